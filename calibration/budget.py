@@ -17,6 +17,11 @@ M can only be measured, so the search is greedy, and every answer is measured:
 4. Return each node of it to INT8, the cheapest first, if the limit still holds.
 
 So no single node of the answer can return to INT8; a better exchange of several may exist.
+
+`least_loss` is the other question: with at most a share of the work in floating point, which nodes
+are best there? Step 2 measures an error of each node alone, which is smooth where M leaps. Step 3
+takes ever more nodes in the order of error / w(n), and ends where M meets the limit; if it never
+does, the answer is the set with the least error of all together, as errors of nodes may cancel.
 """
 
 import math
@@ -30,6 +35,12 @@ MAX_TRIALS = 400
 """Maximum number of measurements of the metric."""
 NODE_WEIGHT = 0.01
 """Constant part of w(n), as a share of the average work of a node."""
+LEAST_LOSS_NODE_WEIGHT = 0.3
+"""The same for `least_loss`: a node of little work that costs little is not worth a conversion."""
+ROUNDING = 1e-9
+"""Relative error of sums of work."""
+LEAST_LOSS_STEPS = 8
+"""Number of sets of nodes that `least_loss` tries, each with as much more work."""
 
 Kind = Literal["loss", "percent", "least"]
 Measure = Callable[[frozenset[str]], float]
@@ -100,8 +111,8 @@ class BudgetResult:
     """The nodes that stay in floating point.
 
     `float_value`, `int8_value`, `value`: the metric of the float model, with all nodes in INT8, and
-    of the answer; `limit`: its minimum. `share`: work in INT8, 0 to 1. `costs`: in descending
-    order. `complete` is False if `max_trials` ended the search early.
+    of the answer; `limit`: its minimum, which only `least_loss` may miss. `share`: work in INT8, 0
+    to 1. `costs`: in descending order. `complete` is False if `max_trials` ended the search early.
     """
 
     keep_float: frozenset[str]
@@ -113,6 +124,11 @@ class BudgetResult:
     costs: tuple[NodeCost, ...]
     path: tuple[BudgetTrial, ...]
     complete: bool
+
+    @property
+    def met(self) -> bool:
+        """True if the metric is within its limit."""
+        return self.value >= self.limit
 
 
 def parse_budget(text: str) -> Budget:
@@ -173,6 +189,52 @@ def largest_int8_share(
     )
 
 
+def least_loss(
+    macs: Mapping[str, float],
+    measure: Measure,
+    budget: Budget,
+    *,
+    error: Measure,
+    error_alone: Measure,
+    most_float: float,
+    on_progress: Progress | None = None,
+) -> BudgetResult:
+    """Find the nodes that are best in floating point, with at most `most_float` of the work.
+
+    `error`: of all nodes together, less is better; `error_alone`: the same where one node alone is
+    in INT8, on fewer samples if that takes too long. Other parameters as of `largest_int8_share`.
+
+    Raises CalibrationError: as `largest_int8_share`, or `most_float` is no share.
+    """
+    if not 0.0 < most_float <= 1.0:
+        raise CalibrationError(
+            f"at most {most_float:g} of the work may be in floating point, but a share lies above "
+            "0 and up to 1: give one such as 0.15"
+        )
+    max_trials = len(macs) + LEAST_LOSS_STEPS + 2
+    _check(macs, max_trials)
+    search = _Search(macs, measure, max_trials, on_progress, LEAST_LOSS_NODE_WEIGHT)
+    float_value = search.value("float", frozenset(macs))
+    search.limit = budget.limit(float_value)
+    none = frozenset[str]()
+    keep_float, value = none, search.value("INT8", none)
+    int8_value, costs = value, tuple[NodeCost, ...]()
+    if not search.fits(value):
+        costs = _errors_alone(search, error_alone)
+        keep_float, value = _least(search, [row.node for row in costs], error, most_float)
+    return BudgetResult(
+        keep_float=keep_float,
+        float_value=float_value,
+        int8_value=int8_value,
+        value=value,
+        limit=search.limit,
+        share=search.share(keep_float),
+        costs=costs,
+        path=tuple(search.path),
+        complete=True,
+    )
+
+
 class _Search:
     """Measures with a cache, and keeps the best answer within the limit."""
 
@@ -182,6 +244,7 @@ class _Search:
         measure: Measure,
         max_trials: int,
         on_progress: Progress | None,
+        node_weight: float = NODE_WEIGHT,
     ) -> None:
         self.macs = macs
         self.limit = -math.inf
@@ -193,6 +256,7 @@ class _Search:
         self._known: dict[frozenset[str], float] = {}
         self._max_trials = max_trials
         self._on_progress = on_progress
+        self._node_weight = node_weight
 
     def share(self, keep_float: frozenset[str]) -> float:
         """Share of the work in INT8; share of the nodes if none has work."""
@@ -204,7 +268,7 @@ class _Search:
     def weight(self, node: str) -> float:
         """w(n) of the module."""
         average = sum(self.macs.values()) / len(self.macs) or 1.0
-        return self.macs[node] + NODE_WEIGHT * average
+        return self.macs[node] + self._node_weight * average
 
     def fits(self, value: float) -> bool:
         return value >= self.limit  # false for NaN
@@ -218,13 +282,17 @@ class _Search:
         """True if this was measured before; then it is no better than the best."""
         return keep_float in self._known
 
+    def count(self) -> None:
+        """Count a trial, and report it."""
+        self.trials += 1
+        if self._on_progress is not None:
+            self._on_progress(self.trials, self._max_trials)
+
     def value(self, action: str, keep_float: frozenset[str]) -> float:
         """Measure, unless cached; update the best."""
         if keep_float not in self._known:
             self._known[keep_float] = self._measure(keep_float)
-            self.trials += 1
-            if self._on_progress is not None:
-                self._on_progress(self.trials, self._max_trials)
+            self.count()
         value = self._known[keep_float]
         fits = self.fits(value)
         self.path.append(BudgetTrial(action, len(keep_float), value, self.share(keep_float), fits))
@@ -282,6 +350,46 @@ def _cost(float_value: float, value: float) -> float:
     if math.isinf(float_value):
         return float(10.0 ** (-max(value, -1000.0) / 10.0))
     return float_value - value
+
+
+def _errors_alone(search: _Search, error_alone: Measure) -> tuple[NodeCost, ...]:
+    """The error of each node alone in INT8; the largest per work first."""
+    all_nodes = frozenset(search.macs)
+    rows = []
+    for node, work in search.macs.items():
+        error = error_alone(all_nodes - {node})
+        rows.append(NodeCost(node, work, math.nan, math.inf if math.isnan(error) else error))
+        search.count()
+    return tuple(sorted(rows, key=lambda row: -row.cost / search.weight(row.node)))
+
+
+def _least(
+    search: _Search, order: Sequence[str], error: Measure, most_float: float
+) -> tuple[frozenset[str], float]:
+    """The first set of nodes within the limit, else the one of least error, and its metric."""
+    best = frozenset[str]()
+    least = error(best)
+    for step in range(1, LEAST_LOSS_STEPS + 1):
+        most = most_float * step / LEAST_LOSS_STEPS
+        keep_float = _fill(search, order, most)
+        value = search.value(f"at most {100 * most:.1f} % of the work in float", keep_float)
+        if search.fits(value):
+            return keep_float, value
+        of_all = error(keep_float)
+        if of_all < least:
+            best, least = keep_float, of_all
+    return best, search.value("the least error", best)
+
+
+def _fill(search: _Search, order: Sequence[str], most_float: float) -> frozenset[str]:
+    """The nodes in order, without those that would make more than `most_float` of the work."""
+    most_work = most_float * math.fsum(search.macs.values()) * (1.0 + ROUNDING)
+    keep_float, work = set[str](), 0.0
+    for node in order:
+        if work + search.macs[node] <= most_work:
+            keep_float.add(node)
+            work += search.macs[node]
+    return frozenset(keep_float)
 
 
 def _shorten(search: _Search, order: Sequence[str]) -> None:

@@ -116,6 +116,7 @@ class _Files:
     ) -> None:
         self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
+        self.names: tuple[str, ...] = ()
         self._plan = tuple(plan)
         self._read = read
         self._prepared_by = prepared_by
@@ -129,15 +130,15 @@ class _Files:
             for file, _ in self._plan
             if file.rest
         )
-        readable = 0
+        self.names = ()
         for file, numbers in self._plan:
-            for item in self._read(file, numbers):
+            for number, item in zip(numbers, self._read(file, numbers), strict=True):
                 if isinstance(item, Skipped):
                     self.skipped += (item,)
                 else:
-                    readable += 1
+                    self.names += (file.name if file.samples == 1 else f"{file.name}[{number}]",)
                     yield item
-        if not readable:
+        if not self.names:
             first = self.skipped[0]
             raise CalibrationError(
                 f"none of {len(self)} calibration samples could be read ({first.name}: "

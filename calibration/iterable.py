@@ -32,6 +32,7 @@ def iterable_dataset(
 
 class _Stream:
     skipped: tuple[Skipped, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __init__(
         self, iterable: Iterable[Item], inputs: tuple[InputSpec, ...], limit: int | None

@@ -31,6 +31,10 @@ class Dataset(Protocol):
     def skipped(self) -> tuple[Skipped, ...]:
         """Samples that the latest pass could not read."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people call the samples of the latest pass: their files; () where there are none."""
+
     def __len__(self) -> int:
         """Number of samples of a pass if all are readable."""
 
@@ -66,6 +70,7 @@ def digest_sample(digest: "hashlib._Hash", sample: Mapping[str, NDArray[Any]]) -
 class _Memory:
     samples: tuple[Sample, ...]
     skipped: tuple[Skipped, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def requested(self) -> int:
@@ -100,6 +105,12 @@ class _Batches:
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         return self._data.skipped + self._rest
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names, size = self._data.names, self._batch
+        whole = len(names) // size * size
+        return tuple(", ".join(names[first : first + size]) for first in range(0, whole, size))
 
     def __len__(self) -> int:
         return len(self._data) // self._batch

@@ -2,7 +2,8 @@
 
 Format 1 holds the ranges of an unchanged model; format 2 also holds the adjustments of its weights
 (`Adjustments`), so that ranges and weights stay together; format 3 also holds the preprocessing of
-the images, and adjustments if there are any.
+the images, and adjustments if there are any. Format 4 is one whose calibration lost too much: no
+older version reads it, and no build takes it in silence.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ MAX_AMAX = 3.4028234663852886e38
 MIN_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
-FORMATS = (1, 2, 3)
+FORMATS = (1, 2, 3, 4)
 # A list of numbers over several lines; JSON strings hold no line feed.
 _NUMBERS = re.compile(rb"\[\n[-+.0-9eE,\s]*\]")
 
@@ -73,10 +74,11 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `model_sha256`: of the data set or imported file, and of the model file, 64 lowercase
     hexadecimal digits. `keep_float`: nodes that stay in floating point. `dummy`: the ranges were
     not measured; for timing only. `adjusted`: changes of the model's weights, format 2 or 3.
-    `preprocessing`: image -> input, format 3 only; unset where it is not recorded.
+    `preprocessing`: image -> input, format 3 or 4; unset where it is not recorded. `refused`: the
+    losses at the outputs that were beyond their limits, format 4 only.
     """
 
-    format: Literal[1, 2, 3] = 1
+    format: Literal[1, 2, 3, 4] = 1
     method: Name
     samples: Annotated[int, Meta(ge=0)]
     data_sha256: Sha256
@@ -87,15 +89,17 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     dummy: bool = False
     adjusted: Adjustments | UnsetType = UNSET
     preprocessing: Preprocessing | UnsetType = UNSET
+    refused: tuple[Name, ...] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.format != format_of(self.adjusted, self.preprocessing):
+        if self.format != format_of(self.adjusted, self.preprocessing, self.refused):
             weights = "adjustments" if self.adjusted else "no adjustments"
             images = "a preprocessing" if self.preprocessing else "no preprocessing"
+            losses = "losses" if self.refused else "no losses"
             raise CalibrationError(
-                f"the calibration table is of format {self.format}, but has {weights} of weights "
-                f"and {images} of images (format 1: neither, 2: adjustments, 3: a preprocessing): "
-                "calibrate again"
+                f"the calibration table is of format {self.format}, but has {weights} of weights, "
+                f"{images} of images and {losses} beyond their limits (format 1: none, 2: "
+                "adjustments, 3: a preprocessing, 4: losses): calibrate again"
             )
         if self.samples == 0 and not self.dummy and self.method != IMPORTED:
             raise CalibrationError(
@@ -135,9 +139,13 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def format_of(
-    adjusted: Adjustments | UnsetType, preprocessing: Preprocessing | UnsetType
-) -> Literal[1, 2, 3]:
-    """The oldest format that holds both."""
+    adjusted: Adjustments | UnsetType,
+    preprocessing: Preprocessing | UnsetType,
+    refused: tuple[str, ...] | UnsetType = UNSET,
+) -> Literal[1, 2, 3, 4]:
+    """The oldest format that holds them."""
+    if refused:
+        return 4
     if preprocessing:
         return 3
     return 2 if adjusted else 1

@@ -6,7 +6,11 @@ do. The command line prints exactly that sentence and exits with status 1.
 
 
 class TandemError(Exception):
-    """Root of every error that a user can cause and mend."""
+    """Root of every error that a user can cause and mend.
+
+    `exit_status` is what the command line ends with."""
+
+    exit_status = 1
 
 
 class ConfigError(TandemError):
@@ -29,6 +33,12 @@ class EngineError(TandemError):
 
 class SessionError(TandemError):
     """An engine cannot be run here, or was given inputs that it does not take."""
+
+
+class DlaError(TandemError, ValueError):
+    """The DLA's arithmetic was given an array or a register value that the hardware cannot hold.
+
+    A ValueError too: it is one of arguments, not of files."""
 
 
 class BundleError(TandemError):

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, also after a power cut."""
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,16 @@ def write_synced(path: Path, parts: Iterable[bytes]) -> None:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with its missing parents and bring each name onto the disk. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The name of a folder that was there as well: the run that made it may have ended before this.
+    for path in missing or [folder]:
+        with contextlib.suppress(PermissionError):  # a parent that may be passed but not read
+            sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--profile", default="agx-orin-64gb", help="see `tandem profiles`")
     parser.add_argument("--image", type=Path, default=IMAGE)
     parser.add_argument("--samples", type=int, default=16, help="calibration images to use")
+    parser.add_argument("--method", default="auto", help="or minmax, percentile, mse, entropy")
     parser.add_argument("--out", type=Path, default=Path("robot.engine"))
     arguments = parser.parse_args()
 
@@ -28,7 +29,9 @@ def main() -> None:
     model = tandem.load_model(MODEL_FILE)
     labels = tandem.load_labels(MODEL_FILE.parent / model.labels)
 
-    ranges = tandem.RangeOptions(samples=arguments.samples, preprocess=model.preprocess)
+    ranges = tandem.RangeOptions(
+        arguments.method, samples=arguments.samples, preprocess=model.preprocess
+    )
     result = tandem.build(
         MODEL_FILE.parent / model.file,
         arguments.out,

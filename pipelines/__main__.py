@@ -2,10 +2,19 @@
 
 Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
 standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
-because other users of the machine can read a command line.
+and the address of a source, which may hold a password, from TANDEM_SOURCE: other users of the
+machine can read a command line, but not the environment of a process.
 """
 
+from device.start.isolation import drop_working_directory
+from device.start.packages import claim
+
+drop_working_directory()
+claim()
+
+# ruff: noqa: E402
 import argparse
+import hashlib
 import logging
 import os
 import signal
@@ -14,6 +23,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +32,11 @@ from device.engine.manifest import UNCALIBRATED
 from device.errors import TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from device.update.bundle import ENGINE, LABELS, PIPELINE
+from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
+
+if TYPE_CHECKING:
+    from pipelines.sinks.files import OutputFiles
 
 SWITCH_INTERVAL_S = 0.0005  # p99 of a hand-over beside a busy thread: 1.2 ms, against 20 to 63
 STDOUT = 1
@@ -58,25 +72,53 @@ def _run(
     from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
-    config = _with_source(load_pipeline(folder / "pipeline.toml"), options.source)
-    labels = load_labels(folder / "labels.txt")
+    source = os.environ.pop("TANDEM_SOURCE", None) or options.source
+    config = _with_source(load_pipeline(folder / PIPELINE), source)
+    labels = load_labels(folder / LABELS)
     broker = None
     if options.mqtt_host is not None:
         broker = Broker(
             options.mqtt_host,
             options.mqtt_port,
             options.topic_prefix,
-            username=os.environ.get("TANDEM_MQTT_USERNAME"),
-            password=os.environ.get("TANDEM_MQTT_PASSWORD"),
+            username=os.environ.pop("TANDEM_MQTT_USERNAME", None),
+            password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
         )
     with (
-        open_engine(folder / "model.engine") as engine,
+        open_engine(folder / ENGINE) as engine,
         Session(engine, profile=options.profile) as session,
     ):
         if engine.manifest.uncalibrated:
             logging.getLogger(__name__).warning(UNCALIBRATED)
         model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
-        run_pipeline(config, model, emit=emit, stop=stop, broker=broker, frames=options.frames)
+        run_pipeline(
+            config,
+            model,
+            emit=emit,
+            stop=stop,
+            broker=broker,
+            files=_output_files(options, config, engine.sha256),
+            patient=options.wait_for_source,
+            frames=options.frames,
+        )
+
+
+def _output_files(
+    options: argparse.Namespace, config: PipelineConfig, engine_sha256: str
+) -> "OutputFiles":
+    """Return the files of a person's run, or of a release: its folder is named by its content.
+
+    A release without files needs no folder: it runs on a full disk too.
+    """
+    from pipelines.sinks.files import OutputFiles, release_folder
+
+    if options.data is None or all(isinstance(sink, MqttSink) for sink in config.sinks):
+        return OutputFiles(overwrite=options.overwrite)
+    content = hashlib.sha256(engine_sha256.encode())
+    for name in (PIPELINE, LABELS):
+        content.update((options.bundle / name).read_bytes())
+    folder = release_folder(options.data, content.hexdigest()[:16])
+    return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
 
 def _with_source(config: PipelineConfig, uri: str | None) -> PipelineConfig:
@@ -125,6 +167,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mqtt-port", type=int, default=1883, metavar="PORT")
     parser.add_argument("--topic-prefix", default="fleet/v1/local", metavar="PREFIX")
     parser.add_argument("--source", metavar="URI", help="read from here, not from [source]")
+    parser.add_argument(
+        "--wait-for-source", action="store_true", help="a camera may be away at the start"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="sinks may replace files")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="sinks write only below a folder in this one"
+    )
+    parser.add_argument(
+        "--data-mb", type=_positive, default=1024, metavar="N", help="quota of that folder in MiB"
+    )
     parser.add_argument("--frames", type=_positive, metavar="N", help="stop after N frames")
     return parser
 

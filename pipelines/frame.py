@@ -40,3 +40,11 @@ class Frame:
     t_capture: Stamp
     t_recv: Stamp
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A camera that gives no frames: why, and since when in seconds of `time.monotonic()`."""
+
+    reason: str
+    since_s: float

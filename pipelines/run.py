@@ -18,6 +18,7 @@ from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipelin
 from pipelines.runtime.pipeline import Model
 from pipelines.runtime.pipeline import run_pipeline as run_frames
 from pipelines.sinks.events import Event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult
 
 __all__ = ["Broker", "Event", "FrameResult", "run_pipeline"]
@@ -34,13 +35,15 @@ def run_pipeline(
     on_result: Callable[[FrameResult], None] | None = None,
     on_message: Callable[[ChildMessage], None] | None = None,
     stop: threading.Event | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Run the pipeline of a bundle, or of its unpacked folder; return the number of frames.
 
     It ends with its source, after `frames` frames, or when `stop` is set. `source`: read from this
     file, folder or address, not from that of pipeline.toml. `on_result` gets every frame with its
     detections (`result.event.detections`), in this thread; `on_message` what the agent gets: Ready,
-    Result, Stats. Without a `broker` mqtt sinks are left out.
+    Result, Heartbeat, Stats. Without a `broker` mqtt sinks are left out. `overwrite`: other sinks
+    may replace files that are there.
 
     Raises TandemError: the bundle is damaged, the engine cannot run here, or the source fails.
     """
@@ -61,6 +64,7 @@ def run_pipeline(
             emit=on_message or _discard,
             stop=stop or threading.Event(),
             broker=broker,
+            files=OutputFiles(overwrite=overwrite),
             frames=frames,
             watch=on_result,
         )

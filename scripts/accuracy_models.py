@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Subject:
 class Row:
     """A model by a method. `sqnr_db`: of the worst output; `task`: metric -> value of the worst.
 
-    `beyond`: the metrics beyond their limits. `error`: why there are no figures.
+    `beyond`: the metrics beyond their limits. `kept`: share of the multiplications in floating
+    point. `error`: why there are no figures.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Row:
     task: tuple[tuple[str, float], ...] = ()
     beyond: tuple[str, ...] = ()
     cpu_s: float = 0.0
+    kept: float = 0.0
     error: str = ""
 
 
@@ -205,7 +207,8 @@ def measure(
             fit = ranges.fit
             actual = [_run(fit.trial, fit.ranges, sample, fit.keep_float) for sample in unseen]
             judgement = judge(plain.parts, exact, actual, basis="held out")
-            yield _row(subject.name, method, judgement, cpu_s)
+            kept = 0.0 if ranges.kept is None else ranges.kept.float_share
+            yield replace(_row(subject.name, method, judgement, cpu_s), kept=round(kept, 3))
 
 
 def _row(model: str, method: str, judgement: Judgement, cpu_s: float) -> Row:
@@ -253,6 +256,10 @@ def table(rows: Sequence[Row]) -> list[str]:
         for name in names:
             cells = [_cell(by_method.get(method), name) for method in methods]
             lines.append(f"| | {name} | {' | '.join(cells)} |")
+        if any(row.kept for row in by_method.values()):
+            shares = [by_method[method].kept if method in by_method else 0.0 for method in methods]
+            cells = [f"{100 * share:.1f} %" if share else "-" for share in shares]
+            lines.append(f"| | multiplications kept in float | {' | '.join(cells)} |")
     return lines
 
 

@@ -27,7 +27,8 @@ from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import MIN_OPSET, OLDEST_OPSET, import_model
+from toolkit.importers.onnx import import_model
+from toolkit.importers.opset import MIN_OPSET, OLDEST_OPSET
 
 Array = np.ndarray[Any, Any]
 Status = Literal["passed", "not covered", "wrong", "error"]

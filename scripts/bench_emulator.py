@@ -1,9 +1,9 @@
 """Time the DLA emulation against onnxruntime's INT8, in one run, on one thread by default.
 
-    python scripts/bench_emulator.py [--threads 1] [--runs 20] [--networks resnet50 ...]
+    python -m scripts.bench_emulator [--threads 1] [--runs 20] [--networks robot-objects ...]
 
-The demo detector is built for agx-orin-64gb with its calibration scenes, other networks
-(scripts/networks) with random weights and four random inputs: times hardly depend on either. Only
+The demo detector, robot-objects, is built for agx-orin-64gb with its calibration scenes, other
+networks (scripts/networks) with random weights and inputs: times hardly depend on either. Only
 DLA segments are timed, each separately. The subjects alternate run by run; the table gives
 the sum of the medians, its ratio to onnxruntime's, and the signal-to-noise ratio of the engine's
 outputs against those with onnxruntime throughout.
@@ -32,8 +32,11 @@ from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from scripts.networks import NETWORKS
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.ranges.measure import RangeOptions
 
 MODEL = configs.ROOT / "models" / "robot-objects.toml"
+DETECTOR = "robot-objects"
 PROFILE = "agx-orin-64gb"
 PORTABLE = "onnxruntime INT8"
 EMULATIONS = {
@@ -46,39 +49,52 @@ Run = Callable[[Arrays], object]
 
 
 def main() -> None:
-    """Print a table for the demo detector and one for each network."""
+    """Print a table for each network."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--networks", nargs="*", choices=sorted(NETWORKS), default=["resnet50"])
+    parser.add_argument("--samples", type=int, default=16, help="to calibrate with")
+    parser.add_argument(
+        "--networks", nargs="+", choices=[DETECTOR, *sorted(NETWORKS)],
+        default=[DETECTOR, "resnet50"],
+    )  # fmt: skip
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "robot-objects.engine"
-        samples = _scenes()
-        model = load_model(MODEL)
-        build_engine(MODEL.parent / model.file, PROFILE, path, BuildOptions(data=samples))
-        _bench("robot-objects", path, samples, arguments)
         for name in arguments.networks:
-            _bench(name, *_network(name, Path(folder)), arguments)
+            make = _detector if name == DETECTOR else _network
+            _bench(name, *make(name, Path(folder), arguments.samples), arguments)
 
 
-def _scenes() -> list[Arrays]:
+def _detector(name: str, folder: Path, count: int) -> tuple[Path, list[Arrays]]:
+    model, samples = load_model(MODEL), _scenes(count)
+    path = folder / f"{name}.engine"
+    _build(MODEL.parent / model.file, path, samples)
+    return path, samples
+
+
+def _build(source: Path, path: Path, samples: list[Arrays]) -> None:
+    plan = PlanOptions(objective="energy")  # as much on the DLA as pays
+    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"), plan=plan, kernels=False)
+    build_engine(source, PROFILE, path, options)
+
+
+def _scenes(count: int) -> list[Arrays]:
     model = load_model(MODEL)
-    files = sorted((MODEL.parent / model.calibration).glob("*.jpg"))
+    files = sorted((MODEL.parent / model.calibration).glob("*.jpg"))[:count]
     pictures = (preprocess(cv2.imread(str(file)), model.preprocess)[0] for file in files)
     return [{"images": picture.copy()} for picture in pictures]
 
 
-def _network(name: str, folder: Path) -> tuple[Path, list[Arrays]]:
+def _network(name: str, folder: Path, count: int) -> tuple[Path, list[Arrays]]:
     model = NETWORKS[name].model(1, None)
     source = folder / f"{name}.onnx"
     ir.save(model, source)
     shape = [int(dim) for dim in model.graph.inputs[0].shape or ()]
     rng = np.random.default_rng(0)
-    draws = [rng.standard_normal(shape).astype(np.float32) for _ in range(4)]
+    draws = [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
     samples: list[Arrays] = [{str(model.graph.inputs[0].name): draw} for draw in draws]
     path = folder / f"{name}.engine"
-    build_engine(source, PROFILE, path, BuildOptions(data=samples))
+    _build(source, path, samples)
     return path, samples
 
 
@@ -89,6 +105,8 @@ def _bench(name: str, path: Path, samples: list[Arrays], arguments: argparse.Nam
         segments = [
             segment for segment in engine.manifest.segments if segment.processor.startswith("dla")
         ]
+        if not segments:
+            raise SystemExit(f"{name}: no node is on the DLA of {PROFILE}; time another network")
         for segment in segments:
             feeds = _feeds(engine, segment, samples[0])
             subjects = _subjects(engine, segment, arguments.threads)
@@ -129,7 +147,10 @@ def _subjects(engine: Engine, segment: Segment, threads: int) -> dict[str, Run]:
     for name, emulation in EMULATIONS.items():
         executors[name] = EmulatedExecutor(engine, segment, graph, emulation, threads)
     outputs = dict.fromkeys(segment.outputs)
-    return {name: partial(executor.run, outputs=outputs) for name, executor in executors.items()}
+    return {
+        name: partial(executor.run, outputs=outputs, sizes={})
+        for name, executor in executors.items()
+    }
 
 
 def _medians(subjects: Mapping[str, Run], feeds: Arrays, runs: int) -> dict[str, float]:

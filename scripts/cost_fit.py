@@ -19,6 +19,7 @@ from scripts.cost_rows import PARTS, Board, Case
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.partition.costs.errors import NetworkClass, network_class
 from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.gpu import (
     Array,
@@ -112,6 +113,11 @@ def kernels_of(case: Case, batch: int) -> tuple[FusedKernel, ...]:
     return _kernels(case.network, case.side, 1 if case.network in PARTS else batch, _Key(case))
 
 
+def class_of(case: Case) -> NetworkClass:
+    """Return the class of a case's network."""
+    return network_class(kernels_of(case, 1))
+
+
 def dla_kernels(case: Case) -> tuple[FusedKernel, ...]:
     """Return the kernels of one frame that run on the DLA."""
     return tuple(k for k in kernels_of(case, 1) if k.head.op not in NEVER_ON_DLA)
@@ -141,10 +147,7 @@ class GpuRows:
         work_columns = [
             _concatenated([getattr(w, f.name) for w in work_of]) for f in fields(GpuWork)
         ]
-        rates = [
-            GpuRates.of(board_of(c.board), c.precision, cuda_graph=c.family == "MLPerf")
-            for c in cases
-        ]
+        rates = [GpuRates.of(board_of(c.board), c.precision, c.launch) for c in cases]
         rate_columns = [
             np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(GpuRates)
         ]

@@ -19,6 +19,7 @@ from device.engine.manifest import Precision
 from scripts.networks import NETWORKS
 from scripts.networks.classic import conv_layer, dense_layer, googlenet_part
 from toolkit.partition.costs.hardware import Clocks
+from toolkit.partition.costs.launches import Launch
 
 Engine = Literal["gpu", "dla0", "2dla", "gpu+2dla"]
 Measure = Literal["latency", "rate", "power", "energy"]
@@ -61,6 +62,14 @@ class Case:
         """The group of rows that come from one kind of source, for reports."""
         return next((name for start, name in _FAMILIES if self.source.startswith(start)), "other")
 
+    @property
+    def launch(self) -> Launch:
+        """How the source's runtime started kernels."""
+        return next(
+            (launch for start, measure, launch, _ in _LAUNCHES
+             if self.source.startswith(start) and self.measure == measure), "each"
+        )  # fmt: skip
+
     def model(self, batch: int | None = None) -> ir.Model:
         """Build the network at the case's size."""
         if self.network in PARTS:
@@ -87,6 +96,17 @@ _FAMILIES = (
     ("NVIDIA-AI-IOT/cuDLA", "cuDLA"),
     ("JEDI", "JEDI"),
     ("MLPerf", "MLPerf"),
+)
+
+# Runs as CUDA graphs, and where that is said; all others launch every kernel: trtexec without
+# --useCudaGraph, trtutils' raw_exec, Ultralytics' execute_async, layer profiles.
+_LAUNCHES: tuple[tuple[str, Measure, Launch, str], ...] = (
+    (
+        "MLPerf",
+        "latency",
+        "graph",
+        "use_graphs = True in closed/NVIDIA/configs/*/{SingleStream,MultiStream}; False in Offline",
+    ),
 )
 
 # Parts of networks that sources time on their own. The seven layers of the ResNet-34 backbone and
@@ -155,6 +175,8 @@ MODELS: dict[str, str] = {
     "ssd-resnet34": "ssd_resnet34",
     "SSD-MobileNetV1": "ssd_mobilenet_v1",
     "ssd-mobilenet": "ssd_mobilenet_v1",
+    "RetinaNet ResNeXt-50": "retinanet_resnext50",
+    "RetinaNet ResNet-34": "retinanet_resnet34",
     "YOLOv5s (QAT)": "yolov5s",
     **{f"YOLO26{s}": f"yolo26{s}" for s in "nsmlx"},
     **{f"yolov8{s}": f"yolov8{s}" for s in "nsm"},
@@ -169,7 +191,7 @@ MODELS: dict[str, str] = {
     "YOLOv3tiny-relu": "yolov3_tiny",
     "YOLOv4-relu": "yolov4",
     "YOLOv4tiny-relu": "yolov4_tiny",
-    "YOLO11n": "yolo11n",
+    **{f"YOLO11{s}": f"yolo11{s}" for s in "nsmlx"},
     "ResNet18": "resnet18",
     "MobileNetV2": "mobilenet_v2",
 }
@@ -211,6 +233,10 @@ BOARDS: dict[tuple[str, str], Board] = {
     ("Jetson Xavier NX 8GB", "not stated"): Board(profile="xavier-nx-8gb"),
     ("Jetson Orin Nano Super devkit", "max (nvpmodel -m 0 + jetson_clocks advised)"): Board(
         profile="orin-nano-8gb-super"
+    ),
+    ("Jetson Orin NX 16GB", "MAXN (JetPack 6.0: before Super)"): Board(profile="orin-nx-16gb"),
+    ("Jetson Orin NX 16GB", "max (nvpmodel -m 0 + jetson_clocks advised)"): Board(
+        profile="orin-nx-16gb-super"
     ),
     ("Jetson AGX Thor (devkit)", "max (nvpmodel -m 0 + jetson_clocks advised)"): Board(
         profile="agx-thor"
@@ -361,7 +387,7 @@ _REASONS: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
         lambda r: "JEDI pipelined" in r["engine"],
     ),
     ("an older run of the same table", lambda r: "old version table" in r["notes"]),
-    ("a whole application with decoding", lambda r: r["source"].startswith("NVIDIA DeepStream")),
+    ("a whole application with decoding", lambda r: "DeepStream" in r["source"]),
     ("with nodes that fall back to the GPU", lambda r: "fallback" in r["engine"]),
     (
         "derived from other rows of the same run",
@@ -420,6 +446,14 @@ def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[UnusedRow]]:
             else:
                 cases.append(case)
     return cases, unused
+
+
+def read_applications(path: Path = CHECKS) -> list[Case]:
+    """Return the rates of whole applications whose network is known."""
+    with path.open(newline="") as file:
+        rows = [(n, row) for n, row in enumerate(csv.DictReader(file), start=2)]
+    cases = [_case(n, row) for n, row in rows if row["source"].startswith("DeepStream 7")]
+    return [case for case in cases if case is not None]
 
 
 def _case(line: int, row: Raw) -> Case | None:

@@ -16,8 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tomli_w
+from msgspec.structs import asdict
 
 import configs
+from device.engine.manifest import Precision
 from device.profile import load_profile
 from scripts.cost_fit import (
     ARRAYS,
@@ -27,6 +29,7 @@ from scripts.cost_fit import (
     GpuRows,
     PowerDraw,
     board_of,
+    class_of,
     fit_dla,
     fit_energy,
     fit_gpu,
@@ -35,8 +38,23 @@ from scripts.cost_fit import (
     together,
 )
 from scripts.cost_report import summary
-from scripts.cost_result import Everything, Prediction, write_fit
-from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, read_rows
+from scripts.cost_result import (
+    Application,
+    Everything,
+    Prediction,
+    error_rows,
+    errors_of,
+    write_fit,
+)
+from scripts.cost_rows import (
+    CHECKS,
+    FIGURES,
+    MODELS,
+    Board,
+    Case,
+    read_applications,
+    read_rows,
+)
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
 from toolkit.partition.costs.gpu import Array, GpuParameters
@@ -84,7 +102,6 @@ def fit_everything() -> Everything:
         [(d, g, rate, seen) for _, _, d, g, rate, seen in ratios],
     )
     checks, _ = read_rows(CHECKS)
-    check_rows = GpuRows(checks)
     return Everything(
         gpu=gpu,
         gpu_fit=gpu_fit,
@@ -107,12 +124,34 @@ def fit_everything() -> Everything:
             (name, mode, rate * g.watts(energy, idle=False) / d.watts(energy, idle=False), seen)
             for name, mode, d, g, rate, seen in ratios
         ),
-        checks=tuple(
-            Prediction(case, float(value))
-            for case, value in zip(checks, check_rows.predicted(gpu), strict=True)
+        checks=(
+            *_predicted(GpuRows([c for c in checks if c.engine == "gpu"]), gpu),
+            *_predicted(DlaRows([c for c in checks if c.engine != "gpu"]), dla),
         ),
+        applications=tuple(_applications(gpu, dla)),
         unused=tuple(unused),
     )
+
+
+def _applications(gpu: GpuParameters, dla: DlaFit) -> Iterable[Application]:
+    """Predict what the networks of whole applications do alone."""
+    for case in read_applications():
+        rate = 1e3 / case.value
+
+        def alone(case: Case, precision: Precision) -> float:
+            rows = DlaRows([replace(case, precision=precision)])
+            return 1e3 / float(rows.predicted(dla)[0])
+
+        on_gpu = GpuRows([replace(case, engine="gpu", batch=8)])
+        _, moved = _work_of(case)
+        yield Application(
+            case=case,
+            published_rate=rate,
+            dla_rate=alone(case, "int8"),
+            dla_fp16_rate=alone(case, "fp16"),
+            gpu_rate=1e3 / float(on_gpu.predicted(gpu)[0]),
+            memory_share=moved * rate / 1e6 / board_of(case.board).bandwidth,
+        )
 
 
 class Rows(Protocol[P_contra]):
@@ -140,8 +179,17 @@ def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> I
         held_out.append(values)
     for index, case in enumerate(rows.cases):
         yield Prediction(
-            case, float(fitted[index]), float(held_out[0][index]), float(held_out[1][index])
+            case,
+            float(fitted[index]),
+            float(held_out[0][index]),
+            float(held_out[1][index]),
+            class_of(case),
         )
+
+
+def _predicted(rows: Rows[P], parameters: P) -> Iterable[Prediction]:
+    for case, value in zip(rows.cases, rows.predicted(parameters), strict=True):
+        yield Prediction(case, float(value), network=class_of(case))
 
 
 def model_of(network: str) -> str:
@@ -155,7 +203,8 @@ def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterabl
     gpu_alone = GpuRows([replace(c, engine="gpu") for c in cases]).predicted(gpu)
     dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
     for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
-        yield Prediction(case, together(float(gpu_ms), float(dla_ms)))
+        both_ms = together(float(gpu_ms), float(dla_ms))
+        yield Prediction(case, both_ms, network=class_of(case))
 
 
 def _crossings(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, float, float]]:
@@ -313,7 +362,7 @@ _NOTES = {
     ),
     "dla.submission_us": "Hardly told apart from crossings by the rows: held near its start.",
     "dla.crossing_us": "Held near the median of HaX-CoNN's transitions.",
-    "energy.idle_w": "One board, AGX Orin developer kit; other boards are taken as like it.",
+    "energy.idle_w": "AGX Orin developer kit; other boards: configs/power.toml.",
 }
 
 
@@ -380,6 +429,11 @@ def constants_text(fit_run: Everything) -> str:
             )
         }
         | {"power": _residuals(fit_run.power)},
+        "errors": [
+            {name: value for name, value in asdict(row).items() if value is not None}
+            for row in error_rows(errors_of(fit_run.times, fit_run.checks, fit_run.power))
+        ],
+        "fitted_devices": sorted({p.case.device for p in fit_run.times if p.case.engine == "gpu"}),
     }
     head = (
         "# Constants of the cost model. Written by scripts/fit_costs.py --write; do not edit.\n"

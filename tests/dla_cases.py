@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import TensorProto
+import onnx_ir as ir
+from onnx import TensorProto, helper
 from planning_graphs import constant, numbers, one_node
 
 from device.engine.manifest import Precision
 from device.profile import Dla, load_profile
-from toolkit.graph.node_view import NodeView
+from toolkit.graph.node_view import NodeView, views
 
 V1 = load_profile("agx-xavier-32gb").dla
 V2 = load_profile("agx-orin-64gb").dla
@@ -130,6 +131,20 @@ def compare(op: str = "Equal", after: str = "Cast") -> NodeView:
     return binary(op, WHOLE, WHOLE, after=after, made=TensorProto.BOOL)
 
 
+def cast(before: str) -> NodeView:
+    """A Cast to floats of what `before` makes."""
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, WHOLE)
+    nodes = [
+        helper.make_node(before, ["a"] if before == "Relu" else ["a", "b"], ["m"]),
+        helper.make_node("Cast", ["m"], ["y"], to=TensorProto.FLOAT),
+    ]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, WHOLE) for n in "ab"]
+    kind = TensorProto.FLOAT if before == "Relu" else TensorProto.BOOL
+    between = helper.make_tensor_value_info("m", kind, WHOLE)
+    graph = helper.make_graph(nodes, "g", inputs, [made], value_info=[between])
+    return views(ir.from_proto(helper.make_model(graph)).graph)[-1]
+
+
 def absolute() -> NodeView:
     return one_node("Abs", [WHOLE], WHOLE)
 
@@ -144,7 +159,6 @@ def norm(*parameters: object) -> NodeView:
 
 C8 = constant(8)
 TALL = (1, 1, 8192, 8192)
-UNCAST = frozenset({"compare.cast"})
 
 CASES = (
     Case("G1", conv(), conv(), precision="fp32", passes_on=(V2, "int8", None)),
@@ -327,11 +341,10 @@ CASES = (
         compare(),
         precision="fp16",
         passes_on=(V2, "int8", None),
-        beside=UNCAST,
     ),
-    Case("compare.reader", compare(), compare(after="Not"), beside=UNCAST),
-    Case("compare.cast", binary("Max", WHOLE, WHOLE), compare()),
-    Case("compare.cast", binary("Max", WHOLE, WHOLE), compare("Greater")),
+    Case("compare.reader", compare(), compare(after="Not")),
+    Case("compare.v1", binary("Max", WHOLE, WHOLE), compare(), dla=V1),
+    Case("cast.compare", cast("Greater"), cast("Relu")),
     Case("lrn.window", lrn(9), lrn(11)),
     Case("lrn.window", lrn(3), lrn(4)),
     Case("concat.axis", concat(1), concat(2)),

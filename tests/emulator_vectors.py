@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device.runtime.dla import (
+from device.dla import (
     accumulator,
     convert,
     lookup,
@@ -16,9 +16,9 @@ from device.runtime.dla import (
     pooling,
     rounding,
 )
-from device.runtime.dla.convert import Converter
-from device.runtime.dla.lookup import Addressing, Priority
-from device.runtime.dla.output_stages import StageX, StageY
+from device.dla.convert import Converter
+from device.dla.lookup import Addressing, Priority
+from device.dla.output_stages import StageX, StageY
 
 FILE = Path(__file__).parent / "data" / "nvdla_vectors.json.gz"
 OPERATIONS = ("max", "min", "sum", "eql")

@@ -59,9 +59,29 @@ word, _, times = behaviour[0].partition("-")  # hangs-2: the first two times
 if word == "hangs" and count <= int(times or 1000):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pause()
+def beat(state, frames=0, errors=0, reason=""):
+    say("heartbeat", frames=frames, errors=errors, state=state, reason=reason)
+
+camera = runs.parent / "camera"
+if behaviour[0] == "waits":  # for its camera: a file that is there or not
+    while not camera.exists():
+        beat("degraded", reason="the camera is away")
+        time.sleep(0.05)
 say("result", seq=0, latency_ms=1.0)
 if behaviour[0] == "dies":
     sys.exit(4)
+if behaviour[0] == "crashes":  # once it is live
+    time.sleep(1.0)
+    sys.exit(4)
+if behaviour[0] == "errs":
+    beat("running", frames=10, errors=3)
+if behaviour[0] == "waits":
+    frames = 1
+    while True:
+        there = camera.exists()
+        frames += there
+        beat("running" if there else "degraded", frames, reason="" if there else "it is away")
+        time.sleep(0.05)
 say("stats", frames=1, fps=30.0, latency_p50_ms=1.0, latency_p99_ms=2.0,
     stage_p50_ms={}, stage_p99_ms={}, dropped={})
 signal.pause()
@@ -164,6 +184,8 @@ class AgentBox:
         *,
         dev: bool = True,
         trial_timeout_s: float = 15.0,
+        confirm_after_s: float = 0.3,
+        max_crashes: int = 1000,
         device: str = DEVICE,
         profile: str = PROFILE,
         source: Path | None = None,
@@ -187,6 +209,7 @@ class AgentBox:
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
             + ("" if login is None else f'username = "{login[0]}"\npassword = "{login[1]}"\n')
             + f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
+            + f"confirm_after_s = {confirm_after_s}\nmax_crashes = {max_crashes}\n"
             + ("" if source is None else f'[source]\nuri = "{source}"\n')
         )
         self.process: subprocess.Popen[bytes] | None = None
@@ -311,6 +334,15 @@ class Watcher:
             left_s = until - time.monotonic()
             assert left_s > 0.0, f"no report {phase} {fields}, the last: {newest}"
             self.take(left_s)
+
+    def wait_problems(self) -> tuple[str, ...]:
+        """Return the problems of the first report that has some."""
+        until = time.monotonic() + WAIT_S
+        while not (self.seen.reports and self.seen.reports[-1].problems):
+            left_s = until - time.monotonic()
+            assert left_s > 0.0, f"no problems in {self.seen.reports}"
+            self.take(left_s)
+        return self.seen.reports[-1].problems
 
     def wait_state(self, state: str) -> None:
         until = time.monotonic() + WAIT_S

@@ -1,9 +1,9 @@
-"""Makes a TensorFlow model with random weights, an input of it and what TensorFlow computes.
+"""Makes TensorFlow models with random weights, an input of each and what TensorFlow computes.
 
-    python tensorflow_models.py KIND FOLDER
+    python tensorflow_models.py FOLDER KIND...
 
-Runs in the interpreter that has TensorFlow. Writes the model and run.npz: the arrays `in:NAME` and
-`out:NAME` of inputs and outputs.
+Runs in the interpreter that has TensorFlow. Writes the model of each kind to FOLDER/KIND, and
+run.npz: the arrays `in:NAME` and `out:NAME` of inputs and outputs.
 """
 
 import sys
@@ -134,5 +134,7 @@ MAKERS: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[2])
-    np.savez(target / "run.npz", **MAKERS[sys.argv[1]](target))
+    for kind in sys.argv[2:]:
+        target = Path(sys.argv[1]) / kind
+        target.mkdir()
+        np.savez(target / "run.npz", **MAKERS[kind](target))

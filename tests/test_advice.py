@@ -17,6 +17,7 @@ import grimp
 import pytest
 
 from device.agent.agent import make_parser as agent_parser
+from device.runtime.tensorrt.__main__ import make_parser as prepare_parser
 from pipelines.__main__ import make_parser as pipeline_parser
 from toolkit.cli.main import COMMANDS, tandem
 from toolkit.fleet.broker import make_parser as broker_parser
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("toolkit", "calibration", "device", "pipelines")
 OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 NAMED = re.compile(
-    r"\btandem ([a-z]+)|\b(tandem-agent)\b|(python -m pipelines)"
+    r"\btandem ([a-z]+)|\b(tandem-agent(?: prepare)?)\b|(python -m pipelines)"
     r"|\b(build|calibrate)(?: it| again)? with",
     re.IGNORECASE,
 )
@@ -35,7 +36,7 @@ GIVEN = re.compile(r"given with (--[\w-]+)")  # by the user, so the command has 
 FOREIGN = {
     "--system-site-packages",  # python -m venv
     "--layerPrecisions",  # trtexec
-    "--onnx",  # trtexec
+    "--onnx",
     "--add_unary_ew_scales_for_dla",  # NVIDIA's Q/DQ translator
     "--write",  # python -m scripts.rules_page
 }
@@ -47,6 +48,7 @@ SILENT = {
 }
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent": ("device.agent.agent", agent_parser()),
+    "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
     "python -m pipelines": ("pipelines.__main__", pipeline_parser()),
     "python -m toolkit.fleet.broker": ("toolkit.fleet.broker", broker_parser()),
 }

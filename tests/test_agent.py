@@ -154,9 +154,13 @@ def test_a_desired_document_that_is_not_one_changes_nothing(
     payload: bytes,
 ) -> None:
     board.start()
-    publish(TOPICS.desired, payload)
-    wait_for(lambda: "is not understood" in board.log(), "it was noticed")
-    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    with Watcher(broker.port) as watcher:
+        watcher.wait_report("idle")
+        publish(TOPICS.desired, payload)
+        (problem,) = watcher.wait_problems()
+        assert "the desired document is not understood and changes nothing" in problem
+        assert deploy(broker, make_bundle(tmp_path / "in")).live
+        watcher.wait_report("live", problems=())
 
 
 def test_a_cleared_desired_document_leaves_the_release_running(
@@ -239,8 +243,8 @@ def test_a_live_pipeline_that_dies_is_started_again(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "in", "dies")).live
     with Watcher(broker.port) as watcher:
+        assert deploy(broker, make_bundle(tmp_path / "in", "crashes")).live
         restarting = PipelineReport(
             status="restarting",
             reason="the pipeline ended with status 4 and said nothing on stderr",
@@ -353,6 +357,76 @@ def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
         assert board.terminate() == 0
     finally:
         board.close()
+
+
+def test_a_release_is_live_only_once_the_disk_has_it(broker: Mosquitto, tmp_path: Path) -> None:
+    board = AgentBox(tmp_path, broker.port, confirm_after_s=1.0)
+    board.start()
+    try:
+        assert deploy(broker, make_bundle(tmp_path / "1")).live
+        seen: set[str] = set()
+
+        def on_progress(progress: DeployProgress) -> None:
+            if progress.phase == "trial" and "trial" not in seen:
+                board.fill_disk()
+            seen.add(progress.phase)
+
+        address = BrokerAddress("127.0.0.1", broker.port)
+        newer = make_bundle(tmp_path / "2", version="2")
+        with Watcher(broker.port) as watcher:
+            thread = threading.Thread(
+                target=lambda: results.append(
+                    deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+                )
+            )
+            results: list[DeployResult] = []
+            thread.start()
+            while True:
+                report = watcher.wait_report("trial")
+                if "is live once the disk has recorded it" in report.update.reason:
+                    break
+                assert watcher.take(WAIT_S)
+            assert report.running is not None
+            assert report.running.version == "1"  # what starts after a power cut
+            board.fill_disk(full=False)
+            live = watcher.wait_report("live")
+            thread.join()
+        assert results[0].live
+        assert live.running is not None
+        assert live.running.version == "2"
+        board.kill()
+        board.start()
+        with Watcher(broker.port) as watcher:
+            again = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+            assert again.running is not None
+            assert again.running.version == "2"
+    finally:
+        board.close()
+
+
+@pytest.mark.parametrize("damage", [b"", None])
+def test_a_board_that_lost_its_state_runs_its_best_release_and_says_so(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path, damage: bytes | None
+) -> None:
+    board.start()
+    for version in ("1", "2"):
+        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
+    board.kill()
+    broker.kill()  # nobody desires anything any more: the board is on its own
+    for number in (0, 1):
+        path = board.state_dir / f"slots.{number}"
+        path.unlink() if damage is None else path.write_bytes(damage)
+    broker.start()
+    with Watcher(broker.port) as watcher:
+        board.start()
+        report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+        assert report.running is not None
+        assert (report.running.slot, report.running.version) == ("b", "2")
+        (problem,) = report.problems
+        assert "The slots were read instead: slot a: good 1, live since" in problem
+        assert sorted(path.name for path in (board.state_dir / "slots").iterdir()) == ["a", "b"]
+        assert deploy(broker, make_bundle(tmp_path / "3", version="3")).live
+        watcher.wait_report("live", problems=())
 
 
 def test_a_state_directory_that_became_read_only_still_gives_the_live_release(

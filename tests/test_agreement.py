@@ -3,6 +3,9 @@
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from click.testing import CliRunner, Result
 from model_fixtures import save, small_convnet
 from onnx import helper, numpy_helper
 
+from device.engine.file import open_engine
 from device.errors import TandemError
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import tandem
@@ -19,6 +23,9 @@ from toolkit.evaluate.agreement.compare import Compared, _Rows
 from toolkit.evaluate.agreement.figures import DECADES, Tally
 from toolkit.evaluate.agreement.report import compared_text
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances
+from toolkit.partition.planning.plan import PlanOptions
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +212,51 @@ def test_bisection_finds_what_differs_first_though_it_hides_later(tmp_path: Path
     assert json.loads(done.stdout)["bisect"]["nodes"] == ["mul"]
 
 
+def two_outputs(path: Path, first: float, second: float) -> Path:
+    """x -> y, whose node runs last, and x -> z, whose node runs before it."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"], "abs"),
+        helper.make_node("Mul", ["a", "second"], ["m"], "scale"),
+        helper.make_node("Tanh", ["m"], ["z"], "tanh"),
+        helper.make_node("Mul", ["x", "first"], ["y"], "last"),
+    ]
+    weights = {"first": np.float32([first]), "second": np.float32([second])}
+    return save(path, nodes, {"x": [8]}, {"y": [8], "z": [8]}, weights)
+
+
+def test_bisection_finds_the_first_node_of_all_differing_outputs(tmp_path: Path) -> None:
+    a, b = two_outputs(tmp_path / "a.onnx", 1, 1), two_outputs(tmp_path / "b.onnx", 2, 2)
+    done = run(a, b, "--bisect", "--out", tmp_path / "found", "--json")
+    assert json.loads(done.stdout)["bisect"]["nodes"] == ["scale"]
+
+
+def texts(path: Path, factor: int) -> Path:
+    nodes = [
+        helper.make_node("Mul", ["x", "factor"], ["m"], "mul"),
+        helper.make_node("Cast", ["m"], ["s"], "text", to=onnx.TensorProto.STRING),
+        helper.make_node("Identity", ["s"], ["y"], "copy"),
+    ]
+    model = onnx.load(save(path, nodes, {"x": [4]}, {"y": [4]}, {"factor": np.float32([factor])}))
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+    onnx.save(model, path)
+    return path
+
+
+def test_strings_are_compared_and_bisected(tmp_path: Path) -> None:
+    one, two = texts(tmp_path / "a.onnx", 1), texts(tmp_path / "b.onnx", 3)
+    assert run(one, one).exit_code == 0
+    done = run(one, two, "--bisect", "--out", tmp_path / "found")
+    assert done.exit_code == 1
+    assert "4 of 4 strings differ" in done.stdout
+    assert "mul (Mul)" in done.stdout
+    done = run(one, two, "--atol", "99", "--bisect", "--out", tmp_path / "text", "--json")
+    assert json.loads(done.stdout)["bisect"]["nodes"] == ["text"]
+    # Equal numbers before it, so that the strings alone differ: the part runs again.
+    part = tmp_path / "text"
+    again = run(part / "node.onnx", part / "other.onnx", "--input", part / "inputs.npz")
+    assert (again.exit_code, "differ" in again.stdout) == (0, False)
+
+
 def test_the_sample_that_differs_need_not_have_the_largest_error(tmp_path: Path) -> None:
     """Of sample 1 the error is larger, but within the relative tolerance."""
 
@@ -301,7 +353,8 @@ def test_classes_of_other_numbers_differ(tmp_path: Path) -> None:
 def test_what_is_in_one_file_alone_is_said(tmp_path: Path) -> None:
     y, z = np.ones(3, np.float32), np.zeros(3, np.float32)
     done = run(saved(tmp_path / "a.npz", {"y": y, "z": z}), saved(tmp_path / "b.npz", {"y": y}))
-    assert "a.npz has the outputs z" in done.stdout
+    assert done.exit_code == 1
+    assert "a.npz has it  DIFFERS" in done.stdout
     net = save(
         tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [3]}, {"y": [3]}
     )
@@ -373,8 +426,42 @@ def test_what_cannot_be_compared_is_refused(
     nodes = [helper.make_node("Relu", ["x"], ["p"]), helper.make_node("Abs", ["x"], ["q"])]
     shape = [1, 3, 32, 32]
     save(tmp_path / "other.onnx", nodes, {"x": shape}, {"p": shape, "q": shape})
-    with pytest.raises(TandemError, match=message):
+    with pytest.raises(TandemError, match=message) as refused:
         run(*arguments)
+    assert refused.value.exit_status == 2
+
+
+def test_what_could_not_run_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
+    command = "import sys; from toolkit.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "compare", "none.onnx", "none.npz"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == "error: there is no file none.onnx; check the path"
+
+
+def test_an_emulated_segment_shows_its_layers(tmp_path: Path) -> None:
+    """--layers with --dla: what a DLA segment computes inside, not what it passes on alone."""
+    rng = np.random.default_rng(5)
+    net = small_convnet(tmp_path / "net.onnx", rng, size=64)
+    data = tmp_path / "x.npz"
+    np.savez(data, x=rng.standard_normal((4, 3, 64, 64)).astype(np.float32))
+    options = BuildOptions(
+        precision="int8", data=data, kernels=False, plan=PlanOptions(objective="energy")
+    )
+    engine = tmp_path / "net.engine"
+    build_engine(net, "agx-orin-64gb", engine, options)
+    with open_engine(engine) as opened:
+        inside = [s for s in opened.manifest.segments if s.processor.startswith("dla")]
+        borders = {name for s in opened.manifest.segments for name in s.outputs}
+    assert inside
+    show = ("--layers", "--nodes", "--dla", "fast", "--json")
+    done = run(net, engine, "--random", "0", "--samples", "1", *show)
+    found = json.loads(done.stdout)
+    assert len({row["tensor"] for row in found["layers"]} - borders) > 2
+    assert not [note for note in found["notes"] if "shows no tensors" in note]
 
 
 @pytest.mark.parametrize(

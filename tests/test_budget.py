@@ -16,7 +16,7 @@ from calibration.errors import CalibrationError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.ranges.observe import ActivationRunner
-from toolkit.quantize.trials.metrics import METRICS, Material
+from toolkit.quantize.trials.metrics import METRICS, Material, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
 
@@ -197,7 +197,7 @@ def test_the_node_that_cannot_bear_int8_stays_in_float(
 ) -> None:
     model, amax, samples = fragile(tmp_path, rng)
     trial = TrialModel(model)
-    measure = METRICS[metric].build(Material(trial, samples))
+    measure = METRICS[metric].build(Material(OutputNoise(trial, samples)))
     macs = dict.fromkeys(trial.nodes, 1.0)
     plain = largest_int8_share(macs, lambda k: measure(amax, k), Budget(metric, "least", least))
     assert plain.keep_float == frozenset()
@@ -212,7 +212,7 @@ def test_the_node_that_cannot_bear_int8_stays_in_float(
 def test_map50_asks_for_a_detector(tmp_path: Path, rng: np.random.Generator) -> None:
     model, _, samples = fragile(tmp_path, rng)
     with pytest.raises(CalibrationError, match="map50 needs"):
-        METRICS["map50"].build(Material(TrialModel(model), samples))
+        METRICS["map50"].build(Material(OutputNoise(TrialModel(model), samples)))
 
 
 def test_costs_of_a_ratio_that_is_infinite_for_float_are_noises() -> None:

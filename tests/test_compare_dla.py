@@ -20,7 +20,7 @@ from device.errors import TandemError
 from device.runtime.emulation.options import Emulation
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.evaluate.compare.causes import causes_of, shared_scale_cost_db
+from toolkit.evaluate.compare.causes import Variants, causes_of, shared_scale_cost_db
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
@@ -90,7 +90,7 @@ def test_halves_go_away_from_zero_on_the_dla_and_to_even_on_the_gpu(tmp_path: Pa
 def test_a_scale_of_16_bits_is_a_little_too_small(tmp_path: Path) -> None:
     """1/6 is trunc(2^17 / 6) / 2^17 = 0.1666641: 9 and 21 end below 1.5 and 3.5."""
     _, own = layer(conv(tmp_path, [9, 21, 1, 2], 6.0), "Conv")
-    assert own.causes == {"scale": 2}
+    assert own.causes == {"multiplier": 2}
     assert own.differing == 2
 
 
@@ -133,7 +133,9 @@ def test_a_scale_that_is_finer_than_needed_costs_nothing() -> None:
 
 def test_what_no_variant_shows_is_called_other() -> None:
     dla, gpu = np.array([5, 0], np.int8), np.array([4, 0], np.int8)
-    assert causes_of(dla, gpu, dla, np.array([4.1, 0.0]), frozenset({"Conv"})) == {"other": 1}
+    assert causes_of(dla, gpu, Variants(dla, dla), np.array([4.1, 0.0]), frozenset({"Conv"})) == {
+        "other": 1
+    }
 
 
 def test_figures_of_several_samples_are_those_of_all_numbers_together() -> None:

@@ -12,11 +12,13 @@ from planning_graphs import constant, one_node
 
 from device.errors import ConfigError
 from device.profile import load_profile
+from device.runtime.executors.table import EXECUTORS
 from scripts.networks import NETWORKS
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.constants import Constant, load_costs
 from toolkit.partition.costs.fusion import fuse
 from toolkit.partition.costs.hardware import Clocks, at_clocks, hardware
+from toolkit.partition.costs.launches import LAUNCH_OF
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.costs.memory import slowdown
 from toolkit.partition.costs.model import CostModel
@@ -47,7 +49,7 @@ def total_us(name, profile, processor, precision, **given) -> float:
 @pytest.mark.parametrize(
     ("name", "profile", "processor", "precision", "published_us"),
     [
-        ("resnet50", ORIN, "gpu", "int8", 1013),  # trtexec, batch 1
+        ("resnet50", ORIN, "gpu", "int8", 1013),  # trtexec without a CUDA graph, batch 1
         ("googlenet", XAVIER, "gpu", "fp16", 1959),  # HaX-CoNN
         ("googlenet", XAVIER, "dla0", "fp16", 3656),
         ("resnet50", ORIN, "dla0", "fp16", 17734),
@@ -58,8 +60,23 @@ def total_us(name, profile, processor, precision, **given) -> float:
 def test_published_times_are_met_within_35_percent(
     name, profile, processor, precision, published_us
 ):
-    predicted = total_us(name, profile, processor, precision)
+    predicted = total_us(name, profile, processor, precision, executor="tensorrt")
     assert predicted == pytest.approx(published_us, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("name", "graph_us", "published_us"),
+    [("resnet50", 658, 640), ("mobilenet_v2", 421, None), ("googlenet", 569, None)],
+)
+def test_an_engine_starts_a_segment_as_one_graph(name, graph_us, published_us):
+    predicted = total_us(name, ORIN, "gpu", "int8")
+    assert predicted == pytest.approx(graph_us, rel=0.01)
+    if published_us is not None:  # MLPerf single-stream, 630 to 650
+        assert predicted == pytest.approx(published_us, rel=0.05)
+
+
+def test_every_executor_has_its_launch():
+    assert set(LAUNCH_OF) == {kind.name for kind in EXECUTORS if kind.requested is None}
 
 
 def test_the_recorded_fit_reaches_its_goal():
@@ -220,7 +237,8 @@ def test_joins_copy_only_parts_of_other_tensors():
 
 def test_a_node_of_unknown_shape_costs_its_launch():
     unknown = one_node("Relu", [None], None)
-    launch = load_costs().gpu.kernel_cycles.value / hardware(ORIN).gpu_mhz
+    gpu = load_costs().gpu
+    launch = gpu.kernel_cycles.value * gpu.graph_share.value / hardware(ORIN).gpu_mhz
     assert CostModel((), ORIN, precision="int8").alone(unknown, "gpu").time_us == pytest.approx(
         launch
     )
@@ -234,8 +252,8 @@ def test_renaming_costs_nothing_on_gpu_and_dla():
 
 
 def test_a_cuda_graph_takes_launches_away():
-    plain = total_us("mobilenet_v2", ORIN, "gpu", "int8")
-    graph = total_us("mobilenet_v2", ORIN, "gpu", "int8", cuda_graph=True)
+    plain = total_us("mobilenet_v2", ORIN, "gpu", "int8", executor="tensorrt")
+    graph = total_us("mobilenet_v2", ORIN, "gpu", "int8")
     assert graph < 0.8 * plain
 
 

@@ -1,8 +1,10 @@
 """Deployments through real brokers to real agent processes, with the breaks that happen outside."""
 
+import hashlib
 import os
 import select
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
 
 import configs
-from device.errors import BrokerError, DeployError
+from device.errors import BrokerError, BundleError, DeployError
 from device.protocol.documents import CHUNK_BYTES, PipelineReport
+from device.protocol.topics import Topics
 from device.update.bundle import verify_folder
 from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
@@ -189,13 +192,230 @@ def test_a_broken_release_is_rolled_back_and_says_why(
             assert report.running is not None
             assert report.running.name == "good"
             again = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
-            assert again.phase == "rolled_back"  # a new request is a new try
-            assert again.reason == result.reason
+            assert (again.phase, again.sent_bytes) == ("rolled_back", 0)
+            assert again.reason.startswith("this release was rolled back before at 20")
+            assert message in again.reason
+            assert "--retry" in again.reason
+            retried = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S, retry=True)
+            assert (retried.phase, retried.reason) == ("rolled_back", result.reason)
+            assert retried.sent_bytes == 0  # it was still in the idle slot
             watcher.wait_report("trial")
             watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
     finally:
         box.close()
     assert [name for name, _pid in box.runs()] == ["good", behaviour, "good", behaviour, "good"]
+
+
+def test_a_rolled_back_release_stays_known_over_restarts_and_other_releases(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "fails")
+    newer = make_bundle(tmp_path / "newer", version="2")
+    port = address(broker.port)
+    assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
+    assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).phase == "rolled_back"
+    board.kill()
+    board.start()
+    assert deploy_bundle(newer, DEVICE, port, timeout_s=WAIT_S).live
+    runs = len(board.runs())
+    refused = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+    assert (refused.phase, refused.sent_bytes) == ("rolled_back", 0)
+    assert "camera /dev/video9 does not exist" in refused.reason
+    assert len(board.runs()) == runs  # the live release was not even interrupted
+
+
+def test_a_release_that_dies_after_its_first_frame_is_not_live(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    box = AgentBox(tmp_path, broker.port, confirm_after_s=8.0)
+    box.start()
+    try:
+        result = deploy_bundle(
+            make_bundle(tmp_path / "in", "dies"), DEVICE, address(broker.port), timeout_s=WAIT_S
+        )
+    finally:
+        box.close()
+    assert result.phase == "rolled_back"
+    assert "ended with status 4" in result.reason
+
+
+def test_a_release_that_crashes_in_a_loop_after_its_trial_goes_back(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    box = AgentBox(tmp_path, broker.port, confirm_after_s=0.2, max_crashes=2)
+    box.start()
+    good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "crashes")
+    port = address(broker.port)
+    try:
+        assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
+        with Watcher(broker.port) as watcher:
+            assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).live
+            report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
+            assert report.running is not None
+            assert report.running.name == "good"
+            assert "it crashed 2 times within 60 s (max_crashes)" in report.update.reason
+        again = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+        assert (again.phase, again.sent_bytes) == ("rolled_back", 0)
+        box.kill()
+        box.start()
+        with Watcher(broker.port) as watcher:
+            while len(box.runs()) < 5:
+                assert watcher.take(WAIT_S)
+            report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
+            assert report.running is not None
+            assert report.running.name == "good"
+    finally:
+        box.close()
+    names = [name for name, _pid in box.runs()]
+    assert names == ["good", *["crashes"] * 2, "good", "good"]
+
+
+def test_many_frames_that_fail_end_a_trial(tmp_path: Path, broker: Mosquitto) -> None:
+    box = AgentBox(tmp_path, broker.port)
+    box.start()
+    try:
+        result = deploy_bundle(
+            make_bundle(tmp_path / "in", "errs"), DEVICE, address(broker.port), timeout_s=WAIT_S
+        )
+    finally:
+        box.close()
+    assert result.phase == "rolled_back"
+    assert "3 of 13 frames failed, a trial allows 10% (max_error_rate)" in result.reason
+
+
+def test_a_trial_without_a_source_is_postponed_until_a_source_works(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=1.0)
+    box.start()
+    camera = tmp_path / "camera"  # the double has frames while this file is there
+    camera.touch()
+    port = address(broker.port)
+    phases = []
+
+    def on_progress(progress: DeployProgress) -> None:
+        if not phases or phases[-1] != progress.phase:
+            phases.append(progress.phase)
+        if progress.phase == "postponed":
+            camera.touch()
+
+    try:
+        old = make_bundle(tmp_path / "old", "waits")
+        new = make_bundle(tmp_path / "new", "waits", version="2")
+        assert deploy_bundle(old, DEVICE, port, timeout_s=WAIT_S).live
+        camera.unlink()
+        result = deploy_bundle(new, DEVICE, port, timeout_s=WAIT_S, on_progress=on_progress)
+    finally:
+        box.close()
+    assert result.phase == "live", result
+    assert "postponed" in phases
+    assert len(box.runs()) == 4  # old, new, old while the source was away, new
+
+
+def test_a_first_release_without_a_source_waits_for_it(tmp_path: Path, broker: Mosquitto) -> None:
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.5)
+    box.start()
+    reasons = []
+
+    def on_progress(progress: DeployProgress) -> None:
+        if progress.phase == "postponed":
+            reasons.append(progress.phase)
+            (tmp_path / "camera").touch()
+
+    try:
+        result = deploy_bundle(
+            make_bundle(tmp_path / "in", "waits"),
+            DEVICE,
+            address(broker.port),
+            timeout_s=WAIT_S,
+            on_progress=on_progress,
+        )
+    finally:
+        box.close()
+    assert result.phase == "live", result
+    assert reasons
+    assert len(box.runs()) == 1  # it was not even restarted
+
+
+def test_the_command_needs_no_room_for_temporary_files(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.start()
+    monkeypatch.setenv("TMPDIR", "/nonexistent")
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    bundle = make_bundle(tmp_path / "in")
+    options = ["--device", DEVICE, "--broker", f"127.0.0.1:{broker.port}", "--timeout", "20"]
+    done = CliRunner().invoke(deploy_command, [str(bundle), *options])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_first_release_that_waits_gives_way_to_a_newer_one(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.5)
+    box.start()
+    port = address(broker.port)
+    waiting = make_bundle(tmp_path / "waiting", "waits")
+    try:
+        first = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
+        again = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
+        newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
+    finally:
+        box.close()
+    for result in (first, again):
+        assert result.phase == "timeout"
+        assert "in the phase postponed: its source gave no frame for 0.5 s" in result.reason
+    assert newer.live
+
+
+def test_a_bundle_that_changes_while_it_is_deployed_is_named(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
+
+    def change() -> None:
+        with bundle.open("r+b") as file:
+            file.truncate(0)
+
+    with pytest.raises(BundleError, match="was changed while it was deployed"):
+        deploy_bundle(
+            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(10, change)
+        )
+    good = make_bundle(tmp_path / "good", version="2")
+    assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+
+
+def test_a_stranger_who_sends_bad_chunks_does_not_cost_the_release(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in", engine_bytes=4 * 1024**2)
+    sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    with Watcher(broker.port) as stranger:
+
+        def disturb() -> None:
+            for turn in range(200):
+                peer = "/mallory" if turn % 2 else ""
+                topic = f"{Topics(DEVICE).root}/blob/{sha256}/{turn % 60}{peer}"
+                stranger.link.publish(topic, b"x" * CHUNK_BYTES, qos=1, wait_s=WAIT_S)
+
+        result = deploy_bundle(
+            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(5, disturb)
+        )
+    assert result.live, result
+
+
+def test_a_damaged_bundle_is_refused_before_it_is_deployed(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    data = bytearray(bundle.read_bytes())
+    data[5000] ^= 1
+    bundle.write_bytes(data)
+    options = ["--device", DEVICE, "--broker", "127.0.0.1:1"]
+    done = CliRunner().invoke(deploy_command, [str(bundle), *options])
+    assert isinstance(done.exception, BundleError)
+    assert "does not match its sha256" in str(done.exception)
 
 
 def test_unsigned_releases_are_refused_unless_dev_is_set(tmp_path: Path, broker: Mosquitto) -> None:

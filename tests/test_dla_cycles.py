@@ -196,6 +196,19 @@ def test_rows_are_joined_where_few_channels_leave_room(
     assert set(by_mode(layer)) == {"direct"} | {modes[row] for row in rows}
 
 
+@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_rows_that_are_joined_fit_one_atom_of_the_array(channels: int, config: Config) -> None:
+    stored = 1 if channels == 1 else 4
+    for columns in range(1, 12):
+        layer = ConvLayer(
+            channels=channels, height=64, width=64, kernels=32, kernel=(3, columns), image=True
+        )
+        for cycles in all_modes(layer, config):
+            rows = int(cycles.mode.split()[1]) if "joined" in cycles.mode else 1
+            assert rows == 1 or stored * columns * rows <= config.atomic_c
+
+
 def test_resnet_50_takes_three_million_clocks_of_the_array() -> None:
     layers = [estimate(layer, FULL) for layer in RESNET]
     assert sum(layer.mac for layer in layers) == pytest.approx(3.09e6, abs=0.005e6)

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from device.runtime.dla import convolution, pooling
-from device.runtime.dla.convolution import Geometry
-from device.runtime.dla.pooling import Window
+from device.dla import convolution, pooling
+from device.dla.convolution import Geometry
+from device.dla.pooling import Window
 
 
 def convolved(x: np.ndarray, weight: np.ndarray, shape: Geometry) -> np.ndarray:

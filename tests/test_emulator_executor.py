@@ -199,6 +199,7 @@ NEAR: dict[str, tuple[Layer, float]] = {
         S,
     ),
     "lrn": (lambda b, _: one(b, "LRN", size=3, alpha=0.1), S),
+    "lrn of no such window": (lambda b, _: one(b, "LRN", size=11, alpha=0.1), S),
     "silu": (silu, 0.25),
     "max pool of what has no scale": (
         lambda b, r: b.op("MaxPool", silu(b, r), kernel_shape=[2, 2], pads=[0, 1, 1, 0]),

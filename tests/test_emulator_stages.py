@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_emulator_vectors import WRONG
 
-from device.runtime.dla import (
+from device.dla import (
     accumulator,
     convert,
     lookup,
@@ -17,8 +17,8 @@ from device.runtime.dla import (
     rounding,
     scales,
 )
-from device.runtime.dla.convert import Converter
-from device.runtime.dla.output_stages import StageX, StageY
+from device.dla.convert import Converter
+from device.dla.output_stages import StageX, StageY
 
 
 def rha(value: int, shift: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from emulator_vectors import CHECKS, vectors
 
-from device.runtime.dla import rounding
+from device.dla import rounding
 
 ROWS = {
     "output_converter": 1275,

@@ -15,7 +15,14 @@ from device.update.bundle import ENGINE, LABELS, PIPELINE
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 MODELS = configs.ROOT / "models"
-COVERED = {"build_and_infer.py", "calibrate.py", "mnist.py", "read_events.py", "stereo/run.py"}
+COVERED = {
+    "build_and_infer.py",
+    "calibrate.py",
+    "dla_arithmetic.py",
+    "mnist.py",
+    "read_events.py",
+    "stereo/run.py",
+}
 # plugin.py and its kernels: tests/test_plugins.py
 PARTS_OF_STEREO = {"stereo/make_model.py", "stereo/plugin.py", "stereo/cost_volume.py"}
 WAIT_S = 60
@@ -40,7 +47,8 @@ def run(folder: Path, example: str, *arguments: str | Path) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The engine of the first example, and what it printed."""
     folder = tmp_path_factory.mktemp("built")
-    out = run(folder, "build_and_infer.py", "--profile", "laptop", "--samples", "8")
+    options = ("--profile", "laptop", "--samples", "8", "--method", "minmax")
+    out = run(folder, "build_and_infer.py", *options)
     return folder / "robot.engine", out
 
 
@@ -53,6 +61,15 @@ def test_build_and_infer_finds_objects_in_an_image(built: tuple[Path, str]) -> N
     engine, out = built
     assert engine.stat().st_size > 1e6
     assert re.search(r"^(cone|ball|box|wheel|marker) 0\.\d\d at \d+ \d+ \d+ \d+$", out, re.M)
+
+
+def test_dla_arithmetic_says_what_integers_cost(tmp_path: Path) -> None:
+    out = run(tmp_path, "dla_arithmetic.py", "--channels", "8", "--seed", "3")
+    share = re.search(r"convolution: (\d+\.\d)% of the numbers differ", out)
+    assert share is not None
+    assert 0 < float(share[1]) < 90
+    assert "keeps 2 of 15 bits" in out
+    assert "the scale of a converter holds 40000" in out
 
 
 def test_calibrate_writes_a_table_and_compares_int8_with_fp32(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 from model_fixtures import small_convnet
 
 import tandem
-from device.agent.child import guarded
 from device.agent.pipeline_process import PIPELINE
+from device.start.child import guarded
 from device.start.command import module_command
 from device.start.packages import NAMES
 
 ROOT = Path(__file__).parents[1]
-ENTRY_POINTS = {"tandem": "toolkit.cli.main", "tandem-agent": "device.agent.agent"}
+ENTRY_POINTS = {"tandem": "toolkit.cli.main", "tandem-agent": "device.agent.__main__"}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_entry_points_do_not_import_files_of_the_working_directory(
         module_command("toolkit.fleet.broker", "--help"),
         module_command("toolkit.machine", "cuda_device"),
     ],
-    ids=lambda command: command[2],
+    ids=lambda command: command[3],
 )
 def test_child_processes_do_not_import_them_either(
     folder: Path, command: tuple[str, ...], path: str
@@ -89,7 +89,7 @@ def test_child_processes_do_not_import_them_either(
 
 def test_the_guard_of_a_pipeline_does_not_import_them_either(folder: Path) -> None:
     started = guarded(PIPELINE.prefix)
-    done = run(folder, *started[:3], "0", "true")  # process 0 is not its parent: it ends
+    done = run(folder, *started[:4], "0", "true")  # process 0 is not its parent: it ends
     assert (done.returncode, done.stderr) == (1, "")
 
 

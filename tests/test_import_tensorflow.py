@@ -1,6 +1,7 @@
 """TensorFlow and Keras models: engines compute what TensorFlow computes, under its names."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,19 +29,31 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The interpreter with TensorFlow, in the place where Tandem looks for it."""
     python = Path(os.environ.get(VARIABLE, ROOT / ".venv-tensorflow" / "bin" / "python"))
     if not python.exists():
-        pytest.skip("scripts/test.sh makes .venv-tensorflow")
+        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        refuse(f"{python} does not exist: scripts/test.sh makes .venv-tensorflow")
     monkeypatch.setenv(VARIABLE, str(python))
     return python
 
 
-def make(python: Path, kind: str, folder: Path) -> tuple[Arrays, Arrays]:
-    """Let TensorFlow write a model; return inputs and outputs of its run, by name."""
-    script = Path(__file__).with_name("tensorflow_models.py")
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [python, script, kind, folder], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `make` was asked for in one run of TensorFlow: a folder of each kind."""
+    return tmp_path_factory.mktemp("tensorflow")
+
+
+QUICK_KINDS = ("keras", "saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
+
+
+def make(python: Path, kind: str, made: Path, folder: Path) -> tuple[Arrays, Arrays]:
+    """Let TensorFlow write a model to a folder; return inputs and outputs of its run, by name."""
+    if not (made / kind).exists():
+        kinds = QUICK_KINDS if kind in QUICK_KINDS else (kind,)
+        script = Path(__file__).with_name("tensorflow_models.py")
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+        command = [python, script, made, *kinds]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    shutil.copytree(made / kind, folder, dirs_exist_ok=True)
     with np.load(folder / "run.npz") as file:
         arrays = {name: file[name] for name in file.files}
     return tuple(
@@ -58,6 +71,22 @@ def agree(engine: Path, inputs: Arrays, expected: Arrays, error: float = FP32_ER
         assert np.abs(outputs[name] - array).max() <= error * np.abs(array).max(), name
 
 
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_without_tensorflow_these_tests_fail_in_ci_and_are_skipped_elsewhere(
+    ci: str,
+    outcome: type[BaseException],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(outcome, match=r"makes \.venv-tensorflow"):
+        request.getfixturevalue("tensorflow")
+
+
 MODELS = (
     ("keras", "model.keras", FP32_ERROR),
     ("saved_model", "saved_model", FP32_ERROR),
@@ -69,9 +98,9 @@ MODELS = (
 
 @pytest.mark.parametrize(("kind", "name", "error"), MODELS)
 def test_an_engine_computes_what_tensorflow_computes(
-    kind: str, name: str, error: float, tensorflow: Path, tmp_path: Path
+    kind: str, name: str, error: float, tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    inputs, expected = make(tensorflow, kind, tmp_path)
+    inputs, expected = make(tensorflow, kind, made, tmp_path)
     engine, report = run_command_of_page(name, tmp_path)
     assert "exported to ONNX by TensorFlow 2" in report
     agree(engine, inputs, expected, error)
@@ -79,9 +108,9 @@ def test_an_engine_computes_what_tensorflow_computes(
 
 @pytest.mark.slow
 def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
-    tensorflow: Path, tmp_path: Path
+    tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    inputs, expected = make(tensorflow, "h5", tmp_path)
+    inputs, expected = make(tensorflow, "h5", made, tmp_path)
     ((name, picture),) = inputs.items()
     turned = {name: np.ascontiguousarray(picture.transpose(0, 3, 1, 2))}
     agree(run_command_of_page("model.h5", tmp_path)[0], turned, expected)
@@ -98,9 +127,9 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
 
 
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
-    tensorflow: Path, tmp_path: Path
+    tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    make(tensorflow, "eigenvalues", tmp_path)
+    make(tensorflow, "eigenvalues", made, tmp_path)
     with pytest.raises(
         tandem.TandemError, match=r"saved_model cannot be exported.*SelfAdjointEig.*log"
     ) as refused:
@@ -150,6 +179,43 @@ def test_an_interpreter_that_does_not_exist_is_refused(
     monkeypatch.setenv(VARIABLE, str(tmp_path / program))
     (tmp_path / "net.tflite").touch()
     with pytest.raises(tandem.TandemError, match=f"{VARIABLE} is .* no program"):
+        tandem.build(tmp_path / "net.tflite")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo no module named tensorflow", "no module named tensorflow"),  # on standard output
+        ("echo broken >&2; exit 3", "broken"),
+        ("exit 3", "exit status 3"),
+        ("echo 7", "7"),  # JSON, but not ours
+        ("kill -9 $$", "signal 9"),
+    ],
+)
+def test_an_interpreter_that_does_not_work_is_named_with_what_it_says(
+    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(python))
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError, match="cannot be exported") as refused:
+        tandem.build(tmp_path / "net.tflite")
+    assert message in str(refused.value)
+    assert str(python) in str(refused.value)
+    Path(str(refused.value).rpartition(" is in ")[2].rstrip(".")).unlink()
+
+
+def test_a_file_that_is_no_program_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_bytes(b"\x7fELF is all")
+    python.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(python))
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError, match=f"{python} cannot be started.*{VARIABLE}"):
         tandem.build(tmp_path / "net.tflite")
 
 

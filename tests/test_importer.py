@@ -15,7 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from device.engine.manifest import DimRange
 from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import NEWEST_RUN_OPSET, import_model
+from toolkit.importers.onnx import import_model
+from toolkit.importers.opset import NEWEST_RUN_OPSET
 
 
 def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -286,8 +287,10 @@ def test_keeps_a_dimension_dynamic_within_a_range(tmp_path: Path) -> None:
     imported = import_model(path, dims=[dim])
     assert imported.dims == (dim,)
     assert imported.notes == ()
-    with pytest.raises(ImportModelError, match="no dynamic dimension 'm'"):
+    with pytest.raises(ImportModelError, match=r"no dynamic dimension 'm' \(it has: n\)"):
         import_model(path, dims=[DimRange(name="m", min=1, opt=2, max=8)])
+    with pytest.raises(ImportModelError, match="'n' is given a size with --shape and a range"):
+        import_model(path, shapes={"x": (4, 3)}, dims=[dim])
 
 
 @pytest.mark.parametrize(

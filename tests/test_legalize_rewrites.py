@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from legalize_graphs import ORIN, XAVIER, Net, assert_same, floats, legalized, node, refused
 
+from device.engine.manifest import Precision
 from device.profile import Dla
 from toolkit.dla.legalize.rows import REWRITES
 
@@ -29,6 +30,7 @@ class Case:
     tensorrt: str | None = "10.3.0"
     also: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    precision: Precision = "int8"
 
 
 def size(rng: Rng, low: int, high: int) -> int:
@@ -582,7 +584,8 @@ CASES = (
             count_include_pad=1,
         ),
     ),
-    Case("average-pool.inclusive", "Xavier", excluding, XAVIER, "8.5.2"),
+    Case("average-pool.inclusive-conv", "Xavier", excluding, XAVIER, "8.5.2"),
+    Case("average-pool.inclusive", "Xavier", excluding, XAVIER, "8.5.2", precision="fp16"),
     Case(
         "hard-sigmoid",
         "any",
@@ -682,7 +685,7 @@ ELSEWHERE = {"swish", "gelu.tanh"}
 def test_a_rewrite_keeps_the_numbers_and_frees_the_nodes(case: Case) -> None:
     for seed in SEEDS:
         rng = np.random.default_rng([seed, *case.rewrite.encode()])
-        proto, result = legalized(case.make(rng), case.dla, case.tensorrt)
+        proto, result = legalized(case.make(rng), case.dla, case.tensorrt, case.precision)
         done = {item.rewrite for item in result.applied}
         assert {case.rewrite, *case.also} <= done, (seed, result.refused)
         borders = {name for item in result.applied for name in item.borders}

@@ -1,10 +1,12 @@
 """Networks made layer by layer: numbers against NumPy and SciPy, shapes, and refusals."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from scipy import signal, special
@@ -493,12 +495,6 @@ def float_indices(network: Network) -> None:
     network.add_gather(x, network.add_constant((1,), [2.0]), 1, name="gather")
 
 
-def constant_of_a_layer(network: Network) -> None:
-    x = network.add_input("x", np.float32, (1, 4))
-    network.add_constant((1,), [2.0], name="sum_axes")
-    network.add_reduce(x, ReduceOperation.SUM, [1], keep_dims=True, name="sum")
-
-
 def channels_beyond(network: Network) -> None:
     x = network.add_input("x", np.float32, (1, 4))
     network.add_scale(x, scale=[1.0, 2.0], channel_axis=2, name="scale")
@@ -531,7 +527,32 @@ def no_output(network: Network) -> None:
 def output_twice(network: Network) -> None:
     copy = network.add_identity(network.add_input("x", np.float32, (1, 4)))
     network.mark_output(copy, "y")
-    network.mark_output(copy)
+    network.mark_output(copy, "z")
+
+
+def two_outputs_of_one_name(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.mark_output(network.add_identity(x), "y")
+    network.mark_output(network.add_unary(x, U.NEG), "y")
+
+
+def input_named_as_an_output(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.mark_output(network.add_identity(x), "y")
+    network.add_input("y", np.float32, (1, 4))
+
+
+def output_of_another_network(network: Network) -> None:
+    network.mark_output(Network().add_input("x", np.float32, (1, 4)), "y")
+
+
+def resized(network: Network, **options: Any) -> None:
+    network.add_resize(network.add_input("x", np.float32, (1, 4)), name="resize", **options)
+
+
+def reduced(network: Network, axes: Any) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.add_reduce(x, ReduceOperation.SUM, axes, keep_dims=True, name="sum")
 
 
 @pytest.mark.parametrize(
@@ -545,7 +566,6 @@ def output_twice(network: Network) -> None:
         (axis_beyond, ("'softmax'", "[2]", "2 dimensions")),
         (uneven_groups, ("'up'", "num_output_maps is 5", "num_groups (2)")),
         (float_indices, ("'gather'", "'x' 1x4 float32", "unsupported type: tensor(float)")),
-        (constant_of_a_layer, ("constant 'sum_axes' already",)),
         (channels_beyond, ("'scale'", "[2]", "2 dimensions")),
         (slice_beyond, ("'slice'", "2 to 4 of dimension 1", "'x' is 1x4", "0 to 3")),
         (unused_beta, ("'elu'", "ELU has no beta", "2.0")),
@@ -553,6 +573,19 @@ def output_twice(network: Network) -> None:
         (other_network, ("'copy'", "'x' is of another network")),
         (no_output, ("'network' has no output", "mark_output")),
         (output_twice, ("'y' is an output already",)),
+        (two_outputs_of_one_name, ("a tensor 'y' already",)),
+        (input_named_as_an_output, ("a tensor 'y' already",)),
+        (output_of_another_network, ("'x' is of another network",)),
+        (partial(resized, scales=[1, 2], coordinate_transformation="half-pixel"),
+         ("'resize'", "coordinate_transformation 'half-pixel'", "asymmetric, half_pixel, ")),
+        (partial(resized, shape=[1, 2], nearest_rounding="round"),
+         ("'resize'", "nearest_rounding 'round'", "floor, ceil, round_prefer_floor, ")),
+        (partial(resized, shape=[2]), ("'resize'", "1 sizes", "'x' is 1x4")),
+        (partial(resized, scales=[1, 2, 3]), ("'resize'", "3 scales", "'x' is 1x4")),
+        (partial(reduced, axes=-1), ("'sum'", "axes -1", "bit mask", "[-1]")),
+        (partial(reduced, axes=np.int64(1 << 2)), ("'sum'", "axes [2]", "2 dimensions")),
+        (partial(reduced, axes=[1.0]), ("'sum'", "axes [1.0]", "sequence of integers")),
+        (partial(reduced, axes=[]), ("'sum'", "axes []", "2 dimensions")),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_layer_and_the_shapes(
@@ -561,6 +594,41 @@ def test_what_does_not_fit_is_refused_with_the_layer_and_the_shapes(
     with pytest.raises(tandem.TandemError) as refusal:
         make(Network())
     assert [word for word in words if word not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize("axes", [1 << 1, np.int64(1 << 1), [1], [-1], [np.int64(-1)], (-1, 1)])
+def test_axes_are_a_bit_mask_or_a_sequence_of_any_integers(axes: Any) -> None:
+    x = uniform(2, 3)
+    (y,) = compute(lambda n, x: n.add_reduce(x, ReduceOperation.MAX, axes, keep_dims=False), x)
+    np.testing.assert_array_equal(y, x.max(axis=1))
+
+
+def test_an_input_and_a_constant_as_outputs_keep_their_names() -> None:
+    network = Network()
+    x = network.add_input("x", np.float32, (2,))
+    network.mark_output(x, "copy of x")
+    network.mark_output(network.add_constant((2,), [3.0, 4.0]), "constant")
+    fed = uniform(2)
+    copy, constant = run(network, fed)
+    np.testing.assert_array_equal(copy, fed)
+    np.testing.assert_array_equal(constant, [3, 4])
+    model = onnx.load_model_from_string(network.serialize())
+    assert [value.name for value in model.graph.input] == ["x"]
+    assert [value.name for value in model.graph.output] == ["copy of x", "constant"]
+
+
+def test_names_that_layers_would_give_do_not_clash_with_those_of_the_user() -> None:
+    network = Network()
+    x = network.add_input("sum_output", np.float32, (1, 4))
+    network.add_constant((1,), [2.0], name="sum_axes")
+    total = network.add_reduce(x, ReduceOperation.SUM, [1], keep_dims=True, name="sum")
+    network.mark_output(total)
+    network.mark_output(network.add_unary(total, U.NEG), "unary_1_output")
+    network.mark_output(network.add_unary(total, U.EXP))
+    fed = uniform(1, 4)
+    expected = (fed.sum(), -fed.sum(), np.exp(fed.sum()))
+    for result, value in zip(run(network, fed), expected, strict=True):
+        np.testing.assert_allclose(result, [[value]], rtol=1e-5)
 
 
 def test_a_plugin_is_a_layer_like_others(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from scripts.networks import NETWORKS
 from scripts.networks.classic import googlenet_part
+from scripts.networks.retinanet import retinanet
 from toolkit.graph.node_view import views
 
 # Parameters and multiply-accumulates as the papers and reference codes print them, with the
@@ -83,6 +84,15 @@ def test_a_network_has_its_published_size(name, parameters, gmacs):
     assert macs / 1e9 == pytest.approx(gmacs, rel=0.02)
     if parameters is not None:
         assert learned(model) == pytest.approx(parameters, rel=1e-9 if parameters % 1000 else 0.025)
+
+
+def test_retinanet_has_the_parameters_of_torchvision():
+    # retinanet_resnet50_fpn: 34,014,999, without the scales and shifts that it freezes.
+    model = retinanet("resnet50", 91)
+    frozen = sum(
+        2 * int(v.inputs[0].shape[1]) for v in views(model.graph) if v.op == "BatchNormalization"
+    )
+    assert learned(model) - frozen == 34_014_999
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:

@@ -264,3 +264,86 @@ def test_losses_of_all_metrics_compare_by_the_share_of_the_limit(
     assert loss.spent == pytest.approx(spent)
     assert Judgement((loss,), 1, "seen").spent == loss.spent
     assert Judgement((replace(loss, judged=False),), 1, "seen").spent == 0.0
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan, -np.inf])
+def test_an_output_without_a_signal_in_fp32_is_reported_and_not_judged(number: float) -> None:
+    exact, noisy = np.full((1, 4), number), np.full((1, 4), 0.01)
+    for kind in ("values", "scores", "probabilities"):
+        part = OutputPart("y", "y", kind, class_axis=1)  # type: ignore[arg-type]
+        judgement = judge([part], [{"y": exact}], [{"y": noisy}], basis="held out")
+        assert judgement.no_signal == ("y",)
+        assert not judgement.broken
+        check(judgement, "m.onnx")
+
+
+def test_nan_instead_of_zero_is_beyond_the_limit() -> None:
+    part = OutputPart("y", "y", "values")
+    nan = [{"y": np.full((1, 4), np.nan)}]
+    assert judge([part], [{"y": np.zeros((1, 4))}], nan, basis="held out").broken
+
+
+def test_elements_that_are_not_finite_in_fp32_are_left_out(rng: np.random.Generator) -> None:
+    exact = rng.normal(size=(1, 40))
+    candidate = exact + 0.01
+    expected = metrics.sqnr("y", [exact[:, 3:]], [candidate[:, 3:]], judged=True)
+    exact[0, :3] = [np.nan, np.inf, -np.inf]
+    loss = metrics.sqnr("y", [exact], [candidate], judged=True)
+    assert loss is not None
+    assert expected is not None
+    assert loss.value == pytest.approx(expected.value)
+    scores = np.array([[np.nan, 0.1, 0.2]])
+    assert metrics.score_losses("y", [scores], [scores]) == ()
+
+
+def test_classes_masked_out_leave_the_others_to_be_judged() -> None:
+    logits = np.array([[9.0, 1.0, 0.0, -np.inf], [0.0, 1.0, 9.0, -np.inf]])
+    flipped = np.array([[9.0, 1.0, 0.0, -np.inf], [9.0, 1.0, 0.0, -np.inf]])
+    loss = metrics.class_loss("y", [logits], [flipped], 1, logits=True)
+    assert loss is not None
+    assert (loss.value, loss.of) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "linear"),
+    [
+        ([("Gemm", ["x", "w"])], True),
+        ([("MatMul", ["x", "w"]), ("Add", ["t0", "b"])], True),
+        ([("MatMul", ["x", "w"]), ("Tanh", ["t0"])], False),
+        ([("MatMul", ["x", "w"]), ("LpNormalization", ["t0"])], False),
+        ([("MatMul", ["x", "w"]), ("Add", ["t0", "x"])], False),
+    ],
+)
+def test_only_what_a_linear_layer_puts_out_may_be_logits(
+    nodes: list[tuple[str, list[str]]], linear: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    onnx_nodes = [
+        helper.make_node(op, names, ["y" if number == len(nodes) - 1 else f"t{number}"])
+        for number, (op, names) in enumerate(nodes)
+    ]
+    weights = {"w": rng.normal(size=(12, 12)).astype(np.float32), "b": np.ones(12, np.float32)}
+    path = save(tmp_path / "m.onnx", onnx_nodes, {"x": [1, 12]}, {"y": [1, 12]}, weights)
+    (part,) = output_parts(import_model(path).model)
+    assert part.linear == linear
+    exact, flipped = np.eye(1, 12) * 9, np.eye(1, 12, 3) * 9
+    judgement = judge([part], [{"y": exact}], [{"y": flipped}], basis="held out")
+    assert (metrics.AGREEMENT in {loss.metric for loss in judgement.losses}) == linear
+
+
+@pytest.mark.parametrize(
+    ("value", "missed", "broken"),
+    [(0.05, False, False), (0.0501, True, False), (0.1001, True, True)],
+)
+def test_a_target_is_missed_before_its_limit(value: float, missed: bool, broken: bool) -> None:
+    loss = OutputLoss("y", metrics.DETECTION_DROP, value, 1)
+    assert (loss.missed, loss.broken) == (missed, broken)
+    assert Judgement((loss,), 1, "held out").target_spent == pytest.approx(value / 0.05)
+
+
+def test_the_error_of_scores_counts_those_near_a_detection(rng: np.random.Generator) -> None:
+    exact = rng.uniform(0.0, 0.05, (1, 1000))
+    exact[0, :10] = 0.5
+    candidate = exact + rng.uniform(-0.01, 0.01, exact.shape)
+    candidate[0, :10] = 0.5 - 0.05 / 3
+    assert metrics.score_error([exact], [candidate]) == pytest.approx(1.0)
+    assert metrics.score_error([exact[:, 10:]], [candidate[:, 10:]]) == 0.0

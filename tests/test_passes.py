@@ -265,10 +265,9 @@ def test_a_branch_that_the_shapes_rule_out_is_never_taken(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model, reports = run_passes(import_model(squeezing_branches(tmp_path / "m.onnx", 3)).model)
-    assert (
-        "choice always takes its else_branch"
-        in {r.name: r.changes for r in reports}["fold-constants"]
-    )
+    changes = {report.name: report.changes for report in reports}["fold-constants"]
+    assert "choice takes its else_branch whatever its condition is" in changes
+    assert "its then_branch is not valid for these sizes (Dimension of input 1 must be 1" in changes
     assert ops(model)["If"] == 0
     x = rng.normal(size=(2, 3)).astype(np.float32)
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
@@ -279,7 +278,7 @@ def test_a_branch_that_the_shapes_rule_out_is_never_taken(
 def test_branches_that_both_hold_stay(tmp_path: Path) -> None:
     model, reports = run_passes(import_model(squeezing_branches(tmp_path / "m.onnx", 1)).model)
     assert ops(model)["If"] == 1
-    assert not any("always takes" in report.changes for report in reports)
+    assert not any("whatever its condition" in report.changes for report in reports)
 
 
 def test_shapes_that_the_nodes_contradict_are_dropped(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def plan_of(graph, profile=ORIN, objective="gpu-relief", **given):
         precision=given.pop("precision", "int8"),
         objective=objective,
         max_crossings=given.pop("max_crossings", None),
+        min_gain=given.pop("min_gain", 0.0),
     )
     return make_plan(Model("m", graph.graph, **given), profile, options)
 
@@ -47,8 +48,8 @@ def rules(plan) -> list[str]:
 
 
 def test_nodes_that_pass_go_to_the_dla_and_others_to_the_gpu():
-    plan = plan_of(chain(*["Conv"] * 6, "Erf"))
-    assert rules(plan) == ["dla0"] * 6 + ["op.not-exposed"]
+    plan = plan_of(chain(*["Conv"] * 12, "Erf"))
+    assert rules(plan) == ["dla0"] * 12 + ["op.not-exposed"]
     assert "operator Erf" in plan.placements[-1].reason
 
 

@@ -134,6 +134,7 @@ class Case:
             tensorrt=TENSORRT,
             objective=objective,
             max_crossings=max_crossings,
+            min_gain=0.0,
         )
         model = Model("m", self.graph, rate_hz=rate_hz)
         return plan_together((model,), load_profile(self.profile), options)
@@ -167,6 +168,7 @@ def recomputed(shared: SharedPlan, plan: Plan) -> dict[str, float]:
         energy += task.energy_mj[processor_of[task.name]]
     for segment in plan.segments:
         busy[segment.processor] += problem.segment_us[segment.processor]
+        energy += problem.segment_mj[segment.processor]
     waits, passed = 0.0, 0
     for flow in network.flows:
         source = "gpu" if flow.source is None else processor_of[flow.source]

@@ -232,7 +232,7 @@ def test_a_node_kept_on_the_gpu_says_so(model):
         (("--force-gpu", "all"), r"--force-gpu all: the graph that is planned has no such node"),
         (
             ("--force-dla", "conv1", "--force-gpu", "conv1"),
-            r"given with --force-dla and given with",
+            r"--force-dla` and --force-gpu",
         ),
         (("--force-dla", "conv1", "--precision", "fp32"), r"rule G1 refuses it"),
     ],

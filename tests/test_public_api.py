@@ -35,6 +35,12 @@ def test_an_engine_lies_beside_its_model_unless_told_otherwise(model: Path) -> N
     assert str(result.path) in result.report
 
 
+def test_two_files_to_write_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(tandem.TandemError, match=r"two files.*'a\.engine' and out='.*b\.engine'"):
+        tandem.build(model, "a.engine", out=tmp_path / "b.engine")
+    assert not list(tmp_path.glob("*.engine"))
+
+
 def test_a_model_in_memory_is_built_as_its_file_is(model: Path, tmp_path: Path) -> None:
     file = tandem.build(model, tmp_path / "a.engine").path
     memory = tandem.build(onnx.load(model), tmp_path / "b.engine").path

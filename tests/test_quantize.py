@@ -318,3 +318,31 @@ def test_keeping_every_node_in_float_changes_nothing(
     result = quantize(model, {}, one_segment(model), frozenset(), keep_float=names)
     assert [n.op_type for n in result.model.graph] == [n.op_type for n in model.graph]
     assert not result.scales
+
+
+def test_an_average_that_a_float_layer_reads_is_rounded_on_the_dla(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A DLA's pooling writes INT8 at the scale of its input; a GPU's is fused with what follows."""
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["p"], "pool", kernel_shape=[2, 2]),
+        helper.make_node("Mul", ["p", "factor"], ["m"], "mul"),
+        helper.make_node("Conv", ["m", "w"], ["y"], "conv"),
+    ]
+    weights = {
+        "factor": np.full((1, 1, 1, 1), 3, np.float32),
+        "w": rng.normal(size=(4, 4, 1, 1)).astype(np.float32),
+    }
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4, 8, 8]}, {"y": [1, 4, 7, 7]}, weights)
+    model = prepared(path)
+    x = rng.normal(size=(1, 4, 8, 8)).astype(np.float32)
+    amax = {**observed_amax(model, x), "p": 4.0, "x": 4.0}
+    for segment, int8, rounded in (("dla0.0", {"dla0.0"}, True), ("gpu.0", set(), False)):
+        made = quantize(model, amax, one_segment(model, segment), frozenset(int8)).model
+        (mul,) = [node for node in made.graph if node.op_type == "Mul"]
+        reader = mul.inputs[0].producer()
+        assert (reader is not None and reader.op_type == "DequantizeLinear") == rounded
+    kept = frozenset({"pool"})
+    made = quantize(model, amax, one_segment(model, "d"), frozenset({"d"}), keep_float=kept).model
+    (mul,) = [node for node in made.graph if node.op_type == "Mul"]
+    assert mul.inputs[0].producer().op_type == "AveragePool"

@@ -30,6 +30,7 @@ from device.errors import PipelineError
 from pipelines.config import JsonlSink, MqttSink, VideoSink
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult, RateLimit, SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
 from pipelines.stages.decode import ClassScores, Detections
@@ -255,10 +256,11 @@ def test_mqtt_sink_without_a_broker_is_an_error_at_start():
 # --- jsonl
 
 
-def test_jsonl_has_a_line_a_frame_and_is_appended_to(tmp_path):
+def test_jsonl_of_a_release_has_a_line_a_frame_and_goes_on_after_a_restart(tmp_path):
     path = tmp_path / "out.jsonl"
     for seq in (1, 2):
-        with open_sink(JsonlSink(path=str(path)), context()) as sink:
+        files = OutputFiles(tmp_path)
+        with open_sink(JsonlSink(path="out.jsonl"), SinkContext(LABELS, files=files)) as sink:
             sink.write(result(seq))
             assert path.read_text().endswith("\n")  # visible before it is closed
     assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 2]

@@ -1,27 +1,31 @@
-"""The slots: the rules of the state machine, and a disk that is cut off at every step."""
+"""The slots: the rules of the state machine, and what the disk has of them.
 
-import itertools
+`test_crash_states` cuts the power at every step.
+"""
+
+import contextlib
+import hashlib
+import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any
 
 import msgspec
 import pytest
+from crash_states import Link, Sync
+from crash_states import record as recorded
 from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
 from device.errors import BundleError, StateError
-from device.update import bundle, slot_store, slots
-from device.update.bundle import BundleInfo, extract_bundle
+from device.update import slot_store, slots
 from device.update.slot_store import SlotStore
-from device.update.slots import SlotRecord, SlotState
+from device.update.slots import SlotFailure, SlotRecord, SlotSeal, SlotState
 
 
 def record(name: str) -> SlotRecord:
@@ -48,15 +52,59 @@ def test_releases_take_turns_in_the_slots() -> None:
 
 def test_a_roll_back_keeps_the_active_slot_and_remembers_why() -> None:
     state = slots.roll_back(on_trial("2", live("1")), "it did not start")
-    assert (state.active, state.trial, state.attempts, state.b) == ("a", None, 0, None)
+    assert (state.active, state.trial, state.attempts) == ("a", None, 0)
+    assert state.b is not None
+    assert not state.b.good  # it stays in its slot, so that another try moves no bytes
     assert state.failure is not None
     assert (state.failure.sha256, state.failure.request) == ("2" * 64, "r-2")
     assert state.failure.reason == "it did not start"
 
 
-def test_a_confirmed_release_clears_the_failure() -> None:
+def test_a_release_that_was_rolled_back_is_remembered_until_it_is_live() -> None:
     failed = slots.roll_back(on_trial("2", live("1")), "x")
-    assert live("3", failed).failure is None
+    other = live("3", failed)
+    assert other.failure is None  # nothing to report: another release is live
+    known = other.failure_of("2" * 64)
+    assert known is not None
+    assert known.reason == "x"
+    assert live("2", other).failure_of("2" * 64) is None
+
+
+def test_so_many_failures_are_remembered() -> None:
+    state = live("0")
+    for number in range(slots.MAX_FAILURES + 1):
+        release = msgspec.structs.replace(record("1"), sha256=f"{number:064x}")
+        state = slots.roll_back(slots.begin_trial(slots.stage(state, release), "r"), "x")
+    assert len(state.failures) == slots.MAX_FAILURES
+    assert state.failure_of(f"{0:064x}") is None
+    assert state.failure_of(f"{1:064x}") is not None
+
+
+def test_a_live_release_is_given_up_for_a_good_one_only() -> None:
+    two = live("2", live("1"))
+    back = slots.give_up_active(two, "it crashed")
+    assert back.active == "a"
+    assert back.a is not None
+    assert two.b is not None
+    assert back.a.commit > two.b.commit  # a device that loses its state takes the last commit
+    assert back.b is not None
+    assert not back.b.good
+    assert back.failure is not None
+    assert (back.failure.sha256, back.failure.phase) == ("2" * 64, "rolled_back")
+    with pytest.raises(ValueError, match="no good release"):
+        slots.give_up_active(back, "it crashed too")
+
+
+def test_a_postponed_release_waits_in_the_idle_slot() -> None:
+    state = slots.postpone(on_trial("2", live("1")), "no camera")
+    assert (state.active, state.trial, state.attempts) == ("a", None, 0)
+    assert state.postponed is not None
+    assert (state.postponed.count, state.failures) == (1, ())
+    again = slots.postpone(slots.begin_trial(state, "r"), "no camera")
+    assert again.postponed is not None
+    assert again.postponed.count == 2
+    assert slots.confirm(slots.begin_trial(state, "r")).postponed is None
+    assert slots.clear(state).postponed is None
 
 
 def test_an_agent_that_dies_in_a_trial_tries_once_more_then_goes_back() -> None:
@@ -100,7 +148,9 @@ def test_events_in_the_wrong_state_are_programming_errors(
         act(live("1"))
 
 
-@given(st.lists(st.sampled_from(["new", "confirm", "fail", "crash", "stop"]), max_size=40))
+@given(
+    st.lists(st.sampled_from(["new", "confirm", "fail", "postpone", "crash", "stop"]), max_size=40)
+)
 def test_no_sequence_of_events_loses_the_good_release(events: list[str]) -> None:
     """Once a release was good, a good one is active for ever, and trials end after two crashes."""
     state = live("1")
@@ -113,6 +163,8 @@ def test_no_sequence_of_events_loses_the_good_release(events: list[str]) -> None
             state = slots.confirm(state)
         elif event == "fail":
             state = slots.roll_back(state, "x")
+        elif event == "postpone":
+            state = slots.postpone(state, "x")
         elif event == "crash":
             crashes += 1
             state = slots.interrupted(state)
@@ -152,7 +204,11 @@ def test_a_torn_newest_copy_falls_back_to_the_one_before(
         damage = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
     assert isinstance(damage, bytes)
     path.write_bytes(damage)
-    assert store.load() == before
+    loaded = store.load()
+    assert msgspec.structs.replace(loaded, recovery="") == before
+    assert path.name in loaded.recovery
+    (kept,) = tmp_path.glob(f"{path.name}.unreadable-*")
+    assert kept.read_bytes() == damage
     store.close()
 
 
@@ -198,218 +254,236 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         SlotStore(tmp_path / "file" / "state")
 
 
-class _PowerCut(BaseException):
-    """The board loses power; nothing in the program may handle it."""
+# -- a state that is lost
 
 
-def _update(store: SlotStore, path: Path, name: str) -> None:
-    """What the agent does with a bundle that was fetched, up to the confirmed trial."""
-    state = store.save(slots.clear(store.load()))
-    info = store.populate(state.idle, path)
-    staged = msgspec.structs.replace(record("0"), name=info.name, sha256=name * 64)
-    state = store.save(slots.stage(state, staged))
-    state = store.save(slots.begin_trial(state, "r"))
-    store.save(slots.confirm(state))
+def populated(root: Path, folder: Path) -> SlotStore:
+    """Two live releases, the second active, as an agent leaves them."""
+    store = SlotStore(root)
+    state = store.load()
+    for version in ("1", "2"):
+        path = make_bundle(folder / version, version=version, engine_bytes=5000)
+        release = SlotRecord(
+            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            bytes=path.stat().st_size,
+            name="good",
+            version=version,
+            request=f"r-{version}",
+        )
+        state = store.save(slots.clear(state))
+        store.populate(state.idle, path, release)
+        state = store.save(slots.stage(state, release))
+        state = store.save(slots.begin_trial(state, release.request))
+        state = store.save(slots.confirm(state, "2026-01-02T03:04:05Z"))
+    return store
 
 
-class _Power:
-    """A double of the power switch and of a disk that forgets what was not synced.
-
-    Every call that changes the disk is a step. From the cut on nothing happens any more, as the
-    board is dark: clean-up code in the program does not run either.
-    """
-
-    CALLS = ("fsync", "replace", "rename", "unlink", "rmdir")
-
-    def __init__(self, root: Path, step: int, *, after: bool) -> None:
-        self._step, self._after, self._count = step, after, 0
-        self._synced = {path.stat().st_ino for path in root.rglob("*")}
-        self._renamed: list[tuple[Path, Path, bytes | None]] = []  # old name, new name, replaced
-        self._root = root
-
-    def watch(self, patch: pytest.MonkeyPatch) -> None:
-        for name in self.CALLS:
-            patch.setattr(os, name, self._wrap(name, getattr(os, name)))
-
-    def _wrap(self, name: str, original: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: Any, **options: Any) -> object:
-            now, self._count = self._count, self._count + 1
-            if now > self._step or (now == self._step and not self._after):
-                raise _PowerCut
-            before = self._before(name, *arguments[:2], **options)
-            result = original(*arguments, **options)
-            if before is not None:
-                self._renamed.append(before)
-            if now == self._step:
-                raise _PowerCut
-            return result
-
-        return call
-
-    def _before(
-        self, name: str, first: Any, second: Any = None, dir_fd: int | None = None
-    ) -> tuple[Path, Path, bytes | None] | None:
-        if name == "fsync":
-            self._synced.add(os.fstat(first).st_ino)
-            synced = Path(os.readlink(f"/proc/self/fd/{first}"))
-            self._renamed = [row for row in self._renamed if row[1].parent != synced]
-        elif name == "unlink":  # its number may come back as that of another file
-            self._synced.discard(os.stat(first, dir_fd=dir_fd).st_ino)
-        elif name in ("replace", "rename"):
-            old, new = Path(first), Path(second)
-            if not new.is_file():
-                return old, new, None
-            self._synced.discard(new.stat().st_ino)
-            return old, new, new.read_bytes()
-        return None
-
-    def lose_names(self) -> None:
-        """Undo the renames that no sync of their folder made last."""
-        for old, new, replaced in reversed(self._renamed):
-            new.rename(old)
-            if replaced is not None:
-                new.write_bytes(replaced)
-                self._synced.add(new.stat().st_ino)
-
-    def lose_data(self) -> None:
-        """Empty the files that were not synced."""
-        for path in self._root.rglob("*"):
-            if path.is_file() and path.stat().st_ino not in self._synced:
-                os.truncate(path, 0)
+def sealed(body: dict[str, Any]) -> bytes:
+    blob = json.dumps(body).encode()
+    return b"%08x\n" % zlib.crc32(blob) + blob
 
 
-Loss = Literal["nothing", "data", "names", "data and names"]
+def content(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(path.read_bytes().split(b"\n", 1)[1])
+    return body
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("loss", get_args(Loss))
-def test_a_power_cut_at_any_step_leaves_a_verified_slot_that_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Loss, *, after: bool
-) -> None:
-    assert _cut_everywhere(tmp_path, monkeypatch, loss, after=after) > 20
+def wrong_types(path: Path) -> bytes:
+    return sealed(content(path) | {"format": 9, "active": 1})
 
 
-def test_the_checker_notices_a_state_that_is_not_cleared_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots, "clear", lambda state: state)
-    with pytest.raises(BundleError):
-        _cut_everywhere(tmp_path, monkeypatch, "nothing", after=True)
-
-
-def test_the_checker_notices_a_trial_that_is_confirmed_before_it_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = SlotStore.populate
-
-    def too_early(store: SlotStore, slot: slots.Slot, path: Path) -> BundleInfo:
-        state = store.load()
-        store.save(slots.confirm(slots.begin_trial(slots.stage(state, record("3")), "r")))
-        return original(store, slot, path)
-
-    monkeypatch.setattr(SlotStore, "populate", too_early)
-    with pytest.raises((BundleError, AssertionError)):
-        _cut_everywhere(tmp_path, monkeypatch, "nothing", after=True)
-
-
-def _write_unsynced(path: Path, parts: Iterable[bytes]) -> None:
-    path.write_bytes(b"".join(parts))
-
-
-@contextmanager
-def _replace_unsynced(path: Path) -> Iterator[BinaryIO]:
-    with path.with_suffix(".new").open("wb") as file:
-        yield file
-    path.with_suffix(".new").replace(path)
+def contradiction(path: Path) -> bytes:
+    return sealed(content(path) | {"trial": "b", "active": "b"})
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "mutant", "loss"),
+    "damage",
     [
-        (bundle, "write_synced", _write_unsynced, "data"),
-        (slot_store, "replacing", _replace_unsynced, "data"),
-        (slot_store, "sync_folder", lambda _folder: None, "names"),
+        lambda _path: b"",
+        lambda _path: b"\0" * 300,
+        lambda path: path.read_bytes()[:-5],
+        lambda _path: sealed({})[:9] + b"{",
+        lambda _path: sealed({"a": {"sha256": 1}}),
+        lambda _path: b"0" * 1_000_000,
+        wrong_types,
+        contradiction,
+        None,  # no file at all
     ],
 )
-def test_the_checker_notices_a_sync_that_is_missing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    name: str,
-    mutant: Callable[..., object],
-    loss: Loss,
+def test_a_state_that_cannot_be_read_costs_no_slot(
+    tmp_path: Path, damage: Callable[[Path], bytes] | None
 ) -> None:
-    monkeypatch.setattr(module, name, mutant)
-    with pytest.raises((BundleError, AssertionError)):
-        _cut_everywhere(tmp_path, monkeypatch, loss, after=True)
-
-
-def _cut_everywhere(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: Loss, *, after: bool
-) -> int:
-    """Update with a power cut at every step in turn and check each; returns the steps."""
-    bundles = [make_bundle(folder / v, version=v, engine_bytes=5000) for v in ("1", "2", "3")]
-    ready = SlotStore(folder / "ready")
-    _prepare(ready, bundles)
-    ready.close()
-    for step in itertools.count():
-        root = folder / f"cut-{step}"
-        shutil.copytree(folder / "ready", root)
-        store = SlotStore(root)
-        power = _Power(root, step, after=after)
-        with monkeypatch.context() as patch:
-            power.watch(patch)
-            try:
-                _update(store, bundles[2], "3")
-                finished = True
-            except _PowerCut:
-                finished = False
-        store.close()
-        if "names" in loss:
-            power.lose_names()
-        if "data" in loss:
-            power.lose_data()
-        _check_boots(root, bundles[2])
-        assert not list(root.glob(".*.tmp")), "a torn write was left behind"
-        shutil.rmtree(root)
-        if finished:
-            return step
-    raise AssertionError("itertools.count ended")
-
-
-def _prepare(store: SlotStore, bundles: list[Path]) -> None:
-    """Two releases in the slots, the second active, written without the store's own order."""
-    for slot, path in zip(slots.SLOTS, bundles, strict=False):
-        extract_bundle(path, store.slot_folder(slot))
-    good = [msgspec.structs.replace(record(name), good=True) for name in ("1", "2")]
-    store.save(SlotState(active="b", a=good[0], b=good[1]))
-
-
-def _check_boots(root: Path, newest: Path) -> None:
-    """Recover as the agent does: an active slot is whole, and the update can be done again."""
-    store = SlotStore(root)
-    state = slots.interrupted(store.load())
-    store.clean(state)
-    assert state.active is not None
+    store = populated(tmp_path / "state", tmp_path)
+    before = store.load()
+    for number in (0, 1):
+        path = tmp_path / "state" / f"slots.{number}"
+        path.unlink() if damage is None else path.write_bytes(damage(path))
+    state = store.load()
+    store.clean()
+    assert state.active == before.active == "b"
+    assert (state.a, state.b) == (before.a, before.b)
+    assert state.generation >= before.b.commit if before.b else False
     for slot in slots.SLOTS:
-        if state.record(slot) is not None:  # what the state promises is there and whole
-            assert store.verify(slot).name == "good"
-    if state.trial is not None:
-        state = store.save(slots.roll_back(state, "x"))
-    active = state.record(state.active)
-    assert active is not None
-    if active.sha256 != "3" * 64:
-        store.save(state)
-        _update(store, newest, "3")
-    final = store.load()
-    assert final.active is not None
-    assert store.verify(final.active).version == "3"
+        store.verify(slot)
+    assert "The slots were read instead: slot a: good 1, live since 2026" in state.recovery
+    assert len(list((tmp_path / "state").glob("slots.?.unreadable-*"))) == (damage is not None) * 2
+    assert store.load() == state  # it is on the disk again
+    assert slots.confirm(slots.begin_trial(state, "r")).recovery == ""
     store.close()
+
+
+def test_a_state_of_a_newer_format_is_read_and_its_keys_are_kept(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    before = store.load()
+    for number in (0, 1):
+        path = tmp_path / "state" / f"slots.{number}"
+        body = content(path)
+        body |= {"format": 7, "owner": {"name": "x"}}
+        for slot in ("a", "b"):
+            body[slot] = body[slot] and body[slot] | {"signed_by": ["k"]}
+        path.write_bytes(sealed(body))
+    state = store.load()
+    assert (state.active, state.format, state.recovery) == ("b", 7, "")
+    assert state.b is not None
+    assert before.b is not None
+    assert state.b.sha256 == before.b.sha256
+    saved = store.save(slots.refuse(state, failure_of("f")))
+    written = content(tmp_path / "state" / f"slots.{saved.generation % 2}")
+    assert (written["format"], written["owner"]) == (7, {"name": "x"})
+    assert written["b"]["signed_by"] == ["k"]
+    assert store.load() == saved
+    store.close()
+
+
+def failure_of(name: str) -> SlotFailure:
+    return SlotFailure(sha256=name * 64, request="r", phase="refused", reason="x")
+
+
+def test_the_older_copy_gives_way_to_what_the_slots_know_better(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    before = store.load()
+    newest = tmp_path / "state" / f"slots.{before.generation % 2}"
+    newest.write_bytes(b"")  # that of the commit; the older one says that b is on trial
+    state = store.load()
+    assert (state.active, state.trial) == ("b", None)
+    assert "The other copy of the state is used" in state.recovery
+    # And a slot that was overwritten is not what an older copy says.
+    other = {"a": SlotSeal(record=record("9"))}
+    assert slots.agreeing(state, other).a is None  # type: ignore[arg-type]
+    assert slots.agreeing(slots.lose_active(state), {}).active == "a"
+    store.close()
+
+
+def test_a_damaged_slot_is_not_taken_for_the_best_one(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    os.truncate(store.slot_folder("b") / "model.engine", 100)
+    for number in (0, 1):
+        (tmp_path / "state" / f"slots.{number}").write_bytes(b"")
+    state = store.load()
+    assert (state.active, state.b) == ("a", None)
+    assert "slot b: no whole release" in state.recovery
+    assert store.slot_folder("b").exists()
+    store.close()
+
+
+def test_slots_without_seals_are_read_by_their_bundles(tmp_path: Path) -> None:
+    """As an agent left them that did not seal them."""
+    store = populated(tmp_path / "state", tmp_path)
+    for slot in slots.SLOTS:
+        (store.slot_folder(slot) / slot_store.SEAL).unlink()
+    os.utime(store.slot_folder("a") / "bundle.json", (1, 1))
+    for number in (0, 1):
+        (tmp_path / "state" / f"slots.{number}").write_bytes(b"")
+    state = store.load()
+    assert state.active == "b"
+    assert state.b is not None
+    whole = (tmp_path / "2" / "good-2.bundle").read_bytes()
+    assert (state.b.sha256, state.b.bytes) == (hashlib.sha256(whole).hexdigest(), len(whole))
+    assert not state.b.good
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("goods", "commits", "active"),
+    [
+        ((True, True), (3, 7), "b"),
+        ((True, True), (8, 7), "a"),
+        ((True, False), (3, 7), "a"),  # b was given up, or never confirmed
+        ((False, False), (0, 0), None),  # nothing has passed a trial: nothing runs unasked
+    ],
+)
+def test_the_good_release_that_was_committed_last_runs(
+    goods: tuple[bool, bool], commits: tuple[int, int], active: str | None
+) -> None:
+    seals = {
+        slot: SlotSeal(record=msgspec.structs.replace(record("1"), good=good, commit=commit))
+        for slot, good, commit in zip(slots.SLOTS, goods, commits, strict=True)
+    }
+    state = slots.recovered(seals, {}, "why")
+    assert (state.active, state.recovery) == (active, "why")
+    assert state.generation == max(commits)
+
+
+def test_a_rolled_back_release_is_known_without_the_state(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    given_up = store.save(slots.give_up_active(store.load(), "it crashed", "t"))
+    for number in (0, 1):
+        (tmp_path / "state" / f"slots.{number}").write_bytes(b"")
+    state = store.load()
+    assert state.active == given_up.active == "a"
+    assert given_up.b is not None
+    known = state.failure_of(given_up.b.sha256)
+    assert known is not None
+    assert (known.phase, known.reason) == ("rolled_back", "it crashed")
+    store.close()
+
+
+def test_unreadable_states_do_not_fill_the_disk(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    for _ in range(slot_store.MAX_UNREADABLE + 3):
+        newest = store.load().generation % 2
+        (tmp_path / "state" / f"slots.{newest}").write_bytes(b"x")
+        store.save(store.load())
+    kept = list((tmp_path / "state").glob("slots.?.unreadable-*"))
+    assert len(kept) == slot_store.MAX_UNREADABLE
+    store.close()
+
+
+def test_the_name_of_the_state_folder_is_on_the_disk(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "state"
+    with recorded(tmp_path) as recording:
+        SlotStore(root).close()
+    synced = [one.node for one in recording.operations if isinstance(one, Sync)]
+    links = {one.name: one for one in recording.operations if isinstance(one, Link)}
+    for name in ("new", "state", "slots", "download"):
+        assert links[name].folder in synced
+
+
+def test_a_full_disk_has_room_for_the_state_while_it_is_reserved(tmp_path: Path) -> None:
+    mount = ("mount", "-t", "tmpfs", "-o", "size=4m", "tandem-test", str(tmp_path))
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    try:
+        store = SlotStore(tmp_path)
+        state = store.save(live("1"))
+        store.reserve()
+        with contextlib.suppress(OSError), (tmp_path / "full").open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        saved = store.save(slots.confirm(on_trial("2", state)))
+        assert store.load() == saved
+        with pytest.raises(StateError, match="has no room for the 1024 KiB that a trial must"):
+            store.reserve()
+        (tmp_path / "full").unlink()
+        store.reserve()
+        store.close()
+    finally:
+        subprocess.run(("umount", "--lazy", str(tmp_path)), check=True)
 
 
 def test_a_half_written_slot_is_not_verified(tmp_path: Path) -> None:
     store = SlotStore(tmp_path / "state")
-    _update(store, make_bundle(tmp_path / "in"), "1")
+    store.populate("a", make_bundle(tmp_path / "in"))
     engine = store.slot_folder("a") / "model.engine"
     os.truncate(engine, 1000)
     with pytest.raises(BundleError):

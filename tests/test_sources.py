@@ -4,6 +4,7 @@ V4L2 devices cannot exist where the kernel has no media support, so of them only
 commands and the errors are tested.
 """
 
+import json
 import logging
 import os
 import re
@@ -28,13 +29,14 @@ from video_fixtures import (
 )
 
 from device.errors import SourceError
+from device.start.command import module_command
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.cv_capture import open_rtsp_capture
 from pipelines.sources.gdp import Nv12, parse_caps, parse_header
-from pipelines.sources.gst import GstCapture, camera_command, has_element, rtsp_command
-from pipelines.sources.live import LiveSource, RawFrame
+from pipelines.sources.gst import GstCapture, camera_pipeline, has_element, rtsp_pipeline
+from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.uri import Camera
 
@@ -109,7 +111,7 @@ def test_loop_starts_again_and_goes_on_counting(tmp_path):
     stop = threading.Event()
     config = SourceConfig(uri=str(path), loop=True, realtime=False)
     seen = []
-    with open_source(config, stop) as source:
+    with open_source(config, Waiting(stop)) as source:
         for frame in source:
             seen.append((frame.seq, ramp_index(frame.image)))
             if len(seen) == 7:
@@ -206,30 +208,33 @@ def test_unknown_scheme_lists_the_known_ones():
         open_source(SourceConfig(uri="http://u:p@cam/x"))
 
 
-def test_camera_command_asks_for_the_wanted_format():
-    text = " ".join(camera_command(Camera("/dev/video0", 1280, 720, 30)))
+def test_camera_pipeline_asks_for_the_wanted_format():
+    text = " ".join(camera_pipeline(Camera("/dev/video0", 1280, 720, 30)))
     assert 'device="/dev/video0"' in text
     assert "! video/x-raw,width=1280,height=720,framerate=30/1 ! videoconvert !" in text
-    text = " ".join(camera_command(Camera("/dev/video0", format="mjpg")))
+    text = " ".join(camera_pipeline(Camera("/dev/video0", format="mjpg")))
     assert "! image/jpeg ! jpegdec ! videoconvert !" in text
 
 
 def test_address_cannot_add_elements_to_the_command():
-    command = rtsp_command('rtsp://h/a" ! filesink location="/tmp/x', {"H264": "avdec_h264"})
+    command = rtsp_pipeline('rtsp://h/a" ! filesink location="/tmp/x', {"H264": "avdec_h264"})
     assert 'location="rtsp://h/a\\" ! filesink location=\\"/tmp/x"' in command
 
 
 def test_board_decoder_is_followed_by_the_board_converter():
-    text = " ".join(rtsp_command("rtsp://h/a", {"H265": "nvv4l2decoder"}))
+    text = " ".join(rtsp_pipeline("rtsp://h/a", {"H265": "nvv4l2decoder"}))
     assert "! nvv4l2decoder ! nvvidconv ! video/x-raw,format=NV12 !" in text
 
 
-def test_camera_command_is_what_gstreamer_understands(tmp_path):
+def test_camera_pipeline_is_what_gstreamer_understands():
     """Only the device is missing: the chain is parsed and linked, then the device is not found."""
-    require_program("gst-launch-1.0")
     for camera in (Camera("/dev/video77", 64, 48, 10), Camera("/dev/video77", format="mjpg")):
-        command = camera_command(camera)
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        command = module_command("pipelines.sources.gst_process", str(os.getpid()))
+        words = json.dumps(camera_pipeline(camera))
+        result = subprocess.run(
+            command, input=words, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert result.returncode == 1
         assert "Cannot identify device '/dev/video77'" in result.stderr
 
 
@@ -352,7 +357,7 @@ def test_stop_ends_the_wait_for_a_camera_that_is_away():
     stop = threading.Event()
     with rtsp_server() as server:
         config = SourceConfig(uri=server.url, stall_s=0.5)
-        with open_source(config, stop) as source:
+        with open_source(config, Waiting(stop)) as source:
             frames = iter(source)
             next(frames)
             server.kill()
@@ -382,7 +387,7 @@ class FastCamera:
 
 
 def source_of(camera, policy="latest", stop=None):
-    return LiveSource("camera", lambda _: camera, policy, stop or threading.Event())
+    return LiveSource("camera", lambda _: camera, policy, Waiting(stop or threading.Event()))
 
 
 @pytest.mark.parametrize("policy", ["latest", "every"])
@@ -416,35 +421,43 @@ def test_stop_ends_the_wait_for_the_first_frame():
     stop = threading.Event()
 
     def open_silent(ended):
-        return GstCapture("camera", ["sleep", "60"], 30.0, ended)
+        return GstCapture("camera", ["appsrc", "!", "fdsink"], 30.0, ended)
 
     threading.Timer(0.1, stop.set).start()
     start = time.monotonic()
-    with LiveSource("camera", open_silent, "latest", stop) as source:
+    with LiveSource("camera", open_silent, "latest", Waiting(stop)) as source:
         assert list(source) == []
     assert time.monotonic() - start < 10.0  # it would be 30 s
 
 
-def test_gstreamer_that_cannot_be_started_is_one_sentence():
-    with pytest.raises(SourceError, match=r"camera: no-such-program cannot be started \(No such"):
-        GstCapture("camera", ["no-such-program"], 1.0, lambda: False)
+def test_gstreamer_that_cannot_be_started_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(SourceError, match=r"camera: the GStreamer process cannot be started \(No"):
+        GstCapture("camera", ["fakesrc", "!", "fakesink"], 1.0, lambda: False)
+
+
+def test_element_that_is_missing_is_one_sentence():
+    capture = GstCapture("camera", ["no-such-element", "!", "fakesink"], 1.0, lambda: False)
+    with pytest.raises(SourceError, match="camera: a GStreamer plugin is missing"):
+        capture.read()
+    capture.close()
 
 
 def test_closing_a_stream_leaves_no_process_behind():
     with rtsp_server() as server:
         with live(server) as source:
             next(iter(source))
-            assert children_with(server.url)
-        wait_for(lambda: not children_with(server.url), PATIENCE_S, "gst-launch ends")
+            assert gst_children()
+        wait_for(lambda: not gst_children(), PATIENCE_S, "the GStreamer process ends")
 
 
-def children_with(text):
-    out = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True)
-    return [
-        line
-        for line in out.stdout.splitlines()
-        if text in line and "gst-launch" in line and not line.startswith("Z")
-    ]
+def gst_children():
+    out = subprocess.run(
+        ["ps", "-ww", "-o", "stat,args", "--ppid", str(os.getpid())],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = out.stdout.splitlines()
+    return [line for line in lines if "gst_process" in line and not line.startswith("Z")]
 
 
 def test_refused_connection_says_so_without_the_credentials():
@@ -516,7 +529,10 @@ def test_opencv_reads_a_stream_where_gstreamer_is_missing():
     with rtsp_server() as server:
         stop = threading.Event()
         source = LiveSource(
-            server.url, lambda _: open_rtsp_capture(server.url, server.url, 1.0), "latest", stop
+            server.url,
+            lambda _: open_rtsp_capture(server.url, server.url, 1.0),
+            "latest",
+            Waiting(stop),
         )
         with source:
             frames = [frame for frame, _ in zip(source, range(5), strict=False)]

@@ -1,6 +1,8 @@
 """`tandem surgeon`: parts compute what the whole does; what is reduced is valid and still fails."""
 
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -117,6 +119,54 @@ def test_a_part_that_is_not_valid_leaves_what_was_there(net: Path, tmp_path: Pat
         write_model(model, out, external=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert sorted(before) == ["part.onnx", "part.onnx.data"]
+
+
+def filled(net: Path, value: float) -> ir.Model:
+    """The model with other weights, all `value` in the first convolution."""
+    model = read_model_file(net).model
+    shape = model.graph.initializers["w0"].shape
+    array = np.full(tuple(shape or ()), value, np.float32)
+    model.graph.initializers["w0"].const_value = ir.tensor(array, name="w0")
+    return model
+
+
+def weight_of(path: Path) -> float:
+    (tensor,) = (t for t in onnx.load(path).graph.initializer if t.name == "w0")
+    (value,) = set(numpy_helper.to_array(tensor).ravel().tolist())
+    return float(value)
+
+
+@pytest.mark.parametrize("fatal", [1, 2])  # the rename of the weights, that of the model
+def test_an_end_between_two_renames_leaves_model_and_weights_that_fit(
+    net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int
+) -> None:
+    out, calls = tmp_path / "part.onnx", itertools.count(1)
+    write_model(filled(net, 1), out, external=True)
+    replace = os.replace
+
+    def dying(source: Path, target: Path) -> None:
+        if next(calls) == fatal:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            write_model(filled(net, 2), out, external=True)
+    assert weight_of(out) == 1
+    for value in (3, 4):
+        files = write_model(filled(net, value), out, external=True)
+        assert weight_of(out) == value
+        assert sorted(tmp_path.iterdir()) == sorted(files)  # no weights of models before
+
+
+def test_weights_beside_a_model_go_when_it_holds_its_own(net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "part.onnx"
+    write_model(filled(net, 1), out, external=True)
+    (tmp_path / "part.onnx.notes.data").touch()  # of the user
+    assert write_model(filled(net, 2), out) == (out,)
+    assert weight_of(out) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"part.onnx", "part.onnx.notes.data"}
 
 
 def test_external_weights_stay_external(net: Path, tmp_path: Path) -> None:

@@ -149,9 +149,9 @@ def test_an_amax_without_a_float32_scale_is_refused(amax):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 4}, "format 4, but this version reads formats 1 to 3"),
-        ({"format": 3}, "format 3, but has no adjustments of weights and no preprocessing"),
-        ({"preprocessing": {}}, "format 1, but has no adjustments of weights and a preprocessing"),
+        ({"format": 5}, "format 5, but this version reads formats 1 to 4"),
+        ({"format": 3}, "format 3, but has no adjustments of weights, no preprocessing"),
+        ({"preprocessing": {}}, "format 1, but has no adjustments of weights, a preprocessing"),
         ({"format": 3, "preprocessing": {"resize": "fold"}}, "resize"),
         ({"format": 3, "preprocessing": {"mean": [0, 1]}}, "mean has 2 numbers, but rgb has 3"),
         ({"format": 2}, "format 2, but has no adjustments"),

@@ -18,6 +18,7 @@ from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.commands.deploy import deploy as deploy_command
 from toolkit.cli.commands.inspect import inspect as inspect_command
 from toolkit.cli.commands.run import run as run_command
+from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 
 
@@ -63,6 +64,20 @@ def test_deploy_says_so_before_anything_is_sent(bundle: Path) -> None:
     sent = invoke(deploy_command, bundle, *nobody)
     assert isinstance(sent.exception, TandemError)  # there is no broker
     assert (UNCALIBRATED in sent.stderr) == is_dummy(bundle)
+
+
+@pytest.mark.parametrize("command", ["bundle", "deploy", "run"])
+def test_quiet_commands_warn_in_the_log_alone(bundle: Path, tmp_path: Path, command: str) -> None:
+    log, out = tmp_path / "log", ("-o", tmp_path / "m.bundle")
+    arguments: dict[str, tuple[object, ...]] = {
+        "bundle": (bundle.with_suffix(".engine"), "--pipeline", bundle.parent / "pipeline.toml",
+                   "--labels", bundle.parent / "labels.txt", *out),
+        "deploy": (bundle, "--device", "d", "--broker", "127.0.0.1:1", "--timeout", "0.2"),
+        "run": (bundle, "--frames", "1"),
+    }  # fmt: skip
+    done = invoke(tandem, command, *arguments[command], "-q", "--log", log)
+    assert UNCALIBRATED not in done.output
+    assert (UNCALIBRATED in log.read_text()) == is_dummy(bundle)
 
 
 def test_the_pipeline_on_the_board_logs_it(bundle: Path, tmp_path: Path) -> None:

@@ -14,13 +14,23 @@ if not hasattr(torch.ops.torchvision, "nms"):
 
 import timm
 from torchvision import models
+from torchvision.models.mobilenetv3 import InvertedResidualConfig
+from torchvision.models.resnet import BasicBlock
 
-# name -> (constructor, shape of the input)
+# Of MobileNetV3-Small: with and without squeeze-and-excite, ReLU and Hardswish, a residual.
+MOBILE_BLOCKS = [
+    InvertedResidualConfig(16, 3, 16, 16, True, "RE", 2, 1, 1),
+    InvertedResidualConfig(16, 3, 72, 24, False, "RE", 2, 1, 1),
+    InvertedResidualConfig(24, 5, 96, 40, True, "HS", 2, 1, 1),
+    InvertedResidualConfig(40, 5, 240, 40, True, "HS", 1, 1, 1),
+]
+
+# name -> (constructor, shape of the input). Each has one of the blocks that it repeats.
 NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
-    "mobilenet_v3_small": (lambda: models.mobilenet_v3_small(num_classes=10), (1, 3, 64, 64)),
-    "resnet18": (lambda: models.resnet18(num_classes=10), (2, 3, 64, 96)),
+    "mobilenet_v3": (lambda: models.MobileNetV3(MOBILE_BLOCKS, 64, num_classes=10), (1, 3, 64, 64)),
+    "resnet": (lambda: models.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10), (2, 3, 64, 96)),
     "vit_tiny": (
-        lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10),
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10, depth=2),
         (1, 3, 64, 64),
     ),
 }

@@ -87,7 +87,7 @@ class RtspServer:
     """gst-rtsp-server in a process of its own, to be killed and frozen by tests."""
 
     def __init__(self, width, height, path, login):
-        require_program("gst-launch-1.0")
+        require_program("gst-inspect-1.0")
         self.port = free_port()
         self.url = f"rtsp://127.0.0.1:{self.port}{path}"
         self._arguments = (str(self.port), str(width), str(height), *login)

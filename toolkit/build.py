@@ -14,7 +14,7 @@ from device.engine.manifest import DimRange, Precision
 from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
-from toolkit.errors import ImportModelError
+from toolkit.errors import BuildError, ImportModelError
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
 from toolkit.importers.source import ModelPath, silent
@@ -75,9 +75,15 @@ def build(
     arrays of the input's shape, or input name -> array). `options` has everything else; `precision`
     and `calibration` go before what it says. The result has the engine's `path` and a `report`.
 
-    Raises TandemError: the model, the data or the profile cannot be used; no engine is written.
+    Raises TandemError: the model, the data or the profile cannot be used, or two files are given
+    to write; no engine is written.
     """
     if isinstance(example_inputs, str | Path):
+        if out is not None:
+            raise BuildError(
+                f"build has two files to write, {str(example_inputs)!r} and out={str(out)!r}; "
+                "leave one of them away."
+            )
         out, example_inputs = example_inputs, None
     if example_inputs is not None:
         model = _with_inputs(model, example_inputs)

@@ -1,6 +1,8 @@
 """The errors of the host side; see `device.errors` for the form of their messages."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from device.errors import TandemError, shortened
 
@@ -37,12 +39,29 @@ class CompareError(TandemError):
     """Two models, engines or saved outputs cannot be compared."""
 
 
+class NotComparedError(TandemError):
+    """`tandem compare` could not run, whose status 1 says that two sides differ."""
+
+    exit_status = 2
+
+
 class SurgeonError(TandemError):
     """A model cannot be cut or reduced as asked."""
 
 
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """Begin the messages of errors that do not name the model with its name."""
+    try:
+        yield
+    except TandemError as err:
+        if model in str(err):
+            raise
+        raise type(err)(f"{model}: {err}") from err
 
 
 def first_line(err: BaseException) -> str:

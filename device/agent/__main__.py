@@ -1,6 +1,12 @@
-"""`python -m device.agent`: the same as `tandem-agent`."""
+"""`python -m device.agent` and `tandem-agent`."""
 
-from device.agent.agent import main
+from device.start.isolation import drop_working_directory
+from device.start.packages import claim
+
+drop_working_directory()
+claim()
+
+from device.agent.agent import main  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -10,6 +10,7 @@ import argparse
 import logging
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from device.protocol.documents import Desired, Reported, decode, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
+from device.start.command import module_command
 from device.update.decisions import running_of
 from device.update.slot_store import SlotStore
 
@@ -65,7 +67,9 @@ class Agent:
         self._presence = Presence(config, self._topics, self._put)
         self._updater = Updater(config, self._store, self._pipeline, self._report)
         self._version = _version()
+        self._desired_problem = ""
         self._stats_due_s = 0.0
+        self._dev_warning = DEV_WARNING if config.dev else ""
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -73,8 +77,8 @@ class Agent:
 
     def run(self) -> None:
         """Run until `stop`."""
-        if self._config.dev:
-            LOG.warning(DEV_WARNING)
+        if self._dev_warning:
+            LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
         self._presence.start()
         try:
@@ -120,7 +124,9 @@ class Agent:
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_exit(reason)
+                self._updater.on_pipeline_exit(
+                    reason, crashed=event.crashed, now_s=time.monotonic()
+                )
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
@@ -129,6 +135,7 @@ class Agent:
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
+        self._pipeline.watch(now_s)
         self._updater.advance(now_s)
         if self._presence.online:
             request = self._updater.next_request(time.monotonic())  # `advance` may take long
@@ -150,8 +157,12 @@ class Agent:
         try:
             desired = decode(payload, Desired) if payload else None
         except ValueError as error:
-            LOG.error("the desired document is not understood and changes nothing: %s", error)
+            self._desired_problem = (
+                f"the desired document is not understood and changes nothing: {error}"
+            )
+            LOG.error("%s", self._desired_problem)
             return
+        self._desired_problem = ""
         self._updater.on_desired(desired)
 
     # -- reports
@@ -170,12 +181,17 @@ class Agent:
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
-            warning=DEV_WARNING if self._config.dev else "",
+            warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
             running=running_of(self._updater.state),
             pipeline=self._pipeline.report,
             update=self._updater.update,
+            problems=self._problems(),
         )
+
+    def _problems(self) -> tuple[str, ...]:
+        desired = (self._desired_problem,) if self._desired_problem else ()
+        return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
         self._presence.report(self._reported(), time.monotonic())
@@ -202,7 +218,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="tandem-agent",
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
         "`tandem deploy`. Runs until SIGTERM.",
-        epilog="example: tandem-agent --config /etc/tandem/agent.toml",
+        epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
+        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(
@@ -215,8 +232,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`."""
-    arguments = make_parser().parse_args(argv)
+    """The command `tandem-agent`; `tandem-agent prepare` is a program of its own (CUDA, arrays)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["prepare"]:
+        return subprocess.call(module_command("device.runtime.tensorrt", *words[1:]))
+    arguments = make_parser().parse_args(words)
     logging.basicConfig(
         level=arguments.log_level,
         stream=sys.stderr,

@@ -35,13 +35,36 @@ class BrokerTable(_Table, frozen=True, kw_only=True):
 class UpdateTable(_Table, frozen=True, kw_only=True):
     """[update]: how a release is fetched and tried.
 
-    `trial_timeout_s`: a new release must give its first result in this time. `window_chunks`: the
-    most chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
+    its source is away. It is live after it has run for `confirm_after_s` without a break, with
+    `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
+    crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
+    chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
+    confirm_after_s: Seconds = 10.0
+    confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
+    crash_window_s: Seconds = 60.0
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     stop_grace_s: Seconds = 5.0
+
+
+class PipelineTable(_Table, frozen=True, kw_only=True):
+    """[pipeline]: the limits of the pipeline process.
+
+    `stall_s`: without a heartbeat for so long (or three times its first inference) it is killed and
+    started again. `start_s`: so long it may take to load. `memory_mb`: MiB that it and what it
+    starts may hold; None: three quarters of what the machine or the service has. `data_mb`: MiB
+    that the sinks of a release may write.
+    """
+
+    stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 10.0
+    start_s: Seconds = 120.0
+    memory_mb: Annotated[int, Meta(ge=16)] | None = None
+    data_mb: Annotated[int, Meta(ge=1)] = 1024
 
 
 class SourceTable(_Table, frozen=True, kw_only=True):
@@ -59,6 +82,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     dev: bool = False
     broker: BrokerTable
     update: UpdateTable = UpdateTable()
+    pipeline: PipelineTable = PipelineTable()
     source: SourceTable | None = None
 
 

@@ -2,7 +2,8 @@
 
 The child leads its own process group and writes messages as JSON lines
 (`device.protocol.messages`). Threads turn its output and its exit into events; each carries the
-number of its run, so that late output of an old run is not taken for the new one's.
+number of its run, so that late output of an old run is not taken for the new one's. A thread holds
+it to its memory limit.
 """
 
 import contextlib
@@ -12,13 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO
 
-from device.agent.child import guarded
-from device.protocol.messages import ChildMessage, decode_message
+from device.agent.memory_watch import oom_kills, watch_memory
+from device.agent.process_tree import OWNER, end_marked
+from device.protocol.messages import ChildMessage, Heartbeat, decode_message
+from device.start.child import guarded
 from device.start.command import module_command
 
 LOG = logging.getLogger("tandem.pipeline")
@@ -28,6 +32,7 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 FIRST_RESTART_S = 0.5
 KILL_WAIT_S = 5.0
+LEFTOVER_S = 2.0  # for encoders, which finish their files when the pipeline ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,15 @@ PIPELINE = ProcessRow(
         *("--mqtt-host", "{mqtt_host}"),
         *("--mqtt-port", "{mqtt_port}"),
         *("--topic-prefix", "{topic_prefix}"),
+        *("--data", "{data}", "--data-mb", "{data_mb}"),
+        "--wait-for-source",
     ),
 )
 
 
-def command_of(
-    row: ProcessRow, values: Mapping[str, str], extra: tuple[str, ...] = ()
-) -> tuple[str, ...]:
+def command_of(row: ProcessRow, values: Mapping[str, str]) -> tuple[str, ...]:
     """Return the formatted command line of a row."""
-    return (*row.prefix, *(argument.format_map(values) for argument in row.arguments), *extra)
+    return (*row.prefix, *(argument.format_map(values) for argument in row.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,14 @@ class PipelineOutput:
 
 @dataclass(frozen=True, slots=True)
 class PipelineExited:
-    """The child exited; `reason` says how, with the end of its stderr."""
+    """The child exited; `reason` says how, with the end of its stderr.
+
+    `crashed`: with another status than 0, which says that its source has no more frames.
+    """
 
     run: int
     reason: str
+    crashed: bool = True
 
 
 PipelineEvent = PipelineOutput | PipelineExited
@@ -103,14 +112,47 @@ class Restarts:
         return replace(self, failed=False)
 
 
-class PipelineProcess:
-    """At most one child at a time. Start it from the main thread (see `device.agent.child`)."""
+@dataclass(slots=True)
+class _Run:
+    """One start of the child; its threads write here."""
 
-    def __init__(self, put: Callable[[PipelineEvent], None], grace_s: float) -> None:
+    number: int
+    process: "subprocess.Popen[bytes]"
+    alive_s: float
+    beating: bool = False  # the loop has begun: it gives heartbeats
+    over_limit: str = ""
+    oom_kills: int = field(default_factory=oom_kills)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class PipelineProcess:
+    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+
+    def __init__(
+        self,
+        put: Callable[[PipelineEvent], None],
+        grace_s: float,
+        mark: str = "",
+        memory_bytes: int = 0,
+    ) -> None:
+        """`grace_s`: the child has so long to end. `mark`: what its processes carry (see
+        `device.agent.process_tree`; empty: leftovers are not looked for). `memory_bytes`: what they
+        may hold; 0: anything."""
         self.run = 0
         self._put = put
         self._grace_s = grace_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = mark
+        self._memory_bytes = memory_bytes
+        self._current: _Run | None = None
+
+    @property
+    def silent_since_s(self) -> tuple[float, bool]:
+        """Return when the child last gave a sign of life, and whether its loop has begun.
+
+        Signs are heartbeats; before the first, any message. Infinity: there is no child.
+        """
+        run = self._current
+        return (float("inf"), False) if run is None else (run.alive_s, run.beating)
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str]) -> int:
         """Stop the running child and start a command; returns the number of the run.
@@ -124,32 +166,53 @@ class PipelineProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, OWNER: self._mark},
             start_new_session=True,
         )
-        self._process = process
-        watcher = threading.Thread(
-            target=_watch, args=(process, self.run, self._put), name="pipeline-watch", daemon=True
-        )
-        watcher.start()
+        run = self._current = _Run(self.run, process, time.monotonic())
+        for name, task in (("pipeline-watch", _watch), ("pipeline-memory", self._hold_memory)):
+            arguments = (run, self._put) if task is _watch else (run,)
+            threading.Thread(target=task, args=arguments, name=name, daemon=True).start()
         return self.run
 
     def stop(self) -> None:
-        """Stop the child and its process group: SIGTERM, then SIGKILL after the grace period."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        self.run += 1  # later output of this run is dropped
-        _signal_group(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self._grace_s)
-        # Also when the leader has exited: its children may still have the camera open.
-        _signal_group(process, signal.SIGKILL)
-        try:
-            process.wait(KILL_WAIT_S)
-        except subprocess.TimeoutExpired:
-            # Stuck in a driver. The agent has to stay reachable, so it continues without waiting.
-            LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
+        """Stop the child and all that it started: SIGTERM, then SIGKILL after the grace period.
+
+        Ends leftovers of an earlier agent of this state folder, too.
+        """
+        run, self._current = self._current, None
+        if run is not None:
+            self.run += 1  # later output of this run is dropped
+            process = run.process
+            _signal_group(process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self._grace_s)
+            # Also when the leader has exited: its children may still have the camera open.
+            _signal_group(process, signal.SIGKILL)
+            try:
+                process.wait(KILL_WAIT_S)
+            except subprocess.TimeoutExpired:
+                # Stuck in a driver. The agent has to stay reachable: it does not wait.
+                LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
+        if self._mark and (killed := end_marked(self._mark, LEFTOVER_S)):
+            LOG.warning("ended %d processes that a pipeline had left behind", killed)
+
+    def kill(self) -> None:
+        """Kill the child without waiting; its exit is an event."""
+        if self._current is not None:
+            _signal_group(self._current.process, signal.SIGKILL)
+
+    def _hold_memory(self, run: _Run) -> None:
+        limit_bytes = self._memory_bytes
+
+        def breach(used_bytes: int) -> None:
+            run.over_limit = (
+                f"the pipeline held {used_bytes >> 20} MiB of memory and may hold"
+                f" {limit_bytes >> 20} MiB (memory_mb in agent.toml): it was ended"
+            )
+            _signal_group(run.process, signal.SIGKILL)
+
+        watch_memory(run.process.pid, self._mark, limit_bytes, run.ended, breach)
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
@@ -158,10 +221,9 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) ->
         os.killpg(process.pid, number)
 
 
-def _watch(
-    process: "subprocess.Popen[bytes]", run: int, put: Callable[[PipelineEvent], None]
-) -> None:
+def _watch(run: _Run, put: Callable[[PipelineEvent], None]) -> None:
     """Turn the output and the exit of a child into events."""
+    process = run.process
     assert process.stdout is not None
     assert process.stderr is not None
     tail: deque[str] = deque(maxlen=STDERR_LINES)
@@ -172,17 +234,26 @@ def _watch(
     for reader in readers:
         reader.start()
     status = process.wait()
+    run.ended.set()
     for reader in readers:
         reader.join(1.0)  # a grandchild may keep the pipe open; its output is not needed
-    put(PipelineExited(run, describe_exit(status, tuple(tail))))
+    reason = run.over_limit or describe_exit(status, tuple(tail))
+    if status == -signal.SIGKILL and not run.over_limit and oom_kills() > run.oom_kills:
+        reason += "; the kernel ended a process meanwhile because memory ran out"
+    put(PipelineExited(run.number, reason, crashed=status != 0))
 
 
-def _read_messages(stream: IO[bytes], run: int, put: Callable[[PipelineEvent], None]) -> None:
+def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], None]) -> None:
     with stream:
         while line := stream.readline(MAX_LINE_BYTES):
             message = decode_message(line)
-            if message is not None:
-                put(PipelineOutput(run, message))
+            if message is None:
+                continue
+            # Noted here, not where events are handled: that thread may be busy for long.
+            if isinstance(message, Heartbeat) or not run.beating:
+                run.alive_s = time.monotonic()
+                run.beating = run.beating or isinstance(message, Heartbeat)
+            put(PipelineOutput(run.number, message))
 
 
 def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:

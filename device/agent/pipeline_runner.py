@@ -1,12 +1,17 @@
-"""Keeps the pipeline of a slot running: starts it for this board, restarts it with back-off."""
+"""Keeps the pipeline of a slot running: starts it for this board, watches it, restarts it with
+back-off."""
 
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from device.agent.config import AgentConfig
+from device.agent.health import PipelineHealth
+from device.agent.memory_watch import default_limit_bytes
 from device.agent.pipeline_process import (
+    KILL_WAIT_S,
     PipelineEvent,
     PipelineExited,
     PipelineOutput,
@@ -15,14 +20,26 @@ from device.agent.pipeline_process import (
     Restarts,
     command_of,
 )
+from device.agent.process_tree import mark_of
 from device.protocol.documents import PipelineReport, PipelineStatus
-from device.protocol.messages import ChildMessage, Failure, Result
+from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 
 LOG = logging.getLogger("tandem.pipeline")
+DATA = "data"  # folder of the state folder: what releases write
+INFERENCES = 3  # a loop is silent for one at a time; a slow one is not a stall
+MAX_LATE_S = 2.0  # between two looks; after longer the agent itself was held up, not the pipeline
+
+# The report's status -> the state of the health.
+_STATES: dict[PipelineStatus, str] = {
+    "stopped": "failed",
+    "restarting": "failed",
+}
+# What the report dates: a pipeline that is there and does not work.
+_DATED = ("degraded", "stalled")
 
 
 class PipelineRunner:
-    """One pipeline: its process, its report, and when it restarts."""
+    """One pipeline: its process, its health and report, and when it restarts."""
 
     def __init__(
         self,
@@ -35,13 +52,30 @@ class PipelineRunner:
         self._config = config
         self._topic_prefix = topic_prefix
         self._row = row
-        self._process = PipelineProcess(put, config.update.stop_grace_s)
+        memory_mb = config.pipeline.memory_mb
+        self._process = PipelineProcess(
+            put,
+            config.update.stop_grace_s,
+            mark_of(Path(config.state_dir)),
+            default_limit_bytes() if memory_mb is None else memory_mb * 2**20,
+        )
         self._restarts = Restarts()
+        self._counts = (0, 0)  # frames and errors of the running process
+        self._since_s = time.monotonic()
+        self._stall_s = config.pipeline.stall_s
+        self._looked_s: float | None = None
+        self._fair_s = 0.0  # silence before this moment does not count
 
     @property
     def restart_at_s(self) -> float | None:
         """When the pipeline that died restarts; None: not due."""
         return self._restarts.at_s
+
+    def health(self) -> PipelineHealth:
+        """Return how the pipeline is, by the last that is known of it."""
+        state = _STATES.get(self.report.status, self.report.status)
+        frames, errors = self._counts
+        return PipelineHealth(state, frames, errors, self.report.reason or None, self._since_s)
 
     def start(self, folder: Path, *, fresh: bool) -> bool:
         """Run the bundle in `folder`. `fresh`: forget earlier deaths (another release).
@@ -49,44 +83,107 @@ class PipelineRunner:
         Return False if the system cannot start a process; it is retried like one that died.
         """
         self._restarts = Restarts() if fresh else self._restarts.started()
+        self._counts = (0, 0)
+        self._stall_s = self._config.pipeline.stall_s
         try:
-            self._process.start(self._command(folder), self._login())
+            self._process.start(self._command(folder), self._environment())
         except OSError as error:
             self._note_death(f"the pipeline cannot be started: {error.strerror}")
             return False
-        self.report = PipelineReport(status="starting")
+        self._set("starting")
         return True
 
     def stop(self, reason: str) -> None:
         """Stop the pipeline; it does not restart."""
         self._restarts = Restarts()
         self._process.stop()
-        self.report = PipelineReport(status="stopped", reason=reason)
+        self._set("stopped", reason)
 
     def on_message(self, event: PipelineOutput) -> ChildMessage | None:
-        """Take a line of the pipeline; return its message, None for one of an earlier run."""
+        """Take a line of the pipeline; return its message, None for a heartbeat and for one of an
+        earlier run."""
         if event.run != self._process.run:
             return None
-        if isinstance(event.message, Result):
+        message = event.message
+        if isinstance(message, Heartbeat):
+            self._on_heartbeat(message)
+            return None
+        if isinstance(message, Ready):
+            self._stall_s = max(self._stall_s, INFERENCES * message.warm_up_s)
+        elif isinstance(message, Result):
             self._restarts = self._restarts.worked()
-            self.report = PipelineReport(status="running")
-        elif isinstance(event.message, Failure):
-            self.report = PipelineReport(status="failed", reason=event.message.message)
-        return event.message
+            self._counts = (max(1, self._counts[0]), self._counts[1])
+            self._set("running")
+        elif isinstance(message, Failure):
+            self._set("failed", message.message)
+        return message
 
     def on_exit(self, event: PipelineExited) -> str | None:
         """Return why it exited (its own reason, if it gave one), None for an earlier run."""
         if event.run != self._process.run:
             return None
-        reason = self.report.reason if self.report.status == "failed" else event.reason
+        known = self.report.status in ("failed", "stalled")
+        reason = self.report.reason if known else event.reason
         self._process.stop()  # its own children may still run
         self._note_death(reason)
         return reason
 
+    def watch(self, now_s: float) -> None:
+        """Kill a pipeline that has given no heartbeat for too long: its exit is an event.
+
+        Call it often. What was missed while the agent itself was held up does not count.
+        """
+        if self._looked_s is not None and now_s - self._looked_s > MAX_LATE_S:
+            self._fair_s = now_s
+        self._looked_s = now_s
+        alive_s, beating = self._process.silent_since_s
+        silent_s = now_s - max(alive_s, self._fair_s)
+        limit_s = self._stall_s if beating else self._config.pipeline.start_s
+        if self.report.status == "stalled":
+            if now_s - self._fair_s > KILL_WAIT_S and silent_s > limit_s + KILL_WAIT_S:
+                self._give_up_stalled()
+        elif silent_s > limit_s and (beating or self.report.status == "starting"):
+            what = "no sign of life" if beating else "no first heartbeat"
+            key = "stall_s" if beating else "start_s"
+            reason = f"the pipeline gave {what} for {limit_s:g} s ({key}): it was killed"
+            LOG.error("%s", reason)
+            self._set("stalled", reason, max(alive_s, self._fair_s))
+            self._process.kill()
+
+    def _give_up_stalled(self) -> None:
+        """Go on without the exit of a killed process: it is stuck in a driver."""
+        reason = self.report.reason
+        self._process.stop()
+        self._note_death(reason)
+
+    def _on_heartbeat(self, beat: Heartbeat) -> None:
+        self._counts = (beat.frames, beat.errors)
+        if self.report.status in ("stalled", "failed"):
+            return  # the last of a process that is being killed or has said why it ends
+        if beat.state == "degraded":
+            if self.report.status != "degraded":
+                LOG.warning("the pipeline has no frames: %s", beat.reason)
+            self._set("degraded", beat.reason, beat.since_s)
+        elif beat.state == "running" or self.report.status == "degraded":
+            self._set(beat.state)
+
     def _note_death(self, reason: str) -> None:
         self._restarts = self._restarts.died(time.monotonic())
-        status: PipelineStatus = "failed" if self._restarts.failed else "restarting"
-        self.report = PipelineReport(status=status, reason=reason)
+        if self._restarts.failed:
+            self._set("failed", reason)
+        elif self.report.status == "stalled":
+            self._set("stalled", reason, self._since_s)  # until it starts again
+        else:
+            self._set("restarting", reason)
+
+    def _set(self, status: PipelineStatus, reason: str = "", since_s: float | None = None) -> None:
+        """Note the state; `since_s` only counts as it begins."""
+        if status != self.report.status:
+            self._since_s = time.monotonic() if since_s is None else since_s
+        since = _moment(self._since_s) if status in _DATED else ""
+        if status == self.report.status and self.report.since:
+            since = self.report.since
+        self.report = PipelineReport(status=status, reason=reason, since=since)
 
     def _command(self, folder: Path) -> tuple[str, ...]:
         config = self._config
@@ -96,14 +193,25 @@ class PipelineRunner:
             "mqtt_host": config.broker.host,
             "mqtt_port": str(config.broker.port),
             "topic_prefix": self._topic_prefix,
+            "data": str(Path(config.state_dir) / DATA),
+            "data_mb": str(config.pipeline.data_mb),
         }
-        extra = () if config.source is None else ("--source", config.source.uri)
-        return command_of(self._row, values, extra)
+        return command_of(self._row, values)
 
-    def _login(self) -> dict[str, str]:
-        """Return the credentials for the environment: all users can read a command line."""
-        login = {
-            "TANDEM_MQTT_USERNAME": self._config.broker.username,
-            "TANDEM_MQTT_PASSWORD": self._config.broker.password,
+    def _environment(self) -> dict[str, str]:
+        """Return what holds credentials: all users can read a command line, only this one an
+        environment."""
+        config = self._config
+        values = {
+            "TANDEM_MQTT_USERNAME": config.broker.username,
+            "TANDEM_MQTT_PASSWORD": config.broker.password,
+            "TANDEM_SOURCE": None if config.source is None else config.source.uri,
         }
-        return {name: value for name, value in login.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _moment(mono_s: float) -> str:
+    """Return a moment of the monotonic clock as ISO 8601 in UTC."""
+    ago_s = time.monotonic() - mono_s
+    moment = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,4 +1,8 @@
-"""The agent's connection: birth and will messages, and the reported state."""
+"""The agent's connection: birth and will messages, the reported state, and rivals.
+
+Two agents with one id throw each other off the broker, in turn and without end, as a client id may
+be connected once. Each finds in the retained state the sessions of the other.
+"""
 
 import logging
 import time
@@ -13,6 +17,37 @@ from device.protocol.topics import Topics
 LOG = logging.getLogger("tandem.agent")
 LOG_INTERVAL_S = 60.0  # between two log lines about a broker that cannot be reached
 STOPPED_WAIT_S = 2.0
+OWN_KEPT = 16  # connections: a will comes soon after its own, if at all
+RIVAL_S = 300.0  # a rival that was not seen for so long is gone
+
+
+class Rivals:
+    """Tells from the sessions of state documents whether another agent uses our id.
+
+    The first foreign one is what an earlier process left. Another one can only be a rival's if it
+    is younger than our first, or if there are two: a process that ended left one will at most.
+    """
+
+    def __init__(self) -> None:
+        self._own: list[int] = []
+        self._left_behind: int | None = None
+        self._foreign: set[int] = set()
+
+    def note_own(self, session: int) -> None:
+        """Note a connection of ours."""
+        self._own.append(session)
+        del self._own[1:-OWN_KEPT]
+
+    def is_rival(self, session: int) -> bool:
+        """Take the session of a state document; return whether it is a rival's."""
+        if not self._own or session in self._own:
+            return False
+        if self._left_behind is None:
+            self._left_behind = session
+        if session == self._left_behind:
+            return False
+        self._foreign = {*sorted(self._foreign)[-1:], session}
+        return session > self._own[0] or len(self._foreign) > 1
 
 
 class Presence:
@@ -25,12 +60,26 @@ class Presence:
         self._link = Link(_settings(config, topics), put, self._will)
         self._reporter = Reporter(self._link, topics.reported)
         self._log_due_s = 0.0
+        self._device = config.device
+        self._rivals = Rivals()
+        self._rival = (0, float("-inf"))  # its session, and when it was seen
         self.session = 0  # 0: no connection
 
     @property
     def online(self) -> bool:
         """Whether the agent is connected."""
         return self.session != 0
+
+    @property
+    def warning(self) -> str:
+        """What the report says of another agent with our id; empty if there is none."""
+        session, seen_s = self._rival
+        if time.monotonic() - seen_s > RIVAL_S:
+            return ""
+        return (
+            f"another agent calls itself {self._device} too (its session is {session}): they throw"
+            " each other off the broker; give each board its own `device` in agent.toml"
+        )
 
     def start(self) -> None:
         """Begin to connect."""
@@ -54,6 +103,7 @@ class Presence:
         """Publish the birth message, and the report again: the broker may have lost both."""
         LOG.info("connected to the broker with MQTT %s", event.mqtt_version)
         self.session = event.session
+        self._rivals.note_own(event.session)
         self._log_due_s = 0.0
         self._reporter.forget()
         self._publish_state("online")
@@ -67,11 +117,17 @@ class Presence:
             LOG.warning("%s; the pipeline goes on, and so do the tries to connect", event.reason)
 
     def on_own_state(self, payload: bytes) -> None:
-        """Publish the birth again if the will of an earlier connection came after it."""
+        """Publish the birth again if the will of an earlier connection came after it; notice
+        another agent with our id."""
         try:
             document = decode(payload, StateDocument)
         except ValueError:
             return
+        if self._rivals.is_rival(document.session):
+            news = not self.warning
+            self._rival = (document.session, time.monotonic())
+            if news:
+                LOG.error("%s", self.warning)
         if self.online and document.session != self.session:
             self._publish_state("online")
 
@@ -98,7 +154,7 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
         host=broker.host,
         port=broker.port,
         client_id=f"tandem-agent-{config.device}",
-        subscriptions=((topics.desired, 1), (topics.state, 1), (topics.chunk("+", "+"), 0)),
+        subscriptions=((topics.desired, 1), (topics.state, 1), (topics.chunks, 0)),
         mqtt_version=broker.mqtt_version,
         username=broker.username,
         password=broker.password,

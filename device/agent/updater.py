@@ -1,9 +1,10 @@
 """Brings the board to the desired release: download, unpack, trial, commit or rollback.
 
-The decisions are pure functions of `device.update.decisions`, `device.update.slots` and
-`device.update.transfer`; this module carries them out in the one thread of `device.agent.agent`. A
-transition that an interrupted update must find again is written to the disk before it happens. One
-that has happened stays in force if the disk is full: that never costs the release that runs.
+The decisions are pure functions of `device.update.decisions`, `device.update.slots`,
+`device.update.transfer` and `device.agent.trial`; this module carries them out in the one thread of
+`device.agent.agent`. A transition that an interrupted update must find again is written to the disk
+before it happens, and a release is live only once the disk has it. A rollback is in force even on a
+full disk, which gets it as soon as it has room.
 """
 
 import logging
@@ -13,18 +14,31 @@ from collections.abc import Callable
 import msgspec
 
 from device.agent.config import AgentConfig
+from device.agent.kept_state import RETRY_S, KeptState, utc_now
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.trial import (
+    Confirm,
+    Crashes,
+    Postpone,
+    RollBack,
+    Trial,
+    TrialLimits,
+    Wait,
+    judge,
+)
 from device.errors import BundleError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
-from device.protocol.messages import ChildMessage, Failure, Result
+from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
-from device.update.bundle import BundleInfo
+from device.update.boot import with_whole_active
+from device.update.bundle import read_bundle_info
 from device.update.decisions import (
     Failed,
     FetchIt,
     Live,
     Refuse,
     TryIdle,
+    Waits,
     decide,
     update_of,
     update_of_record,
@@ -32,7 +46,7 @@ from device.update.decisions import (
 )
 from device.update.fetching import Fetching
 from device.update.slot_store import SlotStore
-from device.update.slots import Slot, SlotFailure, SlotRecord, SlotState
+from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotRecord, SlotState
 
 LOG = logging.getLogger("tandem.agent")
 
@@ -48,44 +62,51 @@ class Updater:
         report: Callable[[], None],
     ) -> None:
         """`report` publishes the reported state before something that takes long."""
-        self.state = SlotState()
         self.update = Update(phase="idle")
         self._config = config
+        self._limits = TrialLimits(
+            timeout_s=config.update.trial_timeout_s,
+            confirm_after_s=config.update.confirm_after_s,
+            confirm_frames=config.update.confirm_frames,
+            max_error_rate=config.update.max_error_rate,
+        )
         self._store = store
+        self._kept = KeptState(store)
         self._pipeline = pipeline
         self._report = report
         self._desired: Desired | None = None
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
-        self._trial_deadline_s: float | None = None
+        self._trial: Trial | None = None
+        self._judge_at_s: float | None = None
+        self._commit_at_s = 0.0  # when a commit that found no room is tried again
+        self._crashes = self._no_crashes()
+        self._source_worked = False  # the release before had frames when a postponed one was tried
+
+    @property
+    def state(self) -> SlotState:
+        """The state of the slots."""
+        return self._kept.state
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences on the slots that an operator should know."""
+        return self._kept.problems
 
     # -- boot and shutdown
 
     def boot(self) -> None:
         """Start the active slot, or resume the trial that was interrupted."""
-        self.state = self._store.load()
-        if self.state.trial is None:
-            self._store.clean(self.state)
-            self._start_active()
-            self.update = update_of_slots(self.state)
+        self._kept.boot()
+        if self.state.trial is not None:
+            self._start_trial(self.state.trial)
             return
-        resumed = slots.interrupted(self.state)
-        if resumed.trial is None:
-            assert resumed.failure is not None
-            self._roll_back(resumed.failure.reason)
-            return
-        try:
-            self._save(resumed)  # an attempt that is not counted could go on for ever
-            self._store.clean(self.state)
-            self._store.verify(resumed.trial)
-        except (BundleError, StateError) as error:
-            self._roll_back(str(error))
-        else:
-            self._start_trial(resumed.trial)
+        self._start_active()
+        self.update = update_of_slots(self.state)
 
     def shut_down(self) -> None:
         """Stop the pipeline; an attempt that is running does not count."""
         if self.state.trial is not None:
-            self._note(slots.suspend(self.state))
+            self._kept.note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
         self._fetching.pause()
 
@@ -94,21 +115,19 @@ class Updater:
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
         """Return when `advance` or `next_request` has something to do without an event."""
         wake_at_s = self._fetching.wake_at_s if online else None
-        return self._trial_deadline_s, self._pipeline.restart_at_s, wake_at_s
+        return self._judge_at_s, self._kept.retry_at_s, self._pipeline.restart_at_s, wake_at_s
 
     def advance(self, now_s: float) -> None:
-        """Do what is due: end an expired trial, restart the pipeline, try a complete download."""
-        if self._trial_deadline_s is not None and now_s >= self._trial_deadline_s:
-            self._roll_back(
-                f"the pipeline gave no result within {self._config.update.trial_timeout_s:g} s "
-                "(trial_timeout_s)"
-            )
+        """Do what is due: judge a trial, restart the pipeline, try a complete download."""
+        self._advance_trial(now_s)
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
             active = self.state.active
             self._start_active(fresh=False)
             if self.state.active != active:
                 self._reconcile()
+        self._kept.retry(now_s)
+        self._try_postponed()
         self._advance_download()
 
     # -- desired state
@@ -120,28 +139,47 @@ class Updater:
 
     def _reconcile(self) -> None:
         """Act on the difference between the desired state and the slots."""
-        if self.state.trial is not None:
-            return  # called again when the trial has ended
         desired = self._desired
+        if self.state.trial is not None and not self._gives_way(desired):
+            return  # called again when the trial has ended
         if desired is None:
             self._fetching.pause()
             self.update = update_of_slots(self.state)
             return
+        total_bytes = desired.release.blob.bytes
         decision = decide(desired, self.state, profile=self._config.profile, dev=self._config.dev)
         if not isinstance(decision, FetchIt):
             self._fetching.pause()
         if isinstance(decision, Live):
-            self.update = update_of(desired, "live", desired.release.blob.bytes)
+            self.update = update_of(desired, "live", total_bytes)
         elif isinstance(decision, Refuse):
             self._refuse(desired, decision.reason)
         elif isinstance(decision, Failed):
-            tried = decision.phase == "rolled_back"
-            received = desired.release.blob.bytes if tried else 0
+            received = total_bytes if decision.phase == "rolled_back" else 0
             self.update = update_of(desired, decision.phase, received, decision.reason)
+        elif isinstance(decision, Waits):
+            self.update = update_of(desired, "postponed", total_bytes, decision.reason)
         elif isinstance(decision, TryIdle):
             self._try_idle(desired)
         else:
             self._start_fetching(desired)
+
+    def _gives_way(self, desired: Desired | None) -> bool:
+        """Whether a trial that waits for its source, without an end, gives way to another release.
+
+        One that is asked for again goes on for the new request.
+        """
+        if desired is None or self.update.phase != "postponed":
+            return False
+        record = self._kept.record(self.state.trial)
+        if record.sha256 == desired.release.blob.sha256:
+            self._kept.note(slots.ask_again(self.state, desired.request))
+            self.update = msgspec.structs.replace(self.update, request=desired.request)
+            return False
+        self._end_trial()
+        self._pipeline.stop("another release is tried")
+        self._kept.note(slots.postpone(self.state, self.update.reason))
+        return True
 
     def _refuse(self, desired: Desired, reason: str) -> None:
         LOG.error("refused %s: %s", desired.release.name, reason)
@@ -152,7 +190,7 @@ class Updater:
             self._store.verify(self.state.idle)
         except BundleError as error:
             LOG.warning("%s; it is fetched again", error)
-            self._note(slots.clear(self.state))
+            self._kept.note(slots.clear(self.state))
             self._start_fetching(desired)
             return
         self._begin_trial(desired)
@@ -166,16 +204,14 @@ class Updater:
         except (TandemError, OSError) as error:
             self._refuse(desired, _reason(error))
             return
+        received = self._fetching.received_bytes
         LOG.info(
-            "fetching %s: %d of %d bytes are there",
-            desired.release.name,
-            self._fetching.received_bytes,
-            blob.bytes,
+            "fetching %s: %d of %d bytes are there", desired.release.name, received, blob.bytes
         )
-        self.update = update_of(desired, "downloading", self._fetching.received_bytes)
+        self.update = update_of(desired, "downloading", received)
 
     def on_part(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a blob that arrived."""
+        """Take a part of a blob that arrived: "index" or "7", after a slash the peer's name."""
         try:
             self._fetching.take(sha256, part, payload, now_s)
         except (TandemError, OSError) as error:
@@ -194,8 +230,8 @@ class Updater:
         desired = self._desired
         if not self._fetching.running or desired is None:
             return
-        received = self._fetching.received_bytes
-        self.update = msgspec.structs.replace(self.update, received_bytes=received)
+        received, reason = self._fetching.received_bytes, self._fetching.complaint
+        self.update = msgspec.structs.replace(self.update, received_bytes=received, reason=reason)
         if self._fetching.complete:
             self._stage(desired)
 
@@ -210,128 +246,205 @@ class Updater:
             request=desired.request,
             phase="refused",
             reason=reason,
+            at=utc_now(),
         )
-        self._note(slots.refuse(self.state, failure))
+        self._kept.note(slots.refuse(self.state, failure))
         self._refuse(desired, reason)
 
     def _stage(self, desired: Desired) -> None:
         """Check the whole bundle, unpack it into the idle slot and begin its trial."""
-        blob = desired.release.blob
-        self.update = update_of(desired, "staging", blob.bytes)
+        self.update = update_of(desired, "staging", desired.release.blob.bytes)
         self._report()
         try:
-            info = self._unpack()
-            record = SlotRecord(
-                sha256=blob.sha256,
-                bytes=blob.bytes,
-                name=info.name,
-                version=info.version,
-                request=desired.request,
-            )
-            self._save(slots.stage(self.state, record))
+            self._unpack(desired)
         except (TandemError, OSError) as error:
             self._give_up_fetching(_reason(error))
             return
         self._fetching.remove()
         self._begin_trial(desired)
 
-    def _unpack(self) -> BundleInfo:
+    def _unpack(self, desired: Desired) -> None:
         path = self._fetching.finish()
-        self._save(slots.clear(self.state))
-        info = self._store.populate(self.state.idle, path)
+        info = read_bundle_info(path)
         # The desired document names a profile too, but it is not what was built.
         if info.profile != self._config.profile:
             raise BundleError(
                 f"the engine in the bundle is built for {info.profile}, this device is "
                 f"{self._config.profile}: build an engine for {self._config.profile}"
             )
-        return info
+        record = SlotRecord(
+            sha256=desired.release.blob.sha256,
+            bytes=desired.release.blob.bytes,
+            name=info.name,
+            version=info.version,
+            request=desired.request,
+        )
+        self._kept.save(slots.clear(self.state))
+        self._store.populate(self.state.idle, path, record)
+        self._kept.save(slots.stage(self.state, record))
 
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
-            self._save(slots.begin_trial(self.state, desired.request))
+            self._store.reserve()
+            self._kept.save(slots.begin_trial(self.state, desired.request))
         except StateError as error:
             self._refuse(desired, str(error))
             return
         self._start_trial(self.state.idle)
 
     def _start_trial(self, slot: Slot) -> None:
-        record = self.state.record(slot)
-        assert record is not None
+        record = self._kept.record(slot)
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
         self.update = update_of_record(record, "trial")
-        self._trial_deadline_s = time.monotonic() + self._config.update.trial_timeout_s
+        self._trial = Trial(frame_s=time.monotonic())
         if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
             self._roll_back(self._pipeline.report.reason)
 
-    def _commit_trial(self) -> None:
-        self._trial_deadline_s = None
-        self._note(slots.confirm(self.state))
-        record = self.state.record(self.state.active)
-        assert record is not None
+    def _advance_trial(self, now_s: float) -> None:
+        """Look at the pipeline on trial; end the trial if that is due."""
+        if self._trial is None:
+            return
+        self._trial = self._trial.observed(self._pipeline.health(), now_s)
+        verdict = judge(self._trial, self._limits, now_s)
+        if isinstance(verdict, Wait):
+            self._judge_at_s = verdict.until_s
+            if self.update.phase == "postponed":  # the source is back
+                self.update = update_of_record(self._kept.record(self.state.trial), "trial")
+        elif isinstance(verdict, Confirm):
+            self._commit_trial(now_s)
+        elif isinstance(verdict, RollBack):
+            self._roll_back(verdict.reason)
+        else:
+            self._postpone(verdict, now_s)
+
+    def _commit_trial(self, now_s: float) -> None:
+        """Make the release live once the disk has it; a full disk is tried again."""
+        if now_s < self._commit_at_s:
+            return
+        try:
+            self._kept.save(slots.confirm(self.state, utc_now()))
+        except StateError as error:
+            reason = f"it works, and is live once the disk has recorded it: {error}"
+            if not self._commit_at_s:
+                LOG.error("%s", reason)
+            self.update = msgspec.structs.replace(self.update, reason=reason)
+            self._commit_at_s = self._judge_at_s = now_s + RETRY_S
+            return
+        self._end_trial()
+        record = self._kept.record(self.state.active)
         LOG.info("%s %s is live", record.name, record.version)
         self.update = update_of_record(record, "live")
         self._reconcile()
 
+    def _end_trial(self) -> None:
+        self._trial = self._judge_at_s = None
+        self._commit_at_s = 0.0
+        self._crashes = self._no_crashes()
+
     def _roll_back(self, reason: str) -> None:
-        self._trial_deadline_s = None
-        record = self.state.record(self.state.trial)
-        assert record is not None
+        self._end_trial()
+        record = self._kept.record(self.state.trial)
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
         self._pipeline.stop("the trial failed")
-        self._note(slots.roll_back(self.state, reason))
-        self._store.clean(self.state)
+        self._kept.roll_back(reason)
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
         self._reconcile()
 
+    def _postpone(self, verdict: Postpone, now_s: float) -> None:
+        """Go back to the release before until a source works; without one, wait here."""
+        record, earlier = self._kept.record(self.state.trial), self.state.postponed
+        if self.state.active is None:
+            if self.update.phase != "postponed":
+                LOG.warning("%s %s waits: %s", record.name, record.version, verdict.reason)
+                self._kept.note(slots.suspend(self.state))  # it has not harmed the agent
+                self.update = update_of_record(record, "postponed", verdict.reason)
+            self._judge_at_s = now_s + self._limits.timeout_s
+            return
+        if self._source_worked and earlier is not None and earlier.count + 1 >= MAX_POSTPONED:
+            self._roll_back(f"{verdict.reason}, while that of the release before gave some")
+            return
+        self._end_trial()
+        LOG.warning("%s %s is postponed: %s", record.name, record.version, verdict.reason)
+        self._pipeline.stop("the trial is postponed")
+        self._kept.note(slots.postpone(self.state, verdict.reason))
+        self._start_active()
+        self._reconcile()
+
+    def _try_postponed(self) -> None:
+        """Try a release that waits, once the source of the active one gives frames.
+
+        Also if the active one does not work: it will never tell.
+        """
+        desired, waiting = self._desired, self.state.postponed
+        if desired is None or waiting is None or self.update.phase != "postponed":
+            return
+        health = self._pipeline.health()
+        frames = health.state == "running" and health.frames > 0
+        if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
+            self._source_worked = frames
+            self._try_idle(desired)
+
     # -- the pipeline
 
     def on_pipeline_message(self, message: ChildMessage) -> None:
-        """Commit a trial at its first result, roll it back at a failure."""
-        if self.state.trial is None:
-            return
-        if isinstance(message, Result):
-            self._commit_trial()
-        elif isinstance(message, Failure):
+        """Roll a trial back at a failure."""
+        if self.state.trial is not None and isinstance(message, Failure):
             self._roll_back(message.message)
 
-    def on_pipeline_exit(self, reason: str) -> None:
-        """Roll a trial back; any other pipeline is restarted by `advance`."""
+    def on_pipeline_exit(self, reason: str, *, crashed: bool, now_s: float) -> None:
+        """Roll a trial back, and a live release that crashes in a loop.
+
+        Any other pipeline is restarted by `advance`.
+        """
         if self.state.trial is not None:
             self._roll_back(reason)
-        else:
-            LOG.error("%s", reason)
+            return
+        LOG.error("%s", reason)
+        if crashed:
+            self._crashes = self._crashes.crashed(now_s)
+            if self._crashes.loop:
+                self._give_up_active(reason)
+
+    def _give_up_active(self, reason: str) -> None:
+        """Go back to the release in the other slot, if it was live and is whole."""
+        other = self.state.record(self.state.idle)
+        if other is None or not other.good:
+            return
+        try:
+            self._store.verify(self.state.idle)
+        except BundleError as error:
+            LOG.error("%s", error)
+            return
+        limits = self._config.update
+        reason = (
+            f"it crashed {limits.max_crashes} times within {limits.crash_window_s:g} s "
+            f"(max_crashes), the last time: {reason}"
+        )
+        record = self._kept.record(self.state.active)
+        LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
+        self._kept.give_up_active(reason)
+        self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
+        self._start_active()
+        self._reconcile()
 
     def _start_active(self, *, fresh: bool = True) -> None:
         """Start the active slot; a damaged one is given up for the idle one, if that was good."""
-        while self.state.active is not None:
-            try:
-                self._store.verify(self.state.active)
-            except BundleError as error:
-                LOG.error("%s", error)
-                self._note(slots.lose_active(self.state))
-                continue
-            self._pipeline.start(self._store.slot_folder(self.state.active), fresh=fresh)
-            return
-        self._pipeline.stop("there is no release to run")
+        state = with_whole_active(self._store, self.state)
+        if state != self.state:
+            self._kept.note(state)
+        if fresh:
+            self._crashes = self._no_crashes()
+        if state.active is None:
+            self._pipeline.stop("there is no release to run")
+        else:
+            self._pipeline.start(self._store.slot_folder(state.active), fresh=fresh)
 
-    # -- the disk
-
-    def _save(self, state: SlotState) -> None:
-        """Change the state only if the disk keeps it; StateError otherwise."""
-        self.state = self._store.save(state)
-
-    def _note(self, state: SlotState) -> None:
-        """Change the state even if the disk does not keep it: it has happened already."""
-        try:
-            self._save(state)
-        except StateError as error:
-            LOG.error("%s", error)
-            self.state = state
+    def _no_crashes(self) -> Crashes:
+        return Crashes(self._config.update.max_crashes, self._config.update.crash_window_s)
 
 
 def _reason(error: Exception) -> str:

@@ -138,6 +138,22 @@ def open_engine(path: PathLike) -> Engine:
     return Engine(where, mapped, header, manifest, identity)
 
 
+def read_manifest(path: Path, offset: int, size: int) -> Manifest:
+    """Return the manifest of an engine within another file, at `offset` with `size` bytes.
+
+    Its arrays are not read. Raises EngineError, which names the file and what is wrong with it.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            prefix = file.read(PREFIX_BYTES)
+            blob = file.read(header_length(prefix, size, str(path)))
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error}") from error
+    header = parse_header(blob, size, str(path))
+    return _manifest(header.metadata, str(path))
+
+
 def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
     try:
         with open(path, "rb", opener=_open_regular) as file:

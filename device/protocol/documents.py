@@ -18,9 +18,14 @@ MAX_CHUNKS_A_REQUEST = 256
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
-Phase = Literal["idle", "downloading", "staging", "trial", "live", "rolled_back", "refused"]
+PeerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}\Z")]
+Phase = Literal[
+    "idle", "downloading", "staging", "trial", "postponed", "live", "rolled_back", "refused"
+]
 AgentState = Literal["online", "stopped", "lost"]
-PipelineStatus = Literal["stopped", "starting", "running", "restarting", "failed"]
+PipelineStatus = Literal[
+    "stopped", "starting", "running", "degraded", "stalled", "restarting", "failed"
+]
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +60,14 @@ class ReleaseSpec(_Document, frozen=True, kw_only=True):
 
 
 class Desired(_Document, frozen=True, kw_only=True):
-    """The desired state. A new `request` retries a release that failed."""
+    """The desired state. A new `request` tries a release again that was refused, with `retry` also
+    one that was rolled back.
+    """
 
     format: int
     request: Annotated[str, Meta(min_length=1, max_length=64)]
     release: ReleaseSpec
+    retry: bool = False
 
 
 class Running(_Document, frozen=True, kw_only=True):
@@ -72,10 +80,14 @@ class Running(_Document, frozen=True, kw_only=True):
 
 
 class PipelineReport(_Document, frozen=True, kw_only=True):
-    """The status of the pipeline process; `reason` says why it does not run."""
+    """The status of the pipeline process; `reason` says why it does not run.
+
+    `since`: when it became degraded or stalled, ISO 8601 in UTC.
+    """
 
     status: PipelineStatus
     reason: str = ""
+    since: str = ""
 
 
 class Update(_Document, frozen=True, kw_only=True):
@@ -90,7 +102,7 @@ class Update(_Document, frozen=True, kw_only=True):
 
 
 class Reported(_Document, frozen=True, kw_only=True):
-    """The reported state; retained."""
+    """The reported state; retained. `problems`: sentences on what is wrong with the device."""
 
     agent: str
     profile: str
@@ -100,6 +112,7 @@ class Reported(_Document, frozen=True, kw_only=True):
     running: Running | None
     pipeline: PipelineReport
     update: Update
+    problems: tuple[str, ...] = ()
 
 
 class StateDocument(_Document, frozen=True, kw_only=True):
@@ -110,11 +123,15 @@ class StateDocument(_Document, frozen=True, kw_only=True):
 
 
 class BlobGet(_Document, frozen=True, kw_only=True):
-    """A request of the device for the index or for chunks of a blob."""
+    """A request of the device for the index or for chunks of a blob.
+
+    `peer`: the one server that shall answer, empty for any.
+    """
 
     sha256: Sha256
     index: bool = False
     chunks: tuple[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)], ...] = ()
+    peer: PeerId = ""
 
 
 D = TypeVar("D", bound=_Document)

@@ -3,7 +3,7 @@
 The agent never imports numpy or cv2; these lines are all that it knows of a running pipeline.
 """
 
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
 
@@ -14,11 +14,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
-    """The engine is loaded and the source is open. `segments` say how each segment runs."""
+    """The engine is loaded. `segments` say how each segment runs; `warm_up_s`: the time of the
+    first inference, which later ones do not exceed by much."""
 
     pipeline: str
     engine_sha256: str
     segments: tuple[str, ...] = ()
+    warm_up_s: float = 0.0
 
 
 class Result(_Message, frozen=True, kw_only=True, tag="result"):
@@ -40,13 +42,29 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     dropped: dict[str, int]
 
 
+class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """The loop of the pipeline turns: twice a second and at each change of `state`.
+
+    `frames` with a result and `errors`, frames lost to faults: since the process started.
+    `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
+    `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
+    share.
+    """
+
+    frames: int
+    errors: int
+    state: Literal["starting", "running", "degraded"]
+    reason: str = ""
+    since_s: float = 0.0
+
+
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
     """The pipeline stops; `message` is the sentence that a user reads."""
 
     message: str
 
 
-ChildMessage = Union[Ready, Result, Stats, Failure]  # noqa: UP007  (read by msgspec on 3.10)
+ChildMessage = Union[Ready, Result, Stats, Heartbeat, Failure]  # noqa: UP007  (read by msgspec on 3.10)
 
 _DECODER = msgspec.json.Decoder(ChildMessage)
 _ENCODER = msgspec.json.Encoder()

@@ -5,6 +5,7 @@ fleet/v1/{device}/desired           retained: the release that the device shall 
 fleet/v1/{device}/reported          retained: what it runs and how far an update is
 fleet/v1/{device}/blob/get          the device asks for chunks of a blob
 fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
+fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 """
@@ -59,6 +60,11 @@ class Topics:
         """Figures of the running pipeline."""
         return f"{self.root}/stats"
 
-    def chunk(self, sha256: str, part: int | str) -> str:
-        """The topic of one chunk of a blob; part is its number, "index" or "+"."""
-        return f"{self.root}/blob/{sha256}/{part}"
+    @property
+    def chunks(self) -> str:
+        """All chunks of all blobs, with and without the name of a server."""
+        return f"{self.root}/blob/+/+/#"
+
+    def chunk(self, sha256: str, part: int | str, peer: str) -> str:
+        """The topic of one chunk of a blob from a server; part is its number or "index"."""
+        return f"{self.root}/blob/{sha256}/{part}/{peer}"

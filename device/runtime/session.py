@@ -45,15 +45,18 @@ class Session:
         dla: Dla = "portable",
         scales: Scales = "hardware",
         timing_cache: Path | None = None,
+        plans: Path | None = None,
+        dla_core: int | None = None,
     ) -> None:
         """Load every segment and take the arena's memory.
 
         `profile` is the name of this device's profile; `threads` bounds the CPU threads of each
         segment. `dla` "exact" or "fast" runs DLA segments with the DLA's arithmetic in software,
         its scales of 16 bits (`scales` "hardware") or exact. `timing_cache` is a file with times of
-        GPU tactics: the fastest run, and those that it lacks are timed and added to it, once. The
-        engine stays the caller's to close, also before the session. Raises SessionError if the
-        engine is for another profile or cannot be run here.
+        GPU tactics: the fastest run, and those that it lacks are timed and added to it, once.
+        `plans` is the folder of `tandem-agent prepare`, None for the user's; `dla_core` puts all
+        DLA segments on one core. The engine stays the caller's to close, also before the session.
+        Raises SessionError if the engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
         if profile is not None and profile != manifest.profile:
@@ -75,7 +78,7 @@ class Session:
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
         emulation = None if dla == "portable" else Emulation(dla, scales)
-        options = LoadOptions(threads, timing_cache, emulation)
+        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core)
         self._segments = manifest.segments
         self._closed = False
         with ExitStack() as stack:
@@ -223,6 +226,8 @@ def open_session(
     dla: Dla = "portable",
     scales: Scales = "hardware",
     timing_cache: Path | None = None,
+    plans: Path | None = None,
+    dla_core: int | None = None,
 ) -> Session:
     """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
     with open_engine(path) as engine:
@@ -233,6 +238,8 @@ def open_session(
             dla=dla,
             scales=scales,
             timing_cache=timing_cache,
+            plans=plans,
+            dla_core=dla_core,
         )
 
 

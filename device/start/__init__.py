@@ -1,6 +1,9 @@
 """Starts programs of Tandem so that no file of the user's takes the place of one of its packages.
 
 packages    the names at the top of site-packages, and the finder that ties them to this folder
+isolation   the import path of a child: without its working directory
 command     the command line that runs a module as a child process
+guard       ends a process with its parent
+child       starts a command that is not Tandem's with that guard
 __main__    what that command line runs
 """

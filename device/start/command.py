@@ -7,7 +7,7 @@ from pathlib import Path
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command that runs `python -m module` with this interpreter and these packages.
 
-    Unlike `-m`, it does not search the working directory, and it needs no PYTHONPATH in a checkout
-    that is not installed. (`-P` does the first, from Python 3.11 on.)
+    Unlike `-m`, it does not search the working directory (`device.start.isolation`), and it needs
+    no PYTHONPATH in a checkout that is not installed.
     """
-    return (sys.executable, str(Path(__file__).parent), module, *arguments)
+    return (sys.executable, "-I", str(Path(__file__).parent), module, *arguments)

@@ -101,7 +101,7 @@ def extract_bundle(path: Path, into: Path) -> BundleInfo:
             _check_length(file, info, path)
             write_synced(into / INFO, [msgspec.json.encode(info)])
             for entry in info.files:
-                _extract_member(file, entry, path, into)
+                write_synced(into / entry.name, _member(file, entry, path))
             _check_end(file, path)
         sync_folder(into)
     except OSError as error:
@@ -123,6 +123,41 @@ def verify_folder(folder: Path) -> BundleInfo:
     except OSError as error:
         raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
     return info
+
+
+def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
+    """Return bundle.json, the sha256 and the length of the bundle that was unpacked into a folder.
+
+    Raises BundleError if a file is not the one that bundle.json names.
+    """
+    info = verify_folder(folder)
+    digest, size = hashlib.sha256(), 0
+    try:
+        for part in _bundle_bytes(info, {name: folder / name for name in MEMBERS}):
+            digest.update(part)
+            size += len(part)
+    except OSError as error:
+        raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
+    return info, digest.hexdigest(), size
+
+
+def check_bundle(path: Path) -> tuple[BundleInfo, int]:
+    """Compare every byte of a bundle with its hashes and write nothing.
+
+    Returns bundle.json and the offset of the engine in the file. Raises BundleError.
+    """
+    try:
+        with path.open("rb") as file:
+            info = _read_info(file, path)
+            _check_length(file, info, path)
+            engine_offset = file.tell() + _BLOCK  # it is the first member
+            for entry in info.files:
+                for _part in _member(file, entry, path):
+                    pass
+            _check_end(file, path)
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {_os_reason(error)}") from error
+    return info, engine_offset
 
 
 def _describe(member: str, path: Path) -> BundleFile:
@@ -239,10 +274,11 @@ def _check_length(file: BinaryIO, info: BundleInfo, path: Path) -> None:
         )
 
 
-def _extract_member(file: BinaryIO, entry: BundleFile, path: Path, into: Path) -> None:
+def _member(file: BinaryIO, entry: BundleFile, path: Path) -> Iterator[bytes]:
+    """Yield the bytes of the next member; BundleError if anything in it is not as announced."""
     if file.read(_BLOCK) != _header(entry.name, entry.bytes):
         raise BundleError(f"the header of {entry.name} in {path} is damaged")
-    write_synced(into / entry.name, _exactly(file, entry, path))
+    yield from _exactly(file, entry, path)
     if any(file.read(_padding(entry.bytes, _BLOCK))):
         raise BundleError(f"the bytes after {entry.name} in {path} are not zero")
 

@@ -25,9 +25,16 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This request failed before; only a new request is tried again."""
+    """The release failed before and is not tried again for this request."""
 
     phase: Phase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Its source gave nothing in a trial: it waits in the idle slot until a source works."""
+
     reason: str
 
 
@@ -41,23 +48,47 @@ class FetchIt:
     """The release has to be downloaded."""
 
 
-Decision = Live | Refuse | Failed | TryIdle | FetchIt
+Decision = Live | Refuse | Failed | Waits | TryIdle | FetchIt
 
 
 def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> Decision:
-    """Compare the desired release with the slots, none of which is on trial."""
-    release = desired.release
-    if _holds(state.record(state.active), release.blob.sha256):
+    """Compare the desired release with the slots, none of which is on trial.
+
+    A release that was refused is tried again for a new request, one that was rolled back only for
+    a new request with `retry`.
+    """
+    sha256 = desired.release.blob.sha256
+    if _holds(state.record(state.active), sha256):
         return Live()
     refusal = _refusal(desired, profile, dev)
     if refusal is not None:
         return Refuse(refusal)
-    failure = state.failure
-    if failure and (failure.sha256, failure.request) == (release.blob.sha256, desired.request):
+    failed = _failed(desired, state)
+    if failed is not None:
+        return failed
+    if not _holds(state.record(state.idle), sha256):
+        return FetchIt()
+    waiting = state.postponed
+    if waiting is not None and waiting.sha256 == sha256 and state.active is not None:
+        return Waits(waiting.reason)
+    return TryIdle()
+
+
+def _failed(desired: Desired, state: SlotState) -> Failed | None:
+    """Return the failure that keeps the release from being tried, or None."""
+    failure = state.failure_of(desired.release.blob.sha256)
+    if failure is None:
+        return None
+    if failure.request == desired.request:
         return Failed(failure.phase, failure.reason)
-    if _holds(state.record(state.idle), release.blob.sha256):
-        return TryIdle()
-    return FetchIt()
+    if failure.phase == "refused" or desired.retry:
+        return None
+    when = f" at {failure.at}" if failure.at else ""
+    return Failed(
+        "rolled_back",
+        f"this release was rolled back before{when}: {failure.reason}; `tandem deploy --retry` "
+        "tries it again",
+    )
 
 
 def _refusal(desired: Desired, profile: str, dev: bool) -> str | None:

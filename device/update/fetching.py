@@ -20,6 +20,11 @@ class Fetching:
         return 0 if self._fetch is None else self._fetch.download.received_bytes
 
     @property
+    def complaint(self) -> str:
+        """Which servers send what does not fit."""
+        return "" if self._fetch is None else self._fetch.download.complaint
+
+    @property
     def complete(self) -> bool:
         """Whether all chunks are on the disk."""
         return self._fetch is not None and self._fetch.download.complete
@@ -37,12 +42,13 @@ class Fetching:
     def begin(self, blob: BlobSpec) -> None:
         """Begin or resume this download in place of any other."""
         if self._fetch is not None and self._fetch.download.spec == blob:
+            self._fetch.download.on_server_back()
             return
         self.pause()
         self._fetch = Fetch(self._folder, blob, self._window_chunks)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part that arrived; late ones and those of another blob are dropped."""
+        """Take a part that arrived, "7" or "7/peer"; late ones and other blobs' are dropped."""
         fetch = self._fetch
         if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
             return

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from device.errors import TransferError
@@ -11,6 +12,7 @@ from device.protocol.documents import BlobSpec
 from device.update.transfer import Download
 
 SYNC_BYTES = 4 * 1024**2  # the most that a power cut loses
+PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
 SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 _READ_BYTES = 1024**2
 
@@ -104,16 +106,22 @@ class Fetch:
             self.download.set_index(index, self.file.present(index))
 
     def on_part(self, part: str, payload: bytes, now_s: float) -> None:
-        """Take a message on the topic of a part: "index" or a chunk number."""
+        """Take a message on the topic of a part: "index" or a chunk number, after a slash the peer.
+
+        A topic without a peer is that of a server which gives no name.
+        """
+        part, _, peer = part.partition("/")
+        if not PEER.fullmatch(peer):
+            return
         if part == "index":
-            if self.download.on_index(payload):
+            if self.download.on_index(payload, peer):
                 self.file.save_index(payload)
                 self.download.set_index(payload, self.file.present(payload))
         elif (
             part.isascii()
             and part.isdigit()
             and len(part) < 10
-            and self.download.on_chunk(int(part), payload, now_s)
+            and self.download.on_chunk(int(part), payload, now_s, peer)
         ):
             self.file.write(int(part), payload)
 

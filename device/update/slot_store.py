@@ -2,28 +2,52 @@
 
     STATE_DIR/agent.lock               held with flock while an agent runs
     STATE_DIR/slots.0, slots.1         the state, written in turn: CRC-32 and JSON
+    STATE_DIR/slots.N.unreadable-TIME  a state that could not be read
     STATE_DIR/slots/a, slots/b         unpacked bundles
+    STATE_DIR/slots/a/seal.json        what the slot says of itself: SHA-256 and JSON
+    STATE_DIR/reserve                  room for the state on a full disk
     STATE_DIR/download/                the bundle that is being fetched
 
 Each write goes to a new name, is synced, renamed and the folder synced. The older copy of the
-state stays as it is, so one torn or lost write never takes both.
+state stays as it is, so one torn or lost write never takes both. Where both are lost, the state is
+made anew of the seals. A slot is overwritten by another release, and never removed otherwise.
 """
 
 import contextlib
+import errno
 import fcntl
+import hashlib
+import logging
 import os
 import shutil
+import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from device.errors import BundleError, StateError
-from device.files import replacing, sync_folder
-from device.update.bundle import BundleInfo, extract_bundle, verify_folder
-from device.update.slots import SLOT_FORMAT, SLOTS, Slot, SlotState
+from device.files import make_folder, replacing, sync_folder, write_synced
+from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
+from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
+from device.update.slots import (
+    SLOT_FORMAT,
+    SLOTS,
+    Slot,
+    SlotRecord,
+    SlotSeal,
+    SlotState,
+    agreeing,
+    inconsistency,
+    recovered,
+)
 
-_MAX_STATE_BYTES = 64 * 1024
+LOG = logging.getLogger("tandem.agent")
+SEAL = "seal.json"
+RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
+MAX_UNREADABLE = 8  # states that are kept aside
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SlotStore:
@@ -33,8 +57,8 @@ class SlotStore:
         self.root = root
         self._slots = root / "slots"
         try:
-            self._slots.mkdir(parents=True, exist_ok=True)
-            self.downloads.mkdir(exist_ok=True)
+            for folder in (root, self._slots, self.downloads):
+                make_folder(folder)
             self._lock = os.open(root / "agent.lock", os.O_RDONLY | os.O_CREAT, 0o644)
         except OSError as error:
             raise StateError(
@@ -69,19 +93,47 @@ class SlotStore:
         """Return the folder of a slot's unpacked bundle."""
         return self._slots / slot
 
+    # -- the state
+
     def load(self) -> SlotState:
-        """Return the newest state that is whole, a fresh one where there is none."""
-        states = [state for copy in (0, 1) if (state := self._read(copy)) is not None]
-        return max(states, key=lambda state: state.generation, default=SlotState())
+        """Return the newest state that is whole; a fresh one on a device without releases.
+
+        A copy that cannot be read is kept aside. If none can be read, the state is made anew of
+        what the slots say of themselves, stored, and says so in `recovery`.
+        """
+        copies = [self._read(number) for number in (0, 1)]
+        problems = [copy for copy in copies if isinstance(copy, str)]
+        states = [copy for copy in copies if isinstance(copy, SlotState)]
+        if states:
+            state = max(states, key=lambda state: state.generation)
+            if problems:
+                LOG.error("%s", problems[0])
+                recovery = f"{problems[0]}. The other copy of the state is used"
+                found = {slot: seal for slot in SLOTS if (seal := self._read_seal(slot))}
+                state = msgspec.structs.replace(agreeing(state, found), recovery=recovery)
+            return state
+        seals, unsealed = self._slots_by_themselves()
+        if not problems and not seals and not unsealed:
+            return SlotState()
+        state = recovered(seals, unsealed, _recovery(problems, seals, unsealed))
+        LOG.error("%s", state.recovery)
+        try:
+            return self.save(state)
+        except StateError as error:
+            LOG.error("%s", error)
+            return state
 
     def save(self, state: SlotState) -> SlotState:
-        """Write the state and return it with its new generation; StateError if the disk fails."""
+        """Write the state and return it with its new generation; StateError if the disk fails.
+
+        The seals of the slots are written first.
+        """
         state = msgspec.structs.replace(state, generation=state.generation + 1)
-        body = msgspec.json.encode(state)
         path = self._copy(state.generation % 2)
         try:
-            with replacing(path) as file:
-                file.write(b"%08x\n" % zlib.crc32(body) + body)
+            for slot in SLOTS:
+                self._seal(slot, state)
+            self._write(path, encode_record(state, _crc32))
         except OSError as error:
             raise StateError(
                 f"cannot write the state of the slots to {path}: {error.strerror}; make room or "
@@ -89,10 +141,32 @@ class SlotStore:
             ) from error
         return state
 
-    def populate(self, slot: Slot, bundle: Path) -> BundleInfo:
+    def reserve(self) -> None:
+        """Set the room aside that the next writes of the state need; StateError if there is none.
+
+        Once `save` finds the disk full it uses this room.
+        """
+        path = self.root / "reserve"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                os.posix_fallocate(handle, 0, RESERVE_BYTES)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise StateError(
+                f"{self.root} has no room for the {RESERVE_BYTES >> 10} KiB that a trial must "
+                f"have to record its result: {error.strerror}; make room and deploy again"
+            ) from error
+
+    # -- the slots
+
+    def populate(self, slot: Slot, bundle: Path, record: SlotRecord | None = None) -> BundleInfo:
         """Unpack a bundle into a slot; the slot's folder is whole or absent at every moment.
 
-        The state must have forgotten what was in the slot (`slots.clear`) before.
+        The state must have forgotten what was in the slot (`slots.clear`) before. With a `record`
+        the slot is sealed from the beginning.
         """
         folder = self.slot_folder(slot)
         temporary = self._slots / f".{slot}.tmp"
@@ -101,9 +175,13 @@ class SlotStore:
             shutil.rmtree(folder)
         try:
             info = extract_bundle(bundle, temporary)
+            if record is not None:
+                seal = encode_record(SlotSeal(record=record), _sha256)
+                write_synced(temporary / SEAL, [seal])
+                sync_folder(temporary)
             os.rename(temporary, folder)
             sync_folder(self._slots)
-        except BundleError:
+        except (BundleError, OSError):
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         return info
@@ -112,31 +190,153 @@ class SlotStore:
         """Compare every file of a slot with its hash; BundleError names what differs."""
         return verify_folder(self.slot_folder(slot))
 
-    def clean(self, state: SlotState) -> None:
+    def clean(self) -> None:
         """Remove the leftovers of an interrupted update or write."""
-        for leftover in self.root.glob(".slots.?.*.tmp"):
-            with contextlib.suppress(OSError):  # like the folders, it only takes space
-                leftover.unlink()
+        for folder in (self.root, *(self.slot_folder(slot) for slot in SLOTS)):
+            for leftover in folder.glob(".*.tmp"):
+                with contextlib.suppress(OSError):  # it only takes space
+                    leftover.unlink()
         for slot in SLOTS:
             shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
-            if state.record(slot) is None:
-                shutil.rmtree(self.slot_folder(slot), ignore_errors=True)
+
+    # -- reading
 
     def _copy(self, number: int) -> Path:
         return self.root / f"slots.{number}"
 
-    def _read(self, copy: int) -> SlotState | None:
-        """Return one copy of the state; None if it is unreadable, torn or of an unknown format."""
+    def _read(self, number: int) -> SlotState | str | None:
+        """Return one copy of the state, None if there is none, or why it was kept aside."""
+        path = self._copy(number)
         try:
-            with self._copy(copy).open("rb") as file:
-                blob = file.read(_MAX_STATE_BYTES)
+            state = decode_record(_read_bytes(path), SlotState, _crc32)
+            reason = inconsistency(state)
+            if reason is None:
+                newest = max(state.format, SLOT_FORMAT)
+                return msgspec.structs.replace(state, format=newest)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+        except ValueError as error:
+            reason = str(error)
+        problem = f"{path.name} could not be read ({reason})"
+        aside = self._set_aside(path)
+        return f"{problem} and is kept as {aside}" if aside else f"{problem} and stays as it is"
+
+    def _set_aside(self, path: Path) -> str | None:
+        """Give a state that cannot be read a name with the time; return it, None if it stays."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name, number = f"{path.name}.unreadable-{stamp}", 1
+        while (self.root / name).exists():
+            number += 1
+            name = f"{path.name}.unreadable-{stamp}-{number}"
+        try:
+            path.rename(self.root / name)
+            sync_folder(self.root)
+        except OSError as error:
+            LOG.error("cannot keep %s aside: %s", path, error.strerror)
+            return None
+        kept = sorted(self.root.glob("slots.?.unreadable-*"), key=lambda one: one.lstat().st_mtime)
+        for oldest in kept[:-MAX_UNREADABLE]:
+            with contextlib.suppress(OSError):
+                oldest.unlink()
+        return name
+
+    def _slots_by_themselves(self) -> tuple[dict[Slot, SlotSeal], dict[Slot, SlotRecord]]:
+        """Return the seals of the slots that are whole, and records of whole ones without a seal.
+
+        The latter with the newest first.
+        """
+        seals: dict[Slot, SlotSeal] = {}
+        unsealed: dict[Slot, SlotRecord] = {}
+        for slot in sorted(SLOTS, key=self._written_ns, reverse=True):
+            try:
+                info, sha256, size = hash_folder(self.slot_folder(slot))
+            except BundleError:
+                continue
+            seal = self._read_seal(slot)
+            if seal is not None and seal.record.sha256 == sha256:
+                seals[slot] = seal
+            else:
+                unsealed[slot] = SlotRecord(
+                    sha256=sha256, bytes=size, name=info.name, version=info.version, request=""
+                )
+        return seals, unsealed
+
+    def _written_ns(self, slot: Slot) -> int:
+        try:
+            return (self.slot_folder(slot) / INFO).stat().st_mtime_ns
         except OSError:
-            return None
-        crc, _, body = blob.partition(b"\n")
-        if crc != b"%08x" % zlib.crc32(body):
-            return None
+            return 0
+
+    def _read_seal(self, slot: Slot) -> SlotSeal | None:
         try:
-            state = msgspec.json.decode(body, type=SlotState)
-        except msgspec.DecodeError:
+            blob = _read_bytes(self.slot_folder(slot) / SEAL)
+            return decode_record(blob, SlotSeal, _sha256)
+        except (OSError, ValueError):
             return None
-        return state if state.format == SLOT_FORMAT else None
+
+    # -- writing
+
+    def _seal(self, slot: Slot, state: SlotState) -> None:
+        """Let a slot's seal say what the state says of it. Raises OSError."""
+        record, folder = state.record(slot), self.slot_folder(slot)
+        if record is None or not folder.is_dir():
+            return
+        failure = state.failure_of(record.sha256)
+        if failure is not None and failure.phase != "rolled_back":
+            failure = None
+        seal = self._read_seal(slot) or SlotSeal(record=record)
+        current = msgspec.structs.replace(seal, record=record, failure=failure)
+        blob = encode_record(current, _sha256)
+        try:
+            if _read_bytes(folder / SEAL) == blob:
+                return
+        except OSError:
+            pass  # there is none yet
+        self._write(folder / SEAL, blob)
+
+    def _write(self, path: Path, blob: bytes) -> None:
+        """Replace a file; on a full disk the reserve is given up for it. Raises OSError."""
+        try:
+            with replacing(path) as file:
+                file.write(blob)
+        except OSError as error:
+            reserve = self.root / "reserve"
+            if error.errno not in _FULL or not reserve.exists():
+                raise
+            reserve.unlink()
+            with replacing(path) as file:
+                file.write(blob)
+
+
+def _read_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_RECORD_BYTES + 1)
+
+
+def _crc32(body: bytes) -> str:
+    return f"{zlib.crc32(body):08x}"
+
+
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _recovery(
+    problems: list[str], seals: Mapping[Slot, SlotSeal], unsealed: Mapping[Slot, SlotRecord]
+) -> str:
+    """Return the sentence that the report has after the loss of the state."""
+    lost = "; ".join(problems) or "the state of the slots is gone"
+    rows = []
+    for slot in SLOTS:
+        if slot in seals:
+            record = seals[slot].record
+            proof = f"live since {record.committed_at}" if record.good else "never live"
+            rows.append(f"slot {slot}: {record.name} {record.version}, {proof}")
+        elif slot in unsealed:
+            record = unsealed[slot]
+            rows.append(f"slot {slot}: {record.name} {record.version}, without a seal")
+        else:
+            rows.append(f"slot {slot}: no whole release")
+    return f"{lost}. The slots were read instead: {'; '.join(rows)}"

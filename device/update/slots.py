@@ -3,23 +3,33 @@
 One slot is active, the other takes the next release. A release runs on trial before it becomes
 active; the number of its attempts is stored before each start, so that an agent that dies during a
 trial tries once more after its restart and then rolls back. An orderly stop during a trial is no
-attempt. `device.update.slot_store` stores the state on the disk.
+attempt. A release that was rolled back is remembered by its hash. `device.update.slot_store` stores
+the state on the disk.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-SLOT_FORMAT = 1
+from device.update.records import Record
+
+SLOT_FORMAT = 2  # 1: one failure, no numbers of commits
 MAX_ATTEMPTS = 2
+MAX_POSTPONED = 2
+MAX_FAILURES = 16  # releases that are remembered as rolled back or refused
 MAX_REASON = 2000  # characters: a pipeline's last words must not outgrow the state file
 SLOTS: tuple["Slot", "Slot"] = ("a", "b")
 
 Slot = Literal["a", "b"]
 
 
-class SlotRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The release in a slot; `good`: it has passed a trial."""
+class SlotRecord(Record, frozen=True, kw_only=True):
+    """The release in a slot.
+
+    `good`: it has passed a trial and was not rolled back since. `commit`: a number that rises with
+    each release that becomes active, 0 before; `committed_at`: the time of it, UTC.
+    """
 
     sha256: str
     bytes: int
@@ -27,19 +37,38 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: str
     request: str
     good: bool = False
+    commit: int = 0
+    committed_at: str = ""
 
 
-class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last release that failed; it is not tried again for the same request."""
+class SlotFailure(Record, frozen=True, kw_only=True):
+    """A release that failed; it is not tried again for the same request.
+
+    One that was rolled back is tried again only if the request says so. `commit`: that of the
+    release that ran on.
+    """
 
     sha256: str
     request: str
     phase: Literal["rolled_back", "refused"]
     reason: str
+    at: str = ""
+    commit: int = 0
 
 
-class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state that must survive a power cut. `generation` counts the writes."""
+class Postponed(Record, frozen=True, kw_only=True):
+    """A release in the idle slot whose source gave nothing in `count` trials."""
+
+    sha256: str
+    count: int
+    reason: str
+
+
+class SlotState(Record, frozen=True, kw_only=True):
+    """The state that must survive a power cut. `generation` counts the writes.
+
+    `recovery`: how the state was made anew after its loss; kept until the next commit.
+    """
 
     format: int = SLOT_FORMAT
     generation: int = 0
@@ -48,7 +77,9 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attempts: int = 0
     a: SlotRecord | None = None
     b: SlotRecord | None = None
-    failure: SlotFailure | None = None
+    failures: tuple[SlotFailure, ...] = ()
+    postponed: Postponed | None = None
+    recovery: str = ""
 
     def record(self, slot: Slot | None) -> SlotRecord | None:
         """The release in a slot, None for an empty one."""
@@ -59,17 +90,50 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The slot that takes the next release."""
         return "b" if self.active == "a" else "a"
 
+    @property
+    def failure(self) -> SlotFailure | None:
+        """The last failure, None if another release has become active since."""
+        active = self.record(self.active)
+        last = self.failures[-1] if self.failures else None
+        return None if last and active and last.commit < active.commit else last
+
+    def failure_of(self, sha256: str) -> SlotFailure | None:
+        """How the release of this hash failed."""
+        return next((one for one in self.failures if one.sha256 == sha256), None)
+
+
+class SlotSeal(Record, frozen=True, kw_only=True):
+    """What a slot's own folder says of it, for a device that has lost its state.
+
+    `failure`: the release was rolled back.
+    """
+
+    format: int = 1
+    record: SlotRecord
+    failure: SlotFailure | None = None
+
+
+def inconsistency(state: SlotState) -> str | None:
+    """Return what contradicts itself in a state, None if nothing does."""
+    for role, slot in (("active", state.active), ("on trial", state.trial)):
+        if slot is not None and state.record(slot) is None:
+            return f"slot {slot} is {role} and empty"
+    if state.trial is not None and state.trial == state.active:
+        return f"slot {state.trial} is both active and on trial"
+    return None
+
 
 def clear(state: SlotState) -> SlotState:
     """Forget what is in the idle slot, before its folder is overwritten."""
     _require(state.trial is None, "a slot is on trial")
-    return _with_record(state, state.idle, None)
+    return msgspec.structs.replace(_with_record(state, state.idle, None), postponed=None)
 
 
 def stage(state: SlotState, record: SlotRecord) -> SlotState:
     """Record a whole, verified release in the idle slot."""
     _require(state.trial is None, "a slot is on trial")
-    return _with_record(state, state.idle, msgspec.structs.replace(record, good=False))
+    record = msgspec.structs.replace(record, good=False, commit=0, committed_at="")
+    return msgspec.structs.replace(_with_record(state, state.idle, record), postponed=None)
 
 
 def begin_trial(state: SlotState, request: str) -> SlotState:
@@ -82,33 +146,55 @@ def begin_trial(state: SlotState, request: str) -> SlotState:
     return msgspec.structs.replace(state, trial=state.idle, attempts=1)
 
 
-def confirm(state: SlotState) -> SlotState:
-    """Commit the trial: its slot becomes active."""
+def ask_again(state: SlotState, request: str) -> SlotState:
+    """Let the trial be that of a newer request for the same release."""
     slot, record = _on_trial(state)
-    state = _with_record(state, slot, msgspec.structs.replace(record, good=True))
-    return msgspec.structs.replace(state, active=slot, trial=None, attempts=0, failure=None)
+    return _with_record(state, slot, msgspec.structs.replace(record, request=request))
 
 
-def roll_back(state: SlotState, reason: str) -> SlotState:
-    """End the trial: back to the active slot, with the failed release and its reason recorded."""
+def confirm(state: SlotState, at: str = "") -> SlotState:
+    """Commit the trial: its slot becomes active. What is known of its failures is forgotten."""
     slot, record = _on_trial(state)
-    failure = SlotFailure(
-        sha256=record.sha256,
-        request=record.request,
-        phase="rolled_back",
-        reason=reason[:MAX_REASON],
+    state = _committed(state, slot, at)
+    failures = tuple(one for one in state.failures if one.sha256 != record.sha256)
+    return msgspec.structs.replace(
+        state, trial=None, attempts=0, failures=failures, postponed=None, recovery=""
     )
-    state = _with_record(state, slot, None)
-    return msgspec.structs.replace(state, trial=None, attempts=0, failure=failure)
+
+
+def roll_back(state: SlotState, reason: str, at: str = "") -> SlotState:
+    """End the trial: back to the active slot, with the failed release and its reason recorded."""
+    _slot, record = _on_trial(state)
+    state = msgspec.structs.replace(state, trial=None, attempts=0, postponed=None)
+    return _with_failure(state, _rolled_back(record, reason, at))
+
+
+def postpone(state: SlotState, reason: str) -> SlotState:
+    """End the trial without a verdict: the release waits in the idle slot."""
+    _slot, record = _on_trial(state)
+    earlier = state.postponed
+    count = earlier.count if earlier is not None and earlier.sha256 == record.sha256 else 0
+    postponed = Postponed(sha256=record.sha256, count=count + 1, reason=reason[:MAX_REASON])
+    return msgspec.structs.replace(state, trial=None, attempts=0, postponed=postponed)
+
+
+def give_up_active(state: SlotState, reason: str, at: str = "") -> SlotState:
+    """Go back from the active release, which keeps failing, to the good one in the idle slot."""
+    other, failed = state.record(state.idle), state.record(state.active)
+    if state.active is None or failed is None or other is None or not other.good:
+        raise ValueError("there is no good release to go back to")
+    _require(state.trial is None, "a slot is on trial")
+    state = _with_record(state, state.active, msgspec.structs.replace(failed, good=False))
+    state = _committed(state, state.idle, at)
+    return _with_failure(state, _rolled_back(failed, reason, at))
 
 
 def refuse(state: SlotState, failure: SlotFailure) -> SlotState:
     """Record a release that was refused without a trial."""
-    short = msgspec.structs.replace(failure, reason=failure.reason[:MAX_REASON])
-    return msgspec.structs.replace(state, failure=short)
+    return _with_failure(state, failure)
 
 
-def interrupted(state: SlotState) -> SlotState:
+def interrupted(state: SlotState, at: str = "") -> SlotState:
     """Return the state for an agent that boots during a trial: one more attempt, or a rollback."""
     if state.trial is None:
         return state
@@ -118,6 +204,7 @@ def interrupted(state: SlotState) -> SlotState:
         state,
         f"the agent died in {state.attempts} of {MAX_ATTEMPTS} attempts to start this release, "
         "so it went back to the previous one; see the log of the board for the cause",
+        at,
     )
 
 
@@ -134,6 +221,69 @@ def lose_active(state: SlotState) -> SlotState:
     state = _with_record(state, state.active, None) if state.active else state
     good = state.idle if idle is not None and idle.good else None
     return msgspec.structs.replace(state, active=good)
+
+
+def agreeing(state: SlotState, seals: Mapping[Slot, SlotSeal]) -> SlotState:
+    """Return the older of two copies of the state, after the loss of the newer one, with what the
+    slots know better: that one holds another release, or that the one on trial was confirmed.
+    """
+    for slot, seal in seals.items():
+        record = state.record(slot)
+        if record is None or record.sha256 == seal.record.sha256:
+            continue
+        if slot in (state.active, state.trial):  # neither is ever overwritten: the seal is wrong
+            continue
+        state = _with_record(state, slot, None)
+    confirmed = None if state.trial is None else seals.get(state.trial)
+    if confirmed is not None and confirmed.record.good:
+        return confirm(state, confirmed.record.committed_at)
+    return state
+
+
+def recovered(
+    seals: Mapping[Slot, SlotSeal], unsealed: Mapping[Slot, SlotRecord], recovery: str
+) -> SlotState:
+    """Return a state made of what the slots themselves say, after the loss of the state.
+
+    `seals`: of the slots whose bundle is whole and the one that was sealed. `unsealed`: whole
+    bundles without a seal, the newest first. The good release that was committed last is active.
+    Where none is good an unsealed one is; one that is sealed and never passed a trial is not run.
+    """
+    good = [slot for slot, seal in seals.items() if seal.record.good]
+    good.sort(key=lambda slot: seals[slot].record.commit)
+    records = {slot: seal.record for slot, seal in seals.items()} | dict(unsealed)
+    failures = [seal.failure for seal in seals.values() if seal.failure is not None]
+    return SlotState(
+        generation=max((record.commit for record in records.values()), default=0),
+        active=good[-1] if good else next(iter(unsealed), None),
+        a=records.get("a"),
+        b=records.get("b"),
+        failures=tuple(sorted(failures, key=lambda failure: failure.at)),
+        recovery=recovery,
+    )
+
+
+def _committed(state: SlotState, slot: Slot, at: str) -> SlotState:
+    record = state.record(slot)
+    assert record is not None
+    commit = 1 + max(state.generation, *(one.commit for one in (state.a, state.b) if one))
+    record = msgspec.structs.replace(record, good=True, commit=commit, committed_at=at)
+    return msgspec.structs.replace(_with_record(state, slot, record), active=slot)
+
+
+def _rolled_back(record: SlotRecord, reason: str, at: str) -> SlotFailure:
+    return SlotFailure(
+        sha256=record.sha256, request=record.request, phase="rolled_back", reason=reason, at=at
+    )
+
+
+def _with_failure(state: SlotState, failure: SlotFailure) -> SlotState:
+    """Add a failure as the last one, in place of an earlier one of the same release."""
+    active = state.record(state.active)
+    commit = 0 if active is None else active.commit
+    short = msgspec.structs.replace(failure, reason=failure.reason[:MAX_REASON], commit=commit)
+    others = tuple(one for one in state.failures if one.sha256 != failure.sha256)
+    return msgspec.structs.replace(state, failures=(*others, short)[-MAX_FAILURES:])
 
 
 def _on_trial(state: SlotState) -> tuple[Slot, SlotRecord]:

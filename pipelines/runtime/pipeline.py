@@ -22,9 +22,12 @@ from device.engine.preprocessing import Preprocessing
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
+from pipelines.runtime.heart import Heart
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
+from pipelines.sources.live import Waiting
 from pipelines.sources.table import Source, open_source
 from pipelines.stages.decode import decode, view_of
 from pipelines.stages.fit import check_fit
@@ -79,13 +82,17 @@ def run_pipeline(
     emit: Callable[[ChildMessage], None],
     stop: threading.Event,
     broker: Broker | None = None,
+    files: OutputFiles | None = None,
+    patient: bool = False,
     frames: int | None = None,
     watch: Callable[[FrameResult], None] | None = None,
 ) -> int:
     """Run until the source ends, `stop` is set or `frames` frames are done; return their count.
 
-    `emit` takes Ready, Result after the first frame, Stats once a second (from another thread) and
-    at the end. `watch` sees every result. Raises TandemError where the pipeline cannot go on.
+    `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
+    thread) and at the end. `watch` sees every result. `files`: where sinks may write. `patient`: a
+    camera that is away at the start is waited for. Raises TandemError where the pipeline cannot go
+    on.
     """
     check_fit(config, model.session.inputs, model.session.outputs, model.labels)
     warning = check_preprocessing(config, model.preprocessing)
@@ -95,23 +102,33 @@ def run_pipeline(
     runner = _Runner(config, model)
     runner.warm_up()
     with ExitStack() as stack:
-        context = SinkContext(model.labels, broker)
+        context = SinkContext(model.labels, broker, files or OutputFiles())
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
-        source = stack.enter_context(open_source(config.source, stop))
-        emit(_ready(config, model))
+        heart = Heart(emit)
+        waiting = Waiting(stop, heart.tick, patient)
+        source = stack.enter_context(open_source(config.source, waiting))
+        emit(_ready(config, model, runner.warm_up_s))
+        heart.watch(source, sinks)
         reporter = _Reporter(runner.metrics, source, sinks, emit)
         try:
-            return _run_frames(source, runner, sinks, emit=emit, frames=frames, watch=watch)
+            return _run_frames(
+                source, runner, sinks, emit=emit, heart=heart, frames=frames, watch=watch
+            )
         finally:
             reporter.close()
 
 
-def _ready(config: PipelineConfig, model: Model) -> Ready:
+def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
     reports = model.session.reports
     segments = tuple(
         f"{report.segment} ({report.processor}): {report.reason}" for report in reports
     )
-    return Ready(pipeline=config.name, engine_sha256=model.engine_sha256, segments=segments)
+    return Ready(
+        pipeline=config.name,
+        engine_sha256=model.engine_sha256,
+        segments=segments,
+        warm_up_s=round(warm_up_s, 3),
+    )
 
 
 def _run_frames(
@@ -120,6 +137,7 @@ def _run_frames(
     sinks: Sequence[Sink],
     *,
     emit: Callable[[ChildMessage], None],
+    heart: Heart,
     frames: int | None,
     watch: Callable[[FrameResult], None] | None,
 ) -> int:
@@ -129,6 +147,7 @@ def _run_frames(
         count += 1
         if count == 1:
             emit(Result(seq=frame.seq, latency_ms=result.event.latency_ms["total"]))
+        heart.frame_done()
         if watch is not None:
             watch(result)
         if frames is not None and count >= frames:
@@ -141,6 +160,7 @@ class _Runner:
 
     def __init__(self, config: PipelineConfig, model: Model) -> None:
         self.metrics = Metrics()
+        self.warm_up_s = 0.0
         self._config = config
         self._model = model
         self._input = model.session.inputs[0].name
@@ -149,7 +169,9 @@ class _Runner:
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
         config = self._config.preprocess
+        begin_s = time.monotonic()
         self._model.session.infer({self._input: np.zeros(config.input_shape, config.dtype)})
+        self.warm_up_s = time.monotonic() - begin_s
 
     def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
         """Run every stage on one frame."""

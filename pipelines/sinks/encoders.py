@@ -4,9 +4,9 @@ Programs encode in a process of their own, beside the pipeline. They get raw fra
 input and finish the file at its end, also when the pipeline was killed.
 """
 
+import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,23 +18,13 @@ from typing import Protocol
 import numpy as np
 
 from device.errors import PipelineError
+from device.start.command import module_command
 from pipelines.frame import Image
 from pipelines.vision import cv2
 
 FINISH_S = 60.0  # an encoder has so long to write what it holds
 STDERR_BYTES = 2048
 TRIAL_FRAMES = 2
-
-# Tries OpenCV's encoder in a process of its own: FFmpeg inside OpenCV writes on standard error.
-OPENCV_TRIAL = """
-import sys, cv2, numpy
-path, code, fps, width, height = sys.argv[1:]
-size = int(width), int(height)
-writer = cv2.VideoWriter(path, cv2.VideoWriter.fourcc(*code), float(fps), size)
-for _ in range(2 if writer.isOpened() else 0):
-    writer.write(numpy.zeros((*size[::-1], 3), numpy.uint8))
-writer.release()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +127,19 @@ def _ffmpeg(name: str, codec: str, suffixes: tuple[str, ...], *options: str) -> 
 def _gstreamer(name: str, element: str, *options: str) -> Encoder:
     def open_writer(path: Path, video: VideoFormat) -> FrameWriter:
         rate = Fraction(video.fps).limit_denominator(1001)
-        location = str(path).replace("\\", "\\\\").replace('"', '\\"')
+        location, part = (
+            str(name).replace("\\", "\\\\").replace('"', '\\"')
+            for name in (path, path.with_name(f".{path.name}.{os.getpid()}.part"))
+        )
         parse = (f"width={video.width}", f"height={video.height}", f"framerate={rate}")
         return _ProcessWriter(
             (
                 *("gst-launch-1.0", "-q", "fdsrc", "fd=0", "!"),
                 *("rawvideoparse", "format=bgr", *parse, "!", "videoconvert", "!"),
                 *("video/x-raw,format=I420", "!", element, *options, "!", "h264parse", "!"),
-                *("mp4mux", "faststart=true", "!", "filesink", f'location="{location}"'),
+                # Beside the file: by default it is in a folder for all users, which may be small.
+                *("mp4mux", "faststart=true", f'faststart-file="{part}"', "!"),
+                *("filesink", f'location="{location}"'),
             )
         )
 
@@ -178,7 +173,7 @@ def _opencv(name: str, code: str, suffixes: tuple[str, ...], *, in_browsers: boo
     def why_not(path: Path, video: VideoFormat) -> str | None:
         values = (path, code, video.fps, video.width, video.height)
         done = subprocess.run(
-            [sys.executable, "-c", OPENCV_TRIAL, *map(str, values)],
+            module_command("pipelines.sinks.opencv_trial", *map(str, values)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

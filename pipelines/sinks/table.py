@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from device.protocol.mqtt import LinkSettings
 from pipelines.config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.frame import Frame
 from pipelines.sinks.events import Event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.mqtt import MqttPublisher
 from pipelines.sinks.video import VideoFileWriter
 from pipelines.stages.decode import Decoded
@@ -57,6 +57,7 @@ class SinkContext:
 
     labels: Sequence[str]
     broker: Broker | None = None
+    files: OutputFiles = field(default_factory=OutputFiles)
 
 
 class Sink(AbstractContextManager[Any], Protocol):
@@ -151,19 +152,15 @@ class JsonlOut:
     """Appends each result to a file, one JSON object a line, at once visible to readers."""
 
     def __init__(self, config: JsonlSink, context: SinkContext) -> None:
-        self._path = config.path
+        self._files = context.files
+        self._path = context.files.place(config.path, "jsonl")
         self._dropped: Counter[str] = Counter()
-        try:
-            self._file = os.open(config.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise PipelineError(
-                f"the jsonl sink cannot write {config.path} ({error.strerror}): correct its path"
-                " or the permissions of the folder."
-            ) from error
+        self._file, self._made = context.files.open_lines(self._path, "jsonl")
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """jsonl_error: the file could not be written (a full disk, say)."""
+        """jsonl_error: the file could not be written (a full disk, say); jsonl_quota: its folder
+        may hold no more."""
         return dict(self._dropped)
 
     def __enter__(self) -> "JsonlOut":
@@ -176,12 +173,18 @@ class JsonlOut:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the file."""
+        """Close the file; one without lines is removed."""
+        empty = os.fstat(self._file).st_size == 0
         os.close(self._file)
+        if self._made and empty:
+            self._path.unlink(missing_ok=True)
 
     def write(self, result: FrameResult) -> None:
         """Append one line in one write, so that a reader never sees half of it."""
         line = result.payload + b"\n"
+        if not self._files.has_room(len(line)):
+            self._dropped["jsonl_quota"] += 1
+            return
         try:
             written = os.write(self._file, line)
             if written < len(line):  # the disk is full
@@ -198,12 +201,14 @@ class VideoOut:
 
     def __init__(self, config: VideoSink, context: SinkContext) -> None:
         self._labels = context.labels
-        self._writer = VideoFileWriter(Path(config.path), config.fps)
+        path = context.files.place(config.path, "video")
+        self._writer = VideoFileWriter(path, config.fps, context.files)
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """video_error: no encoder took the frame."""
-        return {"video_error": self._writer.failed} if self._writer.failed else {}
+        """video_error: no encoder took the frame; video_quota: its folder may hold no more."""
+        counts = {"video_error": self._writer.failed, "video_quota": self._writer.over_quota}
+        return {cause: count for cause, count in counts.items() if count}
 
     def __enter__(self) -> "VideoOut":
         """The file is created with the first frame, in its size."""

@@ -16,6 +16,7 @@ from pipelines.sinks.encoders import (
     VideoFormat,
     choose_encoder,
 )
+from pipelines.sinks.files import OutputFiles
 from pipelines.stages.decode import Decoded
 from pipelines.vision import cv2
 
@@ -23,26 +24,29 @@ _log = logging.getLogger(__name__)
 
 
 class VideoFileWriter:
-    """Encodes annotated frames; `failed` counts those that no encoder took."""
+    """Encodes annotated frames; `failed` counts those that no encoder took, `over_quota` those
+    that found no room."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self.path = path
+    def __init__(self, path: Path, fps: float, files: OutputFiles | None = None) -> None:
+        """Claim the file; PipelineError if it may not be written (see `OutputFiles`)."""
         self.failed = 0
+        self.over_quota = 0
         self._fps = fps
+        self._files = files or OutputFiles()
         self._writer: FrameWriter | None = None
+        self._full = False
         self._size = (0, 0)
-        try:
-            path.open("ab").close()
-        except OSError as error:
-            raise PipelineError(
-                f"the video sink cannot write {path} ({error.strerror}): correct its path or the"
-                " permissions of the folder."
-            ) from error
+        self.path, self._made = self._files.claim_new(path, "video")
 
     def write(
         self, image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float
     ) -> None:
         """Draw on a copy of the image and encode it; the first one gives the video its size."""
+        if not self._files.has_room():
+            self._end_full()
+        if self._full:
+            self.over_quota += 1
+            return
         if self._writer is None and not self.failed:
             self._writer = self._open(image.shape[1], image.shape[0])
         if self._writer is None:
@@ -56,14 +60,14 @@ class VideoFileWriter:
             self._give_up(error)
 
     def close(self) -> None:
-        """Finish the file; one without frames is removed."""
+        """Finish the file; one that this run made and that has no frames is removed."""
         if self._writer is not None:
             try:
                 self._writer.close()
             except PipelineError as error:
                 _log.error("%s is not complete: %s", self.path, error)
-        elif self.path.exists() and self.path.stat().st_size == 0:
-            self.path.unlink()
+        elif self._made:
+            self._remove_empty(self.path)
 
     def _open(self, width: int, height: int) -> FrameWriter | None:
         self._size = (max(2, width & ~1), max(2, height & ~1))  # colour planes are halved
@@ -74,9 +78,12 @@ class VideoFileWriter:
             _log.error("%s cannot be encoded here (%s); frames are dropped", requested, refused)
             return None
         if requested.suffix.lower() not in encoder.suffixes:
-            self.path = requested.with_suffix(encoder.suffixes[0])
+            try:
+                self._rename(requested.with_suffix(encoder.suffixes[0]))
+            except PipelineError as error:
+                _log.error("%s; frames are dropped", error)
+                return None
             _log.warning("%s is written as %s", requested, self.path)
-            requested.unlink(missing_ok=True)
         if encoder.in_browsers:
             _log.info("%s is %s", self.path, encoder.name)
         else:
@@ -86,6 +93,29 @@ class VideoFileWriter:
         except PipelineError as error:
             _log.error("%s: %s; frames are dropped", self.path, error)
             return None
+
+    def _rename(self, path: Path) -> None:
+        """Claim another file in place of the first."""
+        requested, was_made = self.path, self._made
+        self.path, self._made = self._files.claim_new(path, "video")
+        if was_made:
+            self._remove_empty(requested)
+
+    @staticmethod
+    def _remove_empty(path: Path) -> None:
+        with suppress(OSError):
+            if path.lstat().st_size == 0:
+                path.unlink()
+
+    def _end_full(self) -> None:
+        """Finish the file: its folder may hold no more."""
+        self._full = True
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except PipelineError as error:
+                _log.error("%s is not complete: %s", self.path, error)
 
     def _give_up(self, error: PipelineError) -> None:
         """Drop all further frames; the pipeline goes on."""

@@ -1,7 +1,6 @@
 """Frames from a video file or from images on disk."""
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,10 @@ import numpy as np
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Image, Stamp
+from pipelines.sources.live import Waiting
 from pipelines.vision import cv2
 
+TICK_S = 0.4
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 _log = logging.getLogger(__name__)
@@ -26,10 +27,13 @@ class VideoFile:
     With frames = "latest" and a slow consumer, frames whose time has passed are dropped ("late").
     """
 
-    def __init__(self, path: Path, config: SourceConfig, stop: threading.Event) -> None:
+    away = None  # a file is there or it is an error
+
+    def __init__(self, path: Path, config: SourceConfig, waiting: Waiting) -> None:
         self.name = str(path)
         self._config = config
-        self._stop = stop
+        self._waiting = waiting
+        self._stop = waiting.stop
         self._dropped: Counter[str] = Counter()
         self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
         if not self._capture.isOpened():
@@ -84,11 +88,16 @@ class VideoFile:
             return True
         late = time.monotonic() - due
         if late < 0:
-            self._stop.wait(-late)
+            self._wait_until(due)
         elif self._config.frames == "latest" and late > 1.0 / self._fps:
             self._dropped["late"] += 1
             return False
         return not self._stop.is_set()
+
+    def _wait_until(self, due: float) -> None:
+        while (remaining_s := due - time.monotonic()) > 0 and not self._stop.is_set():
+            self._stop.wait(min(remaining_s, TICK_S))
+            self._waiting.tick()
 
     def _retrieve(self) -> Image | None:
         ok, image = self._capture.retrieve()
@@ -100,10 +109,12 @@ class VideoFile:
 class ImageFolder:
     """Images in the order of their names; one that cannot be read is named, counted, skipped."""
 
-    def __init__(self, path: Path, config: SourceConfig, stop: threading.Event) -> None:
+    away = None
+
+    def __init__(self, path: Path, config: SourceConfig, waiting: Waiting) -> None:
         self.name = str(path)
         self._loop = config.loop
-        self._stop = stop
+        self._stop = waiting.stop
         self._dropped: Counter[str] = Counter()
         self._paths = list_images(path) if path.is_dir() else [path]
 

@@ -1,14 +1,14 @@
-"""Frames from a `gst-launch-1.0` child process over a pipe.
+"""Frames from a GStreamer child process over a pipe.
 
 A child process needs neither cv2's GStreamer nor PyGObject, has no TLS-block trouble with other
-libraries and can be killed when a camera hangs. Frames come as NV12 in GDP packets.
-
-gst-launch takes its pipeline from the command line alone, so the address of a camera, with its
-password, can be read there by other users of the machine (mount /proc with hidepid=2 against it).
+libraries and can be killed when a camera hangs. Frames come as NV12 in GDP packets. The child,
+`pipelines.sources.gst_process`, gets its pipeline over a pipe too: the address of a camera, with
+its password, is on no command line.
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import select
 import shutil
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.errors import SourceError
+from device.start.command import module_command
 from pipelines.frame import Stamp
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
@@ -33,7 +34,7 @@ PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the defa
 STDERR_BYTES = 8192
 GRACE_S = 0.5
 
-LAUNCH = ("gst-launch-1.0", "-q")
+CHILD = "pipelines.sources.gst_process"
 NV12 = "video/x-raw,format=NV12"
 TO_PIPE = ("gdppay", "!", "fdsink", "fd=1", "sync=false")
 
@@ -61,7 +62,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 def has_element(name: str) -> bool:
     """Whether GStreamer is installed here with this element."""
     inspect = shutil.which("gst-inspect-1.0")
-    if inspect is None or shutil.which("gst-launch-1.0") is None:
+    if inspect is None:
         return False
     return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
 
@@ -78,13 +79,15 @@ def rtsp_decoders() -> dict[str, str]:
     return {encoding: name for encoding, name in usable.items() if name is not None}
 
 
-def rtsp_command(uri: str, decoders: Mapping[str, str]) -> list[str]:
-    """Return the command that writes the video of an RTSP stream as GDP to its stdout.
+def rtsp_pipeline(uri: str, decoders: Mapping[str, str]) -> list[str]:
+    """Return the words of the pipeline that writes the video of an RTSP stream as GDP to stdout.
 
     `decoders`: see `rtsp_decoders`; each gets a branch, and the stream takes the one that fits.
     Every element is named: with uridecodebin, a camera that also sends audio never settles.
     """
     source = ["rtspsrc", "name=in", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
+    # The camera's own times: other modes move them to where packets arrive (see `CaptureClock`).
+    source.append("buffer-mode=none")
     branches: list[str] = []
     for encoding, decoder in decoders.items():
         depay, parse = CODECS[encoding][0]
@@ -93,18 +96,18 @@ def rtsp_command(uri: str, decoders: Mapping[str, str]) -> list[str]:
         caps = f"application/x-rtp,media=video,encoding-name={encoding}"
         decode = [depay, "!", parse, "!", decoder, *threads, "!", converter, "!", NV12]
         branches += ["in.", "!", caps, "!", *decode, "!", "out."]
-    return [*LAUNCH, *source, *branches, "funnel", "name=out", "!", *TO_PIPE]
+    return [*source, *branches, "funnel", "name=out", "!", *TO_PIPE]
 
 
-def camera_command(camera: Camera) -> list[str]:
-    """Return the command that writes a V4L2 camera's frames as GDP to its stdout."""
+def camera_pipeline(camera: Camera) -> list[str]:
+    """Return the words of the pipeline that writes a V4L2 camera's frames as GDP to stdout."""
     sizes = [("width", camera.width), ("height", camera.height), ("framerate", camera.fps)]
     kind = "image/jpeg" if camera.format == "mjpg" else "video/x-raw"
     fields = [f"{key}={value}" for key, value in sizes if value is not None]
     caps = ",".join([kind, *(f"{f}/1" if f.startswith("framerate") else f for f in fields)])
     decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
     source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
-    return [*LAUNCH, *source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
+    return [*source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
 
 
 def _quoted(value: str) -> str:
@@ -112,11 +115,11 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(name: str, words: Sequence[str]) -> "subprocess.Popen[bytes]":
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            module_command(CHILD, str(os.getpid())),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -124,15 +127,20 @@ def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         )
     except OSError as error:
         raise SourceError(
-            f"{name}: {command[0]} cannot be started ({error.strerror}): check that GStreamer's"
-            " tools are installed and that processes and memory are left."
+            f"{name}: the GStreamer process cannot be started ({error.strerror}): check that"
+            " processes and memory are left."
         ) from error
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # its stderr says why
+        pipe.write(json.dumps(list(words)).encode())
+    return process
 
 
 class GstCapture:
-    """One running gst-launch process; a wait ends when `ended` returns true."""
+    """One running GStreamer process; a wait ends when `ended` returns true."""
 
-    def __init__(self, name: str, command: Sequence[str], stall_s: float, ended: Ended) -> None:
+    def __init__(self, name: str, words: Sequence[str], stall_s: float, ended: Ended) -> None:
+        """`words`: the pipeline, see `rtsp_pipeline` and `camera_pipeline`."""
         self._name = name
         self._stall_s = stall_s
         self._ended = ended
@@ -140,7 +148,7 @@ class GstCapture:
         self._layout: Nv12 | None = None
         self._patience_s = max(FIRST_FRAME_S, stall_s)
         self._stderr = b""
-        self._process = _start(name, command)
+        self._process = _start(name, words)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._out = self._process.stdout.fileno()

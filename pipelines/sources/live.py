@@ -1,6 +1,7 @@
 """Cameras and streams: a reader thread, a slot for the latest frame, reconnection with back-off.
 
 A consumer slower than the camera sees young frames and a count of dropped ones, never a backlog.
+One that waits is called back all the while, and can ask whether the camera is away.
 """
 
 import logging
@@ -15,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from device.errors import SourceError
-from pipelines.frame import Frame, Image, Stamp
+from pipelines.frame import Away, Frame, Image, Stamp
 from pipelines.vision import cv2
 
 BACKOFF_FIRST_S = 0.25
@@ -23,6 +24,7 @@ BACKOFF_LAST_S = 5.0
 GOOD_S = 10.0  # after frames for so long, the back-off starts at its first delay again
 EVERY_FRAMES = 32  # the bound of the queue for frames = "every"
 JOIN_S = 3.0
+WAIT_S = 0.1  # between two calls of a consumer that waits
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,19 @@ class Capture(Protocol):
         """Close the camera."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How a consumer waits for frames.
+
+    `stop` ends its iteration. `tick` is called in its thread, at least twice a second while it
+    waits. `patient`: a camera that is away at the start is waited for, and not an error.
+    """
+
+    stop: threading.Event
+    tick: Callable[[], None] = lambda: None
+    patient: bool = False
+
+
 class LiveSource:
     """Frames of a camera or stream; see the module. A capture gets `Ended` from its opener."""
 
@@ -71,12 +86,18 @@ class LiveSource:
         name: str,
         opener: Callable[[Ended], Capture],
         policy: Literal["latest", "every"],
-        stop: threading.Event,
+        waiting: Waiting,
+        stall_s: float = 2.0,
     ) -> None:
+        """`stall_s`: an open camera without a frame for half of that is called away."""
         self.name = name
         self.reopened = 0
         self._opener = opener
-        self._stop = stop
+        self._waiting = waiting
+        self._stop = waiting.stop
+        self._quiet_s = stall_s / 2.0
+        self._fault: str | None = None
+        self._alive_s = time.monotonic()  # of the last frame, or of the start
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
         self._room = 1 if policy == "latest" else EVERY_FRAMES
@@ -90,8 +111,25 @@ class LiveSource:
         """Frames dropped so far; "busy": a newer frame came before the old one was taken."""
         return dict(self._dropped)
 
+    @property
+    def away(self) -> Away | None:
+        """Why and since when there are no frames; None while they come, or before the first."""
+        with self._arrived:
+            fault, alive_s = self._fault, self._alive_s
+        if fault is not None:
+            return Away(fault, alive_s)
+        if self._seq and time.monotonic() - alive_s > self._quiet_s:
+            return Away(f"{self.name} has given no frame for {self._quiet_s:g} s", alive_s)
+        return None
+
     def __enter__(self) -> "LiveSource":
-        """Open the camera and wait for its first frame, so that a wrong address fails at once."""
+        """Open the camera and wait for its first frame, so that a wrong address fails at once.
+
+        A patient consumer waits for it in the iteration.
+        """
+        if self._waiting.patient:
+            self._start_reader(None)
+            return self
         capture = self._opener(self._ended)
         try:
             self._put(capture.read())
@@ -100,11 +138,14 @@ class LiveSource:
             if isinstance(error, SourceError) and self._stop.is_set():
                 return self  # stopped before the first frame
             raise
+        self._start_reader(capture)
+        return self
+
+    def _start_reader(self, capture: Capture | None) -> None:
         self._thread = threading.Thread(
             target=self._read_frames, args=(capture,), name="source", daemon=True
         )
         self._thread.start()
-        return self
 
     def __exit__(
         self,
@@ -127,17 +168,19 @@ class LiveSource:
         return self._stop.is_set() or self._closing.is_set()
 
     def _take(self) -> tuple[int, RawFrame] | None:
-        with self._arrived:
-            # Checked first: with a slow consumer the slot is never empty.
-            while not self._ended():
+        # Checked first: with a slow consumer the slot is never empty.
+        while not self._ended():
+            with self._arrived:
+                if not self._slot:
+                    self._arrived.wait(WAIT_S)
                 if self._slot:
                     return self._slot.popleft()
-                if self._thread is None or not self._thread.is_alive():
-                    raise SourceError(
-                        f"{self.name} has no running reader: the log above says why it ended."
-                    )
-                self._arrived.wait(0.1)
-            return None
+            if self._thread is None or not self._thread.is_alive():
+                raise SourceError(
+                    f"{self.name} has no running reader: the log above says why it ended."
+                )
+            self._waiting.tick()
+        return None
 
     def _put(self, raw: RawFrame) -> None:
         with self._arrived:
@@ -146,24 +189,27 @@ class LiveSource:
                 self._dropped["busy"] += 1
             self._slot.append((self._seq, raw))
             self._seq += 1
+            self._fault = None
+            self._alive_s = time.monotonic()
             self._arrived.notify()
 
-    def _read_frames(self, first: Capture) -> None:
-        capture: Capture | None = first
+    def _read_frames(self, first: Capture | None) -> None:
+        capture = first
         backoff = BACKOFF_FIRST_S
         while not self._ended():
             opened = time.monotonic()
             try:
                 if capture is None:
+                    again = self._seq > 0
                     capture = self._opener(self._ended)
                     self._put(capture.read())
-                    self.reopened += 1
-                    _log.info("%s gives frames again", self.name)
+                    if again:
+                        self.reopened += 1
+                        _log.info("%s gives frames again", self.name)
                 while not self._ended():
                     self._put(capture.read())
             except SourceError as error:
-                if not self._ended():
-                    _log.warning("%s", error)
+                self._note_fault(str(error))
             finally:
                 if capture is not None:
                     capture.close()
@@ -171,3 +217,10 @@ class LiveSource:
             backoff = BACKOFF_FIRST_S if time.monotonic() - opened > GOOD_S else backoff
             self._closing.wait(backoff)
             backoff = min(backoff * 2, BACKOFF_LAST_S)
+
+    def _note_fault(self, fault: str) -> None:
+        """Keep why the camera is away; log it once."""
+        with self._arrived:
+            news, self._fault = fault != self._fault, fault
+        if news and not self._ended():
+            _log.warning("%s", fault)

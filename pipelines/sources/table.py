@@ -11,18 +11,18 @@ from typing import Any, Protocol
 from device.choices import list_choices
 from device.errors import SourceError
 from pipelines.config import SourceConfig
-from pipelines.frame import Frame
+from pipelines.frame import Away, Frame
 from pipelines.sources.cv_capture import open_camera_capture, open_rtsp_capture
 from pipelines.sources.files import IMAGE_SUFFIXES, ImageFolder, VideoFile
 from pipelines.sources.gst import (
     GstCapture,
-    camera_command,
+    camera_pipeline,
     has_element,
-    rtsp_command,
     rtsp_decoders,
+    rtsp_pipeline,
 )
-from pipelines.sources.live import Capture, Ended, LiveSource
-from pipelines.sources.uri import file_path, parse_camera, redact, scheme_of
+from pipelines.sources.live import Capture, Ended, LiveSource, Waiting
+from pipelines.sources.uri import Camera, file_path, parse_camera, redact, scheme_of
 
 
 class Source(AbstractContextManager[Any], Protocol):
@@ -34,14 +34,19 @@ class Source(AbstractContextManager[Any], Protocol):
     def dropped(self) -> Mapping[str, int]:
         """Frames dropped so far by cause."""
 
+    @property
+    def away(self) -> Away | None:
+        """Why and since when a camera gives no frames; None while it does."""
+
     def __iter__(self) -> Iterator[Frame]:
         """Yield frames until the end or the stop event."""
 
 
-def open_source(config: SourceConfig, stop: threading.Event | None = None) -> Source:
-    """Return the source that `config.uri` names; setting `stop` ends its iteration.
+def open_source(config: SourceConfig, waiting: Waiting | None = None) -> Source:
+    """Return the source that `config.uri` names; `waiting`: how frames are waited for.
 
-    Raises SourceError here, or on entering the `with` block, if there is nothing to read.
+    Raises SourceError here, or on entering the `with` block, if there is nothing to read. Whoever
+    is patient gets it for files and addresses that cannot be right, not for cameras that are away.
     """
     scheme = scheme_of(config.uri)
     if scheme not in SOURCES:
@@ -49,20 +54,34 @@ def open_source(config: SourceConfig, stop: threading.Event | None = None) -> So
             f"source {redact(config.uri)!r} has the unknown scheme {scheme!r}: use a path or one of"
             f" {list_choices(f'{scheme}://', (f'{known}://' for known in SOURCES))}."
         )
-    return SOURCES[scheme](config, stop or threading.Event())
+    return SOURCES[scheme](config, waiting or Waiting(threading.Event()))
 
 
-def _open_file(config: SourceConfig, stop: threading.Event) -> Source:
+def _open_file(config: SourceConfig, waiting: Waiting) -> Source:
     path = Path(file_path(config.uri)).expanduser()
     if not path.exists():
         raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-        return ImageFolder(path, config, stop)
-    return VideoFile(path, config, stop)
+        return ImageFolder(path, config, waiting)
+    return VideoFile(path, config, waiting)
 
 
-def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
+def _open_camera(config: SourceConfig, waiting: Waiting) -> Source:
     camera = parse_camera(config.uri)
+    if not waiting.patient:
+        _check_camera(camera)
+
+    def open_capture(ended: Ended) -> Capture:
+        _check_camera(camera)
+        if has_element("v4l2src") and has_element("gdppay"):
+            return GstCapture(camera.device, camera_pipeline(camera), config.stall_s, ended)
+        return open_camera_capture(camera.device, camera)
+
+    return LiveSource(camera.device, open_capture, config.frames, waiting, config.stall_s)
+
+
+def _check_camera(camera: Camera) -> None:
+    """Raise SourceError if the device is not there or may not be opened."""
     if not os.path.exists(camera.device):
         cameras = ", ".join(sorted(glob.glob("/dev/video*"))) or "none"
         raise SourceError(
@@ -75,28 +94,21 @@ def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
             " that owns it (usually `video`)."
         )
 
-    def open_capture(ended: Ended) -> Capture:
-        if has_element("v4l2src") and has_element("gdppay"):
-            return GstCapture(camera.device, camera_command(camera), config.stall_s, ended)
-        return open_camera_capture(camera.device, camera)
 
-    return LiveSource(camera.device, open_capture, config.frames, stop)
-
-
-def _open_rtsp(config: SourceConfig, stop: threading.Event) -> Source:
+def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
     name = redact(config.uri)
     decoders = rtsp_decoders()
 
     def open_capture(ended: Ended) -> Capture:
         if decoders:
-            command = rtsp_command(config.uri, decoders)
-            return GstCapture(name, command, config.stall_s, ended)
+            words = rtsp_pipeline(config.uri, decoders)
+            return GstCapture(name, words, config.stall_s, ended)
         return open_rtsp_capture(name, config.uri, config.stall_s)
 
-    return LiveSource(name, open_capture, config.frames, stop)
+    return LiveSource(name, open_capture, config.frames, waiting, config.stall_s)
 
 
-SOURCES: dict[str, Callable[[SourceConfig, threading.Event], Source]] = {
+SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "file": _open_file,
     "v4l2": _open_camera,
     "rtsp": _open_rtsp,

@@ -152,10 +152,30 @@ def resnet_stages(net: Net, x: ir.Value, depth: int, strides: tuple[int, ...]) -
     kind, repeats = _RESNETS[depth]
     x = net.pool(_norm_relu(net, x, 64, 7, 2), 3, 2, pad=1)
     for stage, stride in enumerate(strides):
-        for block in range(repeats[stage]):
-            step = stride if block == 0 else 1
-            maps = 64 * 2**stage
-            x = _basic(net, x, maps, step) if kind == "basic" else _bottleneck(net, x, maps, step)
+        x = _stage(net, x, kind, maps=64 * 2**stage, repeats=repeats[stage], stride=stride)
+    return x
+
+
+def resnet_features(net: Net, x: ir.Value, name: str) -> list[ir.Value]:
+    """Add a backbone ("resnet34", "resnet50", "resnext50"); return the output of each stage."""
+    kind, repeats = ("resnext", _RESNETS[50][1]) if name == "resnext50" else _RESNETS[int(name[6:])]
+    x = net.pool(_norm_relu(net, x, 64, 7, 2), 3, 2, pad=1)
+    features: list[ir.Value] = []
+    for stage, stride in enumerate((1, 2, 2, 2)):
+        x = _stage(net, x, kind, maps=64 * 2**stage, repeats=repeats[stage], stride=stride)
+        features.append(x)
+    return features
+
+
+def _stage(net: Net, x: ir.Value, kind: str, *, maps: int, repeats: int, stride: int) -> ir.Value:
+    for block in range(repeats):
+        step = stride if block == 0 else 1
+        if kind == "basic":
+            x = _basic(net, x, maps, step)
+        elif kind == "resnext":  # 32 groups of 4 maps in the first stage (Xie et al., 2017)
+            x = _bottleneck(net, x, maps, step, width=2 * maps, group=32)
+        else:
+            x = _bottleneck(net, x, maps, step, width=maps)
     return x
 
 
@@ -170,8 +190,11 @@ def _basic(net: Net, x: ir.Value, maps: int, stride: int) -> ir.Value:
     return net.relu(net.add(y, _shortcut(net, x, maps, stride)))
 
 
-def _bottleneck(net: Net, x: ir.Value, maps: int, stride: int) -> ir.Value:
-    y = _norm_relu(net, _norm_relu(net, x, maps), maps, 3, stride)
+def _bottleneck(
+    net: Net, x: ir.Value, maps: int, stride: int, *, width: int, group: int = 1
+) -> ir.Value:
+    y = _norm_relu(net, x, width)
+    y = net.relu(net.norm(net.conv(y, width, 3, stride, group=group)))
     y = net.norm(net.conv(y, 4 * maps))
     return net.relu(net.add(y, _shortcut(net, x, 4 * maps, stride)))
 

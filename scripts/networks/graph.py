@@ -169,6 +169,11 @@ class Net:
             pads=pads + pads,
         )
 
+    def shared_conv(self, x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value:
+        """Convolve 3x3 with weights that other convolutions share; the size stays."""
+        shape = (_dims(x)[0], _dims(weight)[0], *size(x))
+        return self.op("Conv", [x, weight, bias], shape, kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+
     def norm(self, x: ir.Value) -> ir.Value:
         """Normalise by statistics of the batch."""
         count = channels(x)

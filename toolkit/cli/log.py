@@ -58,9 +58,21 @@ def start(ctx: click.Context) -> None:
 
 def progress_shown() -> bool:
     """Whether progress bars are: with -q nothing moves, and with -v lines tell the steps."""
+    return _settings().level == logging.WARNING
+
+
+def warn(text: str, colour: str = "yellow") -> None:
+    """Print a warning in colour on standard error, unless -q; it goes to the log in any case."""
+    LOG.debug("warned: %s", text)
+    if not _settings().quiet:
+        click.secho(text, fg=colour, err=True)
+
+
+def _settings() -> LogSettings:
     ctx = click.get_current_context(silent=True)
     settings = LogSettings() if ctx is None else ctx.find_root().meta.get(_KEY, LogSettings())
-    return bool(settings.level == logging.WARNING)
+    assert isinstance(settings, LogSettings)
+    return settings
 
 
 def add_log_options(command: click.Command) -> None:

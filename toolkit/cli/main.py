@@ -47,6 +47,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
+    "export": (
+        "toolkit.cli.commands.export",
+        "export",
+        "Write an engine as files for trtexec.",
+    ),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
@@ -117,7 +122,7 @@ def tandem(ctx: click.Context) -> None:
 
 
 def main() -> None:
-    """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
+    """Entry point: errors of Tandem become one sentence on standard error and their exit status."""
     claim()  # a plugin may put its folder on the path
     signal.signal(signal.SIGTERM, _end)
     _silence_libraries()
@@ -126,7 +131,7 @@ def main() -> None:
         tandem(standalone_mode=True)
     except TandemError as err:
         LOG.debug("failed: %s", err, exc_info=err)
-        _fail(str(err))
+        _fail(str(err), err.exit_status)
     except ModuleNotFoundError as err:
         extra = EXTRA_OF_MODULE.get((err.name or "").split(".")[0])
         if extra is None:
@@ -139,13 +144,13 @@ def main() -> None:
         LOG.info("ended after %.2f s", time.perf_counter() - begin)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = 1) -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 
     text = Text.assemble(("error:", "bold red"), " ", message)
     Console(stderr=True, soft_wrap=True).print(text)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _silence_libraries() -> None:

@@ -1,5 +1,7 @@
 """What `tandem inspect` prints. It loads neither onnx nor the compiler."""
 
+from collections.abc import Mapping
+
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import IMPORTED, UNCALIBRATED, DimRange, Manifest
 from device.engine.preprocessing import preprocessing_line
@@ -45,6 +47,12 @@ def manifest_text(manifest: Manifest) -> str:
         )
     lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
     return "\n".join(lines)
+
+
+def bytes_text(purposes: Mapping[str, int]) -> str:
+    """Return the bytes of an engine by what they are for, as one line."""
+    sizes = ", ".join(f"{purpose} {count / 1e6:.2f} MB" for purpose, count in purposes.items())
+    return f"{sum(purposes.values()) / 1e6:.2f} MB: {sizes}"
 
 
 def _kernels(cuda: Cuda) -> str:

@@ -161,7 +161,7 @@ def _agent(folder: Path, profile: str, port: int, log: Path) -> Iterator["subpro
                 "state_dir": "agent-state",
                 "dev": True,  # the demo's releases are not signed
                 "broker": {"host": "127.0.0.1", "port": port},
-                "update": {"trial_timeout_s": 30.0},
+                "update": {"trial_timeout_s": 30.0, "confirm_after_s": 1.0},
             }
         )
     )

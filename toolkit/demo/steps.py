@@ -24,6 +24,7 @@ from pipelines.config import (
     load_model,
 )
 from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.stages.accuracy import Accuracy
 from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
@@ -290,6 +291,7 @@ def _annotate(
             Model(session, labels, opened.sha256),
             emit=lambda message: None,
             stop=threading.Event(),
+            files=OutputFiles(overwrite=True),  # of an earlier demo in this folder
             frames=VIDEO_FRAMES,
             watch=count,
         )

@@ -22,6 +22,7 @@ from device.engine.manifest import (
     largest_bytes,
 )
 from device.engine.preprocessing import Preprocessing
+from toolkit.engine.tensorrt import TensorRTSegment, tensorrt_segment
 from toolkit.errors import BuildError
 from toolkit.gpu.compile import GpuSegment
 from toolkit.graph.dtypes import IO_DTYPES
@@ -52,6 +53,11 @@ def assemble(
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
     ranges = {dim.name: dim for dim in dims}
     sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
+    finalised = {
+        planned.name: tensorrt_segment(piece, tensors)
+        for planned, piece in zip(segments, lowered, strict=True)
+        if planned.processor.startswith("dla")
+    }
     outputs = tuple(str(value.name) for value in model.graph.outputs)
     manifest = Manifest(
         format=FORMAT_VERSION,
@@ -67,7 +73,9 @@ def assemble(
                 inputs=piece.inputs,
                 outputs=piece.outputs,
                 nodes=planned.nodes,
-                implementations=_implementations(piece, kernels.get(planned.name)),
+                implementations=_implementations(
+                    piece, kernels.get(planned.name), finalised.get(planned.name)
+                ),
             )
             for planned, piece in zip(segments, lowered, strict=True)
         ),
@@ -77,12 +85,15 @@ def assemble(
         provenance=provenance,
         preprocessing=preprocessing,
     )
-    return manifest, _entries(lowered, kernels)
+    return manifest, _entries(lowered, kernels, finalised)
 
 
-def _implementations(piece: ExtractedSegment, gpu: GpuSegment | None) -> tuple[Implementation, ...]:
+def _implementations(
+    piece: ExtractedSegment, gpu: GpuSegment | None, dla: TensorRTSegment | None
+) -> tuple[Implementation, ...]:
+    """The implementations of a segment, best first."""
     portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
-    return (portable,) if gpu is None else (gpu.implementation, portable)
+    return (*(best.implementation for best in (dla, gpu) if best is not None), portable)
 
 
 def _tensors(
@@ -162,7 +173,9 @@ def _model_entry(segment: str) -> str:
 
 
 def _entries(
-    lowered: Sequence[ExtractedSegment], cuda: Mapping[str, GpuSegment]
+    lowered: Sequence[ExtractedSegment],
+    cuda: Mapping[str, GpuSegment],
+    dla: Mapping[str, TensorRTSegment],
 ) -> dict[str, np.ndarray]:
     entries: dict[str, np.ndarray] = {}
     for piece in lowered:
@@ -174,8 +187,9 @@ def _entries(
             _model_entry(piece.name),
             np.frombuffer(serialize_segment(piece), dtype=np.uint8),
         )
-    cubins = {name: array for gpu in cuda.values() for name, array in gpu.entries.items()}
-    for name, array in cubins.items():  # a cubin that two segments start is stored once
+    parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in dla.values()]
+    added = {name: array for part in parts for name, array in part.items()}
+    for name, array in added.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)
     return entries
 

@@ -17,7 +17,7 @@ Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
+from toolkit.engine.kept_cost import kept_cost_notes
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
 from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
@@ -40,6 +42,7 @@ from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
+from toolkit.errors import about
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
@@ -105,15 +108,17 @@ def build_engine(
     target = choose_target(profile, options.jetpack)
     path = Path(out)
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
-    job = read_model(model, target, options, on_progress or silent)
-    calibrated = calibrate(job)
-    preprocessing = engine_preprocessing(calibrated.table, job)
-    backend = _backend(job)
-    kernels = ask_for_kernels(calibrated, job, backend)
-    shared = plan_nodes(calibrated, kernels, job)
-    unified = unified_ranges(calibrated, shared.plans[0])
-    built = build_planned(calibrated, shared, unified, job, backend)
-    manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
+    name = source_path(model).name
+    with about(name):
+        job = _job(model, target, options, on_progress or silent)
+        calibrated = calibrate(job)
+        preprocessing = engine_preprocessing(calibrated.table, job)
+        backend = _backend(job)
+        kernels = ask_for_kernels(calibrated, job, backend)
+        shared = plan_nodes(calibrated, kernels, job)
+        unified = unified_ranges(calibrated, shared.plans[0])
+        built = build_planned(calibrated, shared, unified, job, backend)
+        manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
     loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
@@ -125,6 +130,12 @@ def build_engine(
         rewrites=calibrated.prepared.applied,
         notes=(
             *model_notes(manifest, calibrated, job),
+            *kept_cost_notes(
+                calibrated,
+                built.plan,
+                target.profile,
+                lambda without: plan_nodes(without, kernels, job).plans[0],
+            ),
             *gpu_notes(built, manifest, backend, job.options),
             *scale_notes(scale_rules),
         ),
@@ -134,6 +145,25 @@ def build_engine(
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
         loss=loss,
     )
+
+
+def _job(model: ModelSource, target: Target, options: BuildOptions, report: Progress) -> BuildJob:
+    """Steps 1 and 2; with a bound on latency at the batch that a plan chooses."""
+    job = read_model(model, target, options, report)
+    if options.plan.max_latency_ms is None:
+        return job
+    report("plan", 0.0)
+    request = PlanRequest(
+        members=(PlanMember(job.imported.name, model, shapes=dict(options.shapes or {})),),
+        profile=target.profile.name,
+        jetpack=options.jetpack,
+        options=job.plan,
+        plugins=options.plugins,
+    )
+    batching, plan = planned_batch(request)
+    if batching.size > 1:
+        job = read_model(model, target, options, report, batch=batching.size)
+    return replace(job, plan=plan, batching=batching)
 
 
 def ask_for_kernels(
@@ -157,6 +187,7 @@ def plan_nodes(calibrated: Calibrated, kernels: KernelSupport, job: BuildJob) ->
         cuts=calibrated.prepared.cuts,
         rewrites=calibrated.prepared.applied,
         kernels=kernels,
+        batching=job.batching,
     )
     return plan_together((model,), job.target.profile, job.plan)
 

@@ -15,7 +15,13 @@ from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges, with_model
-from toolkit.quantize.ranges.table_file import fit_table, plain_notes, table_of_plain
+from toolkit.quantize.ranges.table_file import (
+    fit_table,
+    plain_notes,
+    refuse_lossy,
+    refused_notes,
+    table_of_plain,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,12 @@ class Calibrated:
     floating: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def kept_for_targets(self) -> frozenset[str]:
+        """The nodes that the calibration keeps in floating point for its targets."""
+        kept = self.ranges.kept if self.ranges is not None else None
+        return frozenset() if kept is None else kept.nodes
+
+    @property
     def keep_float(self) -> frozenset[str]:
         """The nodes that stay in floating point beside INT8."""
         return frozenset(self.table.keep_float if self.table is not None else ())
@@ -41,8 +53,10 @@ class Calibrated:
         """Return the reason for each node in `keep_float`."""
         if self.table is None:
             return {}
-        budget = self.ranges.budget if self.ranges is not None else None
-        return kept_nodes(self.table.keep_float, self.floating, budget)
+        ranges = self.ranges
+        budget = ranges.budget if ranges is not None else None
+        reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
+        return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
 
 
 def calibrate(job: BuildJob) -> Calibrated:
@@ -64,7 +78,7 @@ def calibrate(job: BuildJob) -> Calibrated:
 
 
 def _measured(job: BuildJob, data: Source) -> Calibrated:
-    """Measure ranges over data; write them to a table where requested."""
+    """Measure ranges over data; write them to a table where requested, refused ones marked."""
     options, profile = job.options, job.target.profile
     prepared = prepare(job.graph, profile, job.plan)
     floating = _floating(prepared, job)
@@ -90,6 +104,8 @@ def _from_table(job: BuildJob) -> Calibrated:
     if job.plain is not None:
         table, original = table or table_of_plain(job.plain, sha256), job.plain.model
     assert table is not None  # `read_model` lets nothing else through
+    if not job.options.accept_loss:
+        refuse_lossy(table, job.imported.name)
     # Adjustments measured before the rewrites are made before them, others after.
     early = adjusts_only(job.graph, table)
     graph = adjusted_for(job.graph, table, sha256) if early else job.graph
@@ -101,7 +117,8 @@ def _from_table(job: BuildJob) -> Calibrated:
     floating = _floating(prepared, job)
     keep_float = tuple(sorted({*fitted.table.keep_float, *floating}))
     table = msgspec.structs.replace(fitted.table, keep_float=keep_float)
-    return Calibrated(prepared, table, notes=_notes(job) + fitted.notes, floating=floating)
+    notes = (*_notes(job), *refused_notes(table), *fitted.notes)
+    return Calibrated(prepared, table, notes=notes, floating=floating)
 
 
 def _notes(job: BuildJob) -> tuple[str, ...]:

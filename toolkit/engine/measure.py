@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from toolkit.engine.target import choose_target
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, about
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
 from toolkit.partition.planning.plan import PlanOptions
@@ -64,7 +66,10 @@ def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
             f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
             "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
         )
-    graph, _ = run_passes(imported.model)
+    with about(imported.name):
+        graph, _ = run_passes(imported.model)
+        check_nodes(graph)
+        check_host_memory(graph.graph)
     if profile is None:
         return graph
     target = choose_target(profile)

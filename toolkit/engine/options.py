@@ -14,6 +14,7 @@ from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
+from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.plugins import Plugin
 from toolkit.quantize.qdq.importer import PlainModel
@@ -73,3 +74,4 @@ class BuildJob:
     plain: PlainModel | None
     plan: PlanOptions
     report: Progress
+    batching: Batching = field(default_factory=Batching)

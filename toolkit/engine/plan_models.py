@@ -1,7 +1,7 @@
 """Plan one model or several on one board, without building: import, rewrite, place, advise."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,20 @@ import onnx_ir as ir
 from calibration.table import CalibrationTable
 from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
+from toolkit.engine.batch import choose_batch, chooses_batch
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
-from toolkit.errors import PlanError
+from toolkit.errors import PlanError, about
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.onnx import ModelSource, import_model, source_path
 from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
-from toolkit.partition.planning.plan import Model, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.batch import Batching
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
@@ -28,6 +32,11 @@ from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
+
+TENSORRT_PLUGIN = (
+    "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem take it out of "
+    "the model, or give its function with `tandem build --plugin`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +93,61 @@ def member_of(row: WorkloadModel) -> PlanMember:
 def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     """Plan all models of the request together; `report` hears of the exports of models."""
     target, options = _target(request)
-    loaded = tuple(
-        _load(member, request, target.profile, options, report) for member in request.members
-    )
-    times = load_measured(request.measured) if request.measured else None
-    models = tuple(replace(one.model, measured=times) for one in loaded)
-    start = {one.model.name: one.prepared.placement for one in loaded}
-    shared = plan_together(models, target.profile, options, (start,))
-    advice = {
-        plan.name: advise(shared, plan, target.profile, one.prepared.declined)
-        for plan, one in zip(shared.plans, loaded, strict=True)
-    }
+    loaded, shared, _ = _planned(request, target.profile, options, report)
+    with about(_names(request)):
+        advice = {
+            plan.name: advise(shared, plan, target.profile, one.prepared.declined)
+            for plan, one in zip(shared.plans, loaded, strict=True)
+        }
     return PlanResult(shared, advice, loaded)
+
+
+def planned_batch(request: PlanRequest, report: Report = silent) -> tuple[Batching, PlanOptions]:
+    """Return the batch of one model that the request's plan has, and the options that led there."""
+    target, options = _target(request)
+    _, shared, options = _planned(request, target.profile, options, report)
+    return shared.plans[0].batching, options
+
+
+def _planned(
+    request: PlanRequest, profile: Profile, options: PlanOptions, report: Report
+) -> tuple[tuple[LoadedModel, ...], SharedPlan, PlanOptions]:
+    times = load_measured(request.measured) if request.measured else None
+
+    def plan_all(
+        members: Sequence[PlanMember], options: PlanOptions, batching: Batching
+    ) -> tuple[tuple[LoadedModel, ...], SharedPlan]:
+        loaded = tuple(
+            _load(member, request, profile, options, batch=batching.size, report=report)
+            for member in members
+        )
+        models = (replace(one.model, measured=times, batching=batching) for one in loaded)
+        start = {one.model.name: one.prepared.placement for one in loaded}
+        with about(_names(request)):
+            return loaded, plan_together(tuple(models), profile, options, (start,))
+
+    rated = any(member.rate_hz is not None for member in request.members)
+    if not chooses_batch(options, rated=rated, models=len(request.members)):
+        return *plan_all(request.members, options, Batching()), options
+
+    def plan_at(
+        batch: int, options: PlanOptions
+    ) -> tuple[tuple[tuple[LoadedModel, ...], SharedPlan], Plan]:
+        loaded, shared = plan_all(request.members, options, Batching(batch))
+        return (loaded, shared), shared.plans[0]
+
+    (member,) = request.members
+    imported = import_model(
+        member.source, shapes=member.shapes, plugins=request.plugins, keep_tensorrt=True
+    )
+    choice = choose_batch(plan_at, options, dynamic=imported.batched)
+    loaded, shared = choice.planned
+    plan = replace(shared.plans[0], batching=choice.batching)
+    return loaded, replace(shared, plans=(plan,)), choice.options
+
+
+def _names(request: PlanRequest) -> str:
+    return ", ".join(source_path(member.source).name for member in request.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +202,30 @@ def _load(
     request: PlanRequest,
     profile: Profile,
     options: PlanOptions,
+    *,
+    batch: int = 1,
     report: Report = silent,
 ) -> LoadedModel:
+    with about(source_path(member.source).name):
+        return _load_member(member, request, profile, options, batch=batch, report=report)
+
+
+def _load_member(
+    member: PlanMember,
+    request: PlanRequest,
+    profile: Profile,
+    options: PlanOptions,
+    *,
+    batch: int,
+    report: Report,
+) -> LoadedModel:
     imported = import_model(
-        member.source, shapes=member.shapes, plugins=request.plugins, report=report
+        member.source,
+        shapes=member.shapes,
+        batch=batch,
+        plugins=request.plugins,
+        keep_tensorrt=True,
+        report=report,
     )
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
@@ -163,6 +235,8 @@ def _load(
         table = _table(member.table, member.shapes)
     graph, _ = run_passes(graph)
     give_shapes(graph, request.plugins)
+    check_nodes(graph)
+    check_device_memory(graph.graph, profile)
     ranges, keep = None, frozenset[str]()
     if table is not None:
         ranges, keep = table.tensors, frozenset(table.keep_float)
@@ -185,7 +259,15 @@ def _load(
 
 def _kernels(graph: ir.Model, request: PlanRequest, profile: Profile) -> KernelSupport:
     """Ask for GPU kernels, whether or not this host could compile them."""
-    return KernelSupport() if profile.gpu is None else ask_gpu(graph, (), request.plugins)
+    if profile.gpu is None:
+        return KernelSupport()
+    support = ask_gpu(graph, (), request.plugins)
+    ops = {str(node.name): node.op_type for node in graph.graph}
+    reasons = {
+        name: TENSORRT_PLUGIN if ops[name].endswith("_TRT") else why
+        for name, why in support.no_kernel.items()
+    }
+    return replace(support, no_kernel=reasons)
 
 
 def _table(

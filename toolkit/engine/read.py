@@ -11,6 +11,8 @@ from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
 from toolkit.importers.source import silent
@@ -23,21 +25,34 @@ KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make
 
 
 def read_model(
-    model: ModelSource, target: Target, options: BuildOptions, report: Progress = silent
+    model: ModelSource,
+    target: Target,
+    options: BuildOptions,
+    report: Progress = silent,
+    *,
+    batch: int = 1,
 ) -> BuildJob:
-    """Import a model, run the passes, and choose the precision.
+    """Import a model, run the passes, and choose the precision; `batch`: of a dynamic one.
 
     Raises TandemError: the model cannot be used, or not at the precision that is asked for.
     """
     _refuse_two_sources(options)
     report("import", 0.0)
     imported = import_model(
-        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins, report=report
+        model,
+        shapes=options.shapes,
+        dims=options.dims,
+        batch=batch,
+        plugins=options.plugins,
+        report=report,
     )
     plain, qdq_notes = _plain(imported.model, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
+    check_nodes(graph)
+    check_host_memory(graph.graph)
+    check_device_memory(graph.graph, target.profile)
     precision = _precision(options, target, graph, imported.name, plain)
     plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
     return BuildJob(options, target, imported, graph, passes, plain, plan, report)

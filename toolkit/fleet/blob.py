@@ -14,6 +14,7 @@ class Blob:
     """A file that is served in chunks."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -33,10 +34,16 @@ class Blob:
         )
 
     def read(self, part: int | str) -> bytes:
-        """Return the bytes of a chunk, or of the index."""
+        """Return the bytes of a chunk, or of the index; BundleError if the file has changed."""
         if isinstance(part, str):
             return self.index
-        return os.pread(self._file.fileno(), CHUNK_BYTES, part * CHUNK_BYTES)
+        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, part * CHUNK_BYTES)
+        if hashlib.sha256(chunk).digest() != self.index[part * 32 : part * 32 + 32]:
+            raise BundleError(
+                f"{self._path} was changed while it was deployed: deploy it again, and write new "
+                "bundles under new names"
+            )
+        return chunk
 
     def parts_of(self, request: BlobGet) -> tuple[int | str, ...]:
         """Return the existing parts that a request names; none if it is for another blob."""

@@ -166,7 +166,7 @@ class _Rollout:
     def _send(self, deployment: Deployment) -> None:
         part = deployment.take_part()
         payload = self._blob.read(part)
-        topic = deployment.topics.chunk(self._blob.spec.sha256, part)
+        topic = deployment.topics.chunk(self._blob.spec.sha256, part, deployment.peer)
         if self._link.publish_bulk(topic, payload):
             deployment.count_sent(part, len(payload))
             self._on_progress(deployment.progress)
@@ -193,11 +193,12 @@ def deploy_bundle(
     broker: BrokerAddress,
     *,
     timeout_s: float = 120.0,
+    retry: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
     """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
     (result,) = deploy_to_devices(
-        bundle, (device,), broker, timeout_s=timeout_s, on_progress=on_progress
+        bundle, (device,), broker, timeout_s=timeout_s, retry=retry, on_progress=on_progress
     )
     return result
 
@@ -208,11 +209,13 @@ def deploy_to_devices(
     broker: BrokerAddress,
     *,
     timeout_s: float = 120.0,
+    retry: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
     """Deploy a bundle to all devices at once and return their results, in the same order.
 
-    `timeout_s`: give a device up when it is silent for this long. Raises BrokerError if the broker
+    `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
+    devices that have rolled it back before. Raises BrokerError if the broker
     cannot be reached at the start (later interruptions are waited out), DeployError if a device is
     no id, or named twice.
     """
@@ -228,6 +231,7 @@ def deploy_to_devices(
         release=ReleaseSpec(
             name=info.name, version=info.version, profile=info.profile, blob=blob.spec
         ),
+        retry=retry,
     )
     try:
         return _Rollout(

@@ -70,6 +70,7 @@ class Deployment:
         self._timeout_s = timeout_s
         self._pending: deque[int | str] = deque()
         self._update: Update | None = None
+        self._problems: tuple[str, ...] = ()
         self._device_state: AgentState | None = None
         self._down_reason = ""
         self._echoed = False  # our desired document came back: a later one supersedes it
@@ -77,6 +78,11 @@ class Deployment:
         self._sent_bytes = 0
         self._started_s = now_s
         self._heard_s = now_s
+
+    @property
+    def peer(self) -> str:
+        """The name by which the device asks this server."""
+        return self._desired.request[:8]
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -148,7 +154,7 @@ class Deployment:
         self._sent_chunks += part != INDEX_PART
 
     def _on_request(self, request: BlobGet, now_s: float) -> None:
-        parts = self._blob.parts_of(request)
+        parts = self._blob.parts_of(request) if request.peer in ("", self.peer) else ()
         if not parts:
             return
         self._heard_s = now_s
@@ -156,6 +162,7 @@ class Deployment:
         self._pending.extend(part for part in parts if part not in waiting)
 
     def _on_report(self, report: Reported, now_s: float) -> bool:
+        self._problems = report.problems
         if report.update.request != self._desired.request:
             return False
         self._heard_s = now_s
@@ -189,7 +196,11 @@ class Deployment:
                 "taken by `tandem deploy` once it is back"
             )
         phase = "waiting" if self._update is None else self._update.phase
-        return f"the agent of {device} said nothing {for_s} in the phase {phase}: see its log"
+        reasons = [*self._problems]
+        if self._update is not None and self._update.reason:
+            reasons.append(self._update.reason)
+        why = "; ".join(reasons) or "see its log"
+        return f"the agent of {device} said nothing {for_s} in the phase {phase}: {why}"
 
     def _end(self, phase: ResultPhase, reason: str, now_s: float) -> None:
         release = self._desired.release

@@ -9,12 +9,16 @@ from toolkit.errors import ImportModelError
 
 
 def fix_shapes(
-    model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], dynamic: set[str]
+    model: ir.Model,
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+    dynamic: set[str],
+    batch: int = 1,
 ) -> list[str]:
     """Give every input a shape of numbers and the names in `dynamic`.
 
     `shapes`: by input; a named dimension gets the same size in every input. Any other dynamic
-    first dimension becomes 1. Returns notes on these defaults. Raises
+    first dimension becomes `batch`. Returns notes on these defaults. Raises
     ImportModelError: any other dynamic dimension, no shape, or one that does not fit; it names the
     input in the model at `path`.
     """
@@ -29,7 +33,7 @@ def fix_shapes(
     frozen: dict[str, int] = {}
     # Inputs with requested shapes come first: they freeze dimensions of the others.
     for name, value in sorted(inputs.items(), key=lambda item: item[0] not in shapes):
-        notes += _fix_input(path, value, shapes.get(name), dynamic, frozen)
+        notes += _fix_input(path, value, shapes.get(name), dynamic, frozen, batch=batch)
     if frozen or shapes:
         _rebind(model, frozen)
     return notes
@@ -67,6 +71,8 @@ def _fix_input(
     requested: tuple[int, ...] | None,
     dynamic: set[str],
     frozen: dict[str, int],
+    *,
+    batch: int,
 ) -> list[str]:
     """Give one input a shape whose every dimension is a number or a name in `dynamic`."""
     if value.shape is None:
@@ -92,9 +98,9 @@ def _fix_input(
                 f"is dynamic; fix it, such as --shape {value.name}={_example(old)}"
                 f"{f', or give its range with {_option(dim)}' if dim.value else ''}."
             )
-        new[axis] = 1
+        new[axis] = batch
         notes.append(
-            f"input {value.name!r}: dynamic first dimension {dim.value or '?'} frozen to 1"
+            f"input {value.name!r}: dynamic first dimension {dim.value or '?'} frozen to {batch}"
             f"{f'; {_option(dim)} keeps it dynamic' if dim.value else ''}"
         )
     for before, after in zip(old, new, strict=True):

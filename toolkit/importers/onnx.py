@@ -11,15 +11,11 @@ What cannot be handled is refused here, with the node and the reason.
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnx.shape_inference
-import onnx.version_converter
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as ir_passes
@@ -30,36 +26,30 @@ from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
+from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
+from toolkit.importers.repair import clear_false_sizes, sort_nodes
 from toolkit.importers.source import ModelPath, Report, model_sha256, silent
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
 
 LOG = logging.getLogger(__name__)
 
-# Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
-# onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
-# where Q/DQ are per channel and axes are inputs, is then kept as it is.
-OLDEST_OPSET = 1
-MIN_OPSET = 13
-TARGET_OPSET = 19
-# Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
-NEWEST_RUN_OPSET = 26
-RESIZE_MODES_OPSET = 11  # the first in which Resize says how it samples
-BROADCASTING_OPSET = 7  # the first in which shapes are aligned at their ends, as NumPy does
-LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
 _WIDEST = 8  # bytes of an element; complex ones count half, and half the limit is near it
-# What the version converter raises on a model that it cannot convert.
-_REFUSALS = (
-    RuntimeError,
+# What onnx-ir and its passes raise on a model that they cannot represent or go through.
+_IR_REFUSALS = (
+    ir.passes.InvariantError,
+    ir.serde.SerdeError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,  # PassError, and what its cloner makes of others
+    TypeError,
     ValueError,
-    onnx.checker.ValidationError,
-    onnx.version_converter.ConvertError,
 )
-_IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
 
-# What exporters call a dimension that has no name; equal ones are not the same dimension.
-UNNAMED = frozenset({"?", "-1", "None", "none", "unk", "unknown"})
+_NO_BITS = {ir.DataType.UNDEFINED, ir.DataType.STRING}
+_KNOWN_DTYPES = frozenset(dtype.value for dtype in ir.DataType if dtype not in _NO_BITS)
+
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -89,7 +79,8 @@ class ImportedModel:
     """A model as later steps take it.
 
     `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
-    `notes` say what the import decided by itself (an upgraded opset, a frozen batch).
+    `notes` say what the import decided by itself (an upgraded opset, a frozen batch). `batched`:
+    a dynamic first dimension was frozen.
     """
 
     name: str
@@ -98,6 +89,7 @@ class ImportedModel:
     dims: tuple[DimRange, ...] = ()
     notes: tuple[str, ...] = field(default=())
     origin: ModelOrigin = field(default_factory=ModelOrigin)
+    batched: bool = False
 
 
 def import_model(
@@ -105,14 +97,17 @@ def import_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
+    batch: int = 1,
     plugins: Sequence[Plugin] = (),
+    keep_tensorrt: bool = False,
     report: Report = silent,
 ) -> ImportedModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
-    first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
-    of `plugins` stay nodes, with their functions beside the graph. `report` hears of an export.
+    first dimension that neither names is frozen to `batch`, noted; any other is refused. Operators
+    of `plugins` stay nodes, with their functions beside the graph; so do those of TensorRT (names
+    that end with _TRT) with `keep_tensorrt`: for plans. `report` hears of an export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
@@ -122,21 +117,18 @@ def import_model(
     plugged = [plugin.title for plugin in plugins]
     parsed = _parse(data, path)
     origin = model_origin(parsed)
-    proto, notes = _at_known_opset(parsed, path, plugged)
+    proto, notes = at_known_opset(
+        parsed, path, lambda proto: ir.to_proto(_inlined(proto, path, plugged))
+    )
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
-    _refuse_unsupported(model, path)
+    _refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
-    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
-    used = dims_in_use(model)
-    for dim in dynamic:
-        if dim.name not in used:
-            known = ", ".join(sorted(used)) or "none"
-            raise ImportModelError(
-                f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
-                "correct the name given with --dim."
-            )
+    _refuse_unknown_dims(dynamic, dims_in_use(model), path)
+    frozen = fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic}, batch)
+    notes += frozen
+    _refuse_fixed_dims(dynamic, dims_in_use(model), path)
     for note in notes:
         LOG.info("%s: %s", path.name, note)
     return ImportedModel(
@@ -146,7 +138,26 @@ def import_model(
         dims=dynamic,
         notes=tuple(notes),
         origin=origin,
+        batched=bool(frozen),
     )
+
+
+def _refuse_unknown_dims(dims: Sequence[DimRange], known: Collection[str], path: Path) -> None:
+    unknown = next((dim.name for dim in dims if dim.name not in known), None)
+    if unknown is not None:
+        raise ImportModelError(
+            f"{path.name} has no dynamic dimension {unknown!r} "
+            f"(it has: {', '.join(sorted(known)) or 'none'}); correct the name given with --dim."
+        )
+
+
+def _refuse_fixed_dims(dims: Sequence[DimRange], dynamic: Collection[str], path: Path) -> None:
+    fixed = next((dim.name for dim in dims if dim.name not in dynamic), None)
+    if fixed is not None:
+        raise ImportModelError(
+            f"{path.name}: dimension {fixed!r} is given a size with --shape and a range with "
+            "`tandem build --dim`; leave one of the two away."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,201 +242,42 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
-    _sort_nodes(proto.graph)
-    _clear_false_sizes(proto.graph)
+    _check_tensors(proto.graph, path)
+    sort_nodes(proto.graph)
+    clear_false_sizes(proto.graph)
     return proto
 
 
-def _sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes topologically, as ONNX requires.
-
-    onnxruntime runs any order, and its converter to FP16 writes new nodes at the end.
-    """
-    makers = {name: at for at, node in enumerate(graph.node) for name in node.output}
-    needs = {
-        at: {makers[name] for name in _names_read(node) if name in makers}
-        for at, node in enumerate(graph.node)
-    }
-    if all(before < at for at, producers in needs.items() for before in producers):
-        return
-    try:
-        order = tuple(TopologicalSorter(needs).static_order())
-    except CycleError:
-        return  # the checker refuses it by name
-    ordered = onnx.GraphProto(node=[graph.node[at] for at in order])
-    del graph.node[:]
-    graph.node.extend(ordered.node)
-
-
-def _clear_false_sizes(graph: onnx.GraphProto) -> None:
-    """Make dimensions unknown that exporters write as -1, 0 or "?" for want of a size or a name."""
-    constants = {tensor.name for tensor in graph.initializer}
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            false_size = dim.HasField("dim_value") and dim.dim_value < 1
-            if value.name not in constants and (false_size or dim.dim_param in UNNAMED):
-                dim.Clear()
+def _check_tensors(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse constants whose bytes are not as many as their type and sizes say."""
+    tensors = list(graph.initializer)
     for node in graph.node:
         for attribute in node.attribute:
+            tensors += [attribute.t, *attribute.tensors]
             for inner in (attribute.g, *attribute.graphs):
-                _clear_false_sizes(inner)
-
-
-def _names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors that a node reads, in its branches and bodies, too; "" is none."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from (value.name for value in graph.output)
-            for inner in graph.node:
-                yield from _names_read(inner)
-
-
-def _at_known_opset(
-    proto: onnx.ModelProto, path: Path, plugged: Collection[str]
-) -> tuple[onnx.ModelProto, list[str]]:
-    """Convert the model to TARGET_OPSET..NEWEST_RUN_OPSET where possible; return it and notes."""
-    opset = _opset(proto)
-    if opset is None:
-        raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
-    newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= opset <= newest:
-        raise ImportModelError(
-            f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
-            f"export it with an opset in that range."
-        )
-    target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
-    if opset == target_opset:
-        return proto, []
-    if opset < BROADCASTING_OPSET:
-        _lay_slopes(proto, path, opset)
-    # The converter drops functions. Those of plugins come in the place of the model's own later.
-    plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
-    try:
-        converted = _converted(plain, target_opset)
-    except _REFUSALS as err:
-        if opset >= MIN_OPSET:
-            return proto, [f"opset {opset} kept: {first_line(err)}"]
-        raise ImportModelError(
-            f"{path.name} has opset {opset} and cannot be raised to {target_opset} "
-            f"({first_line(err)}); export it with opset {MIN_OPSET} or newer."
-        ) from err
-    return converted, [
-        f"opset {opset} {'raised' if opset < target_opset else 'lowered'} to {target_opset}"
-    ]
-
-
-def _opset(proto: onnx.ModelProto) -> int | None:
-    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
-
-
-def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Convert without the large weights: the converter would copy them four times."""
-    weights = {
-        tensor.name: tensor.raw_data
-        for tensor in proto.graph.initializer
-        if len(tensor.raw_data) >= LARGE_BYTES
-    }
-    _set_weights(proto, dict.fromkeys(weights, b""))
-    # The converter adds constants that are no inputs, which IR version 3 does not know.
-    proto.ir_version = max(proto.ir_version, 4)
-    try:
-        converted = onnx.version_converter.convert_version(proto, opset)
-    except _REFUSALS:
-        _set_weights(proto, weights)
-        raise
-    _set_weights(converted, weights)
-    if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
-        _set_resize_modes(converted.graph)
-    return converted
-
-
-def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
-    """Give PRelu's slopes of C channels the shape (C, 1, ...): the converter leaves them (C,).
-
-    Raises ImportModelError: slopes that are computed or read elsewhere, and inputs of unknown rank.
-    """
-    slopes = {tensor.name: tensor for tensor in proto.graph.initializer}
-    nodes = [
-        node
-        for node in proto.graph.node
-        if node.op_type == "PRelu"
-        and (node.input[1] not in slopes or math.prod(slopes[node.input[1]].dims) != 1)
-    ]
-    if not nodes:
-        return
-    ranks = _ranks(proto)
-    read_elsewhere = {
-        name for node in proto.graph.node if node.op_type != "PRelu" for name in node.input
-    }
-    laid: dict[str, int] = {}
-    for node in nodes:
-        source, name = node.input
-        rank = ranks.get(source)
-        own = name in slopes and name not in read_elsewhere
-        if rank is None or rank < 2 or not own or laid.setdefault(name, rank) != rank:
+                _check_tensors(inner, path)
+    for tensor in tensors:
+        if tensor.data_type in _KNOWN_DTYPES and not _has_its_data(tensor):
             raise ImportModelError(
-                f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
-                f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
+                f"{path.name}: the constant {tensor.name!r} has not as many elements as its type "
+                f"and its sizes {list(tensor.dims)} say; export the model again."
             )
-    for name, rank in laid.items():
-        tensor = slopes[name]
-        tensor.dims[:] = [math.prod(tensor.dims), *(rank - 2) * [1]]
-        for value in proto.graph.input:  # IR version 3 lists constants among the inputs
-            if value.name == name:
-                value.CopyFrom(
-                    onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
-                )
 
 
-def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(proto).graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    return {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in values
-        if value.type.tensor_type.HasField("shape")
-    }
-
-
-def _set_resize_modes(graph: onnx.GraphProto) -> None:
-    """Give Resize nodes the one sampling that Upsample and Resize had before it was an attribute.
-
-    The converter leaves the newer default, "half_pixel". Nearest pixels are those that
-    onnxruntime takes for the old operators: the last one before a point, and the next one where
-    the picture becomes smaller. Raises ValueError: it becomes smaller and larger, by axis.
-    """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {
-        node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"
-    }
-    for node in graph.node:
-        if node.op_type != "Resize":
-            continue
-        scales = constants.get(node.input[2]) if len(node.input) > 2 else None
-        factors = onnx.numpy_helper.to_array(scales) if scales is not None else np.ones(1)
-        shrinks = bool((factors < 1).any())
-        if shrinks and (factors > 1).any():
-            raise ValueError(f"{node.output[0]!r} is resized by {factors.tolist()}, both ways")
-        values = {
-            "coordinate_transformation_mode": "asymmetric",
-            "nearest_mode": "ceil" if shrinks else "floor",
-        }
-        kept = [attribute for attribute in node.attribute if attribute.name not in values]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-        node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
+def _has_its_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
+    if tensor.HasField("raw_data"):
+        bits = ir.DataType(tensor.data_type).bitwidth
+        return len(tensor.raw_data) == math.ceil(math.prod(tensor.dims) * bits / 8)
+    try:
+        return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
+    except (TypeError, ValueError):
+        return False
 
 
 def _weight_bytes(proto: onnx.ModelProto) -> int:
     """Return a bound of the bytes of all initializers: their elements at the widest type."""
     return sum(_WIDEST * math.prod(tensor.dims) for tensor in proto.graph.initializer)
-
-
-def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
-    for tensor in proto.graph.initializer:
-        if tensor.name in weights:
-            tensor.raw_data = weights[tensor.name]
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
@@ -508,7 +360,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = name
 
 
-def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = False) -> None:
     if not model.graph.inputs:
         raise ImportModelError(
             f"{path.name} has no input, so its outputs are constants: keep those."
@@ -524,11 +376,23 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
                 f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
                 f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
             )
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if constant is not None and (
+            (value.dtype is not None and value.dtype != constant.dtype)
+            or (value.shape is not None and value.shape != constant.shape)
+        ):
+            raise ImportModelError(
+                f"{path.name}: the constant {value.name!r} is noted as {value.dtype}{value.shape}, "
+                f"but it is {constant.dtype}{constant.shape}; export the model again."
+            )
     functions = {(key[0], key[1]) for key in model.functions}
     foreign = [
         node
         for node in model.graph.all_nodes()
-        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+        if node.domain not in KNOWN_DOMAINS
+        and (node.domain, node.op_type) not in functions
+        and not (keep_tensorrt and node.op_type.endswith("_TRT"))
     ]
     if foreign:
         node = foreign[0]

@@ -5,8 +5,6 @@ the ONNX file, with the names of the inputs of `forward`.
 """
 
 import io
-import json
-import re
 import traceback
 import warnings
 import zipfile
@@ -16,20 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolkit.errors import ImportModelError, first_line
+from toolkit.importers.pt2.archive import refuse_code
 from toolkit.importers.source import Exported, ModelPath, Report, keep_log
 
 if TYPE_CHECKING:
     import torch
 
 TRAINING_ARGUMENTS = ("train", "training")
-# Parts of a .pt2 that hold no code: names, programs, raw tensors, text; pickles are tried first.
-PLAIN_PARTS = re.compile(
-    r"archive_format|archive_version|byteorder|(\.data/)?(version|serialization_id)|extra/.*"
-    r"|\.format_version|\.storage_alignment"
-    r"|models/[^/]+\.json|data/(weights|constants)/[^/]+_config\.json"
-    r"|data/weights/weight_\d+|data/constants/tensor_\d+"
-    r"|data/(weights|constants|sample_inputs)/[^/]+\.pt"
-)
 HOW_TO_MAKE_PT2 = """
     module.eval()
     program = torch.export.export(module, (torch.rand(1, 3, 224, 224),))
@@ -99,7 +90,7 @@ def export_pt2(file: ModelPath, report: Report) -> Exported:
     report("load PyTorch", 0.0)
     torch = _torch(name)
     report("read the program", 0.2)
-    _refuse_code(file)
+    refuse_code(file.path, torch)
     with _quiet(name, "cannot be read as a program of torch.export") as log, redirect_stdout(log):
         program = torch.export.load(file.path)
     report("export to ONNX", 0.4)
@@ -133,61 +124,6 @@ def _torch(name: str) -> Any:  # noqa: ANN401  (a module)
             "pip install 'tandem-edge[torch]'."
         ) from err
     return torch
-
-
-def _refuse_code(file: ModelPath) -> None:
-    """Refuse a .pt2 with pickles or libraries that torch.export.load would load.
-
-    It takes pickles of any objects; ordinary programs have none.
-    """
-    _refuse_old_format(file)
-    torch = _torch(file.path.name)
-    try:
-        reader = torch._C.PyTorchFileReader(str(file.path))
-        records = [str(record) for record in reader.get_all_records()]
-        pickles = [record for record in records if _runs_code(torch, record, reader)]
-    except (RuntimeError, ValueError, AttributeError) as err:
-        raise ImportModelError(
-            f"{file.path.name} is not a complete file of torch.export.save ({first_line(err)}); "
-            "make or copy it again."
-        ) from err
-    if pickles:
-        raise ImportModelError(
-            f"{file.path.name} holds code or a pickle of other objects than tensors in "
-            f"{pickles[0]!r}, and reading it could run any code; export the program again without "
-            "custom objects, or load it in Python and give it to tandem.build."
-        )
-
-
-def _refuse_old_format(file: ModelPath) -> None:
-    """Refuse what torch.export.load would read as a file of PyTorch 2.7, with other pickles."""
-    try:
-        with zipfile.ZipFile(file.path) as archive:
-            is_old = "version" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):  # refused by PyTorch's reader, with its reason
-        return
-    if is_old:
-        raise ImportModelError(
-            f"{file.path.name} has the format of PyTorch 2.7 and older, which is made of pickles; "
-            "make it again with PyTorch 2.8 or newer."
-        )
-
-
-def _runs_code(torch: Any, record: str, reader: Any) -> bool:  # noqa: ANN401  (torch's)
-    """Whether reading this part of a .pt2 can run code that is in it."""
-    if not PLAIN_PARTS.fullmatch(record):
-        return True
-    if record.endswith("_config.json"):
-        rows = json.loads(reader.get_record(record)).get("config", {})
-        return any(row.get("use_pickle") for row in rows.values())
-    if not record.endswith(".pt"):
-        return False
-    content = reader.get_record(record)
-    try:
-        torch.load(io.BytesIO(content), weights_only=True) if content else None
-    except Exception:  # noqa: BLE001  (whatever its restricted unpickler says)
-        return True
-    return False
 
 
 def _to_onnx(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from toolkit.errors import ImportModelError
 from toolkit.importers.source import Exported, ModelPath, Report, keep_log
@@ -79,38 +79,65 @@ def _export(kind: str, file: ModelPath, report: Report) -> Exported:
         out, log = Path(folder) / "model.onnx", Path(folder) / "log"
         layout = ("--inputs-as-nchw",) if file.inputs_as_nchw else ()
         command = (python, _CHILD, kind, file.path.absolute(), out, *layout)
-        with log.open("wb") as printed:
-            last = _run([str(part) for part in command], printed.fileno(), report)
+        with log.open("w+", errors="replace") as printed:
+            last = _run([str(part) for part in command], printed, report)
         if "versions" not in last:
             text = log.read_text(errors="replace")
-            reason = last.get("error") or next(reversed(text.split("\n")[:-1]), "it ended")
+            lines = [line for line in text.splitlines() if line.strip()]
             raise ImportModelError(
-                f"{name} cannot be exported to ONNX: {reason}; "
+                f"{name} cannot be exported to ONNX: {last.get('error') or lines[-1]}; "
                 f"the whole log of {python} is in {keep_log(name, text)}."
             )
         versions = ", ".join(f"{key} {value}" for key, value in last["versions"].items())
         return Exported(out.read_bytes(), (f"exported to ONNX by {versions}",))
 
 
-def _run(command: list[str], log: int, report: Report) -> dict[str, Any]:
-    """Run the child and pass its steps on; return the last thing that it said."""
+def _run(command: list[str], log: TextIO, report: Report) -> dict[str, Any]:
+    """Run the child and pass its steps on; return its last answer.
+
+    Lines that are no answers, as an interpreter that does not work prints them, go to the log, and
+    how the child ended if it did not say. Raises ImportModelError: it cannot be started.
+    """
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=environment,
-        text=True,
-    ) as child:
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            text=True,
+            errors="replace",
+        )
+    except OSError as err:
+        raise ImportModelError(
+            f"{command[0]} cannot be started ({err.strerror}); set {VARIABLE} to the python of an "
+            "environment with tensorflow and tf2onnx."
+        ) from err
+    last: dict[str, Any] = {}
+    with child:
         assert child.stdout is not None
-        said: dict[str, Any] = {}
         try:
             for line in child.stdout:
-                said = json.loads(line)
-                if "step" in said:
-                    report(said["step"], said["share"])
+                last = _answer(line)
+                if not last:
+                    print(line, end="", file=log, flush=True)
+                elif "step" in last:
+                    report(last["step"], last["share"])
         except BaseException:
             child.kill()
             raise
-    return said
+    log.seek(0, os.SEEK_END)
+    if log.tell() == 0:
+        status = child.returncode
+        log.write(f"it ended by signal {-status}" if status < 0 else f"exit status {status}")
+    return last
+
+
+def _answer(line: str) -> dict[str, Any]:
+    """Return what the child says in a line, {} where it is no answer."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,6 +1,8 @@
 """Inputs, constants and outputs of a network, and what the methods of all layers share."""
 
+import operator
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -42,12 +44,16 @@ class NetworkBase:
         return Layer(name, (self._draft.constant(name, array),))
 
     def mark_output(self, tensor: Operand, name: str | None = None) -> Tensor:
-        """Make a tensor an output of the network, under a name of yours."""
-        output = tensor_of(tensor)
-        if name is not None:
-            self._draft.rename(output, name)
-        self._draft.output(output)
-        return output
+        """Make a tensor an output of the network, under a name of yours; return the output.
+
+        An input or a constant keeps its name: the output is a copy of it. Raises NetworkError: the
+        tensor is an output already, or the name is taken.
+        """
+        source = tensor_of(tensor)
+        if self._draft.is_computed(source):
+            return self._draft.output(source, name)
+        layer = self._draft.claim(None, "identity")
+        return self._draft.output(*self._draft.node(layer, "Identity", [source]), name)
 
     def serialize(self) -> bytes:
         """Return the network as an ONNX file. Raises NetworkError: it has no output."""
@@ -90,14 +96,34 @@ def rank_of(layer: str, tensor: Tensor) -> int:
 
 def axes_of(layer: str, axes: int | Sequence[int], rank: int) -> list[int]:
     """Return sorted axes, from a bit mask or a sequence. Raises NetworkError: there is no such."""
-    indices = [at for at in range(64) if axes >> at & 1] if isinstance(axes, int) else list(axes)
+    if isinstance(axes, Integral) and axes < 0:
+        raise NetworkError(
+            f"layer {layer!r} has the axes {axes}, but one number is a bit mask, and that is not "
+            f"negative; give the axis as a sequence: [{axes}]"
+        )
+    try:
+        indices = _axes_of_mask(axes) if isinstance(axes, Integral) else _integers(axes)
+    except TypeError as error:
+        raise NetworkError(
+            f"layer {layer!r} has the axes {axes!r}; give a bit mask, such as 1 << 1, or a "
+            "sequence of integers, such as [1]"
+        ) from error
     wrong = [axis for axis in indices if not -rank <= axis < rank]
     if wrong or not indices:
         raise NetworkError(
-            f"layer {layer!r} has the axes {indices or axes!r}, but its input has {rank} "
+            f"layer {layer!r} has the axes {indices}, but its input has {rank} "
             "dimensions; give a bit mask, such as 1 << 1, or a sequence, such as [1]"
         )
     return sorted({axis % rank for axis in indices})
+
+
+def _axes_of_mask(mask: Integral) -> list[int]:
+    bits = int(mask)
+    return [axis for axis in range(bits.bit_length()) if bits >> axis & 1]
+
+
+def _integers(axes: Sequence[int]) -> list[int]:
+    return [operator.index(axis) for axis in axes]
 
 
 def one_axis_of(layer: str, axes: int | Sequence[int], rank: int) -> int:

@@ -1,5 +1,6 @@
 """The graph under construction: nodes, constants, and the shapes that ONNX infers for them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ class Draft:
         return name
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> Tensor:
-        """Add an input."""
+        """Add an input. Raises NetworkError: a tensor has its name."""
+        self._refuse_taken(name, None)
         value = ir.Value(
             name=name, shape=ir.Shape(shape), type=ir.TensorType(onnx_type(name, dtype))
         )
@@ -52,9 +54,8 @@ class Draft:
         return self._known(value)
 
     def constant(self, name: str, values: npt.NDArray[Any]) -> Tensor:
-        """Add a constant. Raises NetworkError: one of this name is there."""
-        if name in self._graph.initializers:
-            raise NetworkError(f"the network has a constant {name!r} already; give another name")
+        """Add a constant, under another name where a tensor has this one."""
+        name = self._free(name)
         tensor = ir.tensor(
             np.ascontiguousarray(values), dtype=onnx_type(name, values.dtype), name=name
         )
@@ -79,7 +80,7 @@ class Draft:
         """Add a node of ONNX. Raises NetworkError: it does not take these inputs."""
         self._own(name, inputs)
         operands = [None if tensor is None else tensor.value for tensor in inputs]
-        results = _outputs(name, outputs)
+        results = self._outputs(name, outputs)
         node = ir.node(op_type, operands, dict(attributes or {}), outputs=results, name=name)
         types = _infer(name, node, [tensor for tensor in inputs if tensor is not None])
         for value in node.outputs:
@@ -96,7 +97,7 @@ class Draft:
         """Add a node of a plugin; its outputs have the type of its first input."""
         self._own(name, inputs)
         function = plugin.function
-        outputs = _outputs(name, len(function.output))
+        outputs = self._outputs(name, len(function.output))
         node = ir.node(
             function.name,
             [tensor.value for tensor in inputs],
@@ -112,18 +113,23 @@ class Draft:
         self._graph.opset_imports[function.domain] = 1
         return self._added(node)
 
-    def rename(self, tensor: Tensor, name: str) -> None:
-        """Give a tensor another name; raises NetworkError if another tensor has it."""
-        if any(value.name == name and value is not tensor.value for value in self._tensors):
-            raise NetworkError(f"the network has a tensor {name!r} already; give another name")
-        tensor.value.name = name
+    def is_computed(self, tensor: Tensor) -> bool:
+        """Whether a layer makes a tensor. Raises NetworkError: it is of another network."""
+        self._own("of the outputs", [tensor])
+        return tensor.value.producer() is not None
 
-    def output(self, tensor: Tensor) -> None:
-        """Make a tensor an output; raises NetworkError if it is one."""
+    def output(self, tensor: Tensor, name: str | None) -> Tensor:
+        """Make a tensor that a layer makes an output, and rename it.
+
+        Raises NetworkError: it is an output already, or another tensor has the name.
+        """
         if tensor.value in self._graph.outputs:
             raise NetworkError(f"tensor {tensor.name!r} is an output already; mark it once")
-        self._own("of the outputs", [tensor])
+        if name is not None:
+            self._refuse_taken(name, tensor)
+            tensor.value.name = name
         self._graph.outputs.append(tensor.value)
+        return tensor
 
     def model(self, name: str) -> ir.Model:
         """Return the model. Raises NetworkError: no tensor is an output."""
@@ -131,6 +137,22 @@ class Draft:
             raise NetworkError(f"network {name!r} has no output; call mark_output for its results")
         self._graph.name = name
         return ir.Model(self._graph, ir_version=IR_VERSION, producer_name="tandem")
+
+    def _refuse_taken(self, name: str, owner: Tensor | None) -> None:
+        """Refuse a name that another tensor than `owner` has."""
+        own = None if owner is None else owner.value
+        if any(value.name == name and value is not own for value in self._tensors):
+            raise NetworkError(f"the network has a tensor {name!r} already; give another name")
+
+    def _free(self, name: str) -> str:
+        """Return a name for a tensor that the user does not name: this one, or with a number."""
+        taken = {value.name for value in self._tensors}
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        return next(free for free in itertools.chain([name], numbered) if free not in taken)
+
+    def _outputs(self, layer: str, count: int) -> list[ir.Value]:
+        suffixes = [""] if count == 1 else [f"_{index}" for index in range(count)]
+        return [ir.Value(name=self._free(f"{layer}_output{suffix}")) for suffix in suffixes]
 
     def _own(self, layer: str, inputs: Sequence[Tensor | None]) -> None:
         for tensor in inputs:
@@ -162,11 +184,6 @@ def onnx_type(name: str, dtype: npt.DTypeLike) -> ir.DataType:
             f"tensor {name!r} has the type {word}; it must be of {', '.join(_TYPES)}"
         )
     return _TYPES[word]
-
-
-def _outputs(layer: str, count: int) -> list[ir.Value]:
-    suffixes = [""] if count == 1 else [f"_{index}" for index in range(count)]
-    return [ir.Value(name=f"{layer}_output{suffix}") for suffix in suffixes]
 
 
 def _infer(name: str, node: ir.Node, inputs: Sequence[Tensor]) -> dict[str, onnx.TypeProto]:

@@ -209,6 +209,10 @@ INTERPOLATIONS: Mapping[InterpolationMode, str] = {
     InterpolationMode.CUBIC: "cubic",
 }
 
+# Resize has them by name, in TensorRT's and in ONNX's words.
+COORDINATE_TRANSFORMATIONS = ("asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel")
+NEAREST_ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+
 GATHERS: Mapping[GatherMode, str] = {
     GatherMode.DEFAULT: "Gather",
     GatherMode.ELEMENT: "GatherElements",

@@ -10,8 +10,10 @@ from toolkit.network.base import NetworkBase, rank_of
 from toolkit.network.draft import Attributes, onnx_type
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
 from toolkit.network.operations import (
+    COORDINATE_TRANSFORMATIONS,
     GATHERS,
     INTERPOLATIONS,
+    NEAREST_ROUNDINGS,
     GatherMode,
     InterpolationMode,
 )
@@ -123,8 +125,22 @@ class ShapingLayers(NetworkBase):
         (floor, ceil, round_prefer_floor, round_prefer_ceil) have TensorRT's defaults.
         """
         name, source = self._draft.claim(name, "resize"), tensor_of(input)
+        for what, value, choices in (
+            ("coordinate_transformation", coordinate_transformation, COORDINATE_TRANSFORMATIONS),
+            ("nearest_rounding", nearest_rounding, NEAREST_ROUNDINGS),
+        ):
+            if value not in choices:
+                raise NetworkError(
+                    f"layer {name!r} has {what} {value!r}; it is one of {', '.join(choices)}"
+                )
         if (shape is None) == (scales is None):
             raise NetworkError(f"layer {name!r} needs a shape or scales, one of the two")
+        factors = shape if shape is not None else scales
+        if factors is not None and len(factors) != rank_of(name, source):
+            raise NetworkError(
+                f"layer {name!r} has {len(factors)} {'sizes' if shape is not None else 'scales'}, "
+                f"but its input {source.name!r} is {source.sizes()}; give one for each dimension"
+            )
         attributes: dict[str, str | int | float | Sequence[int]] = {
             "mode": INTERPOLATIONS[resize_mode],
             "coordinate_transformation_mode": coordinate_transformation,
@@ -132,8 +148,8 @@ class ShapingLayers(NetworkBase):
         if resize_mode is InterpolationMode.NEAREST:
             attributes["nearest_mode"] = nearest_rounding
         if scales is not None:
-            factors = self._draft.constant(f"{name}_scales", np.array(scales, np.float32))
-            return self._layer(name, "Resize", [source, None, factors], attributes)
+            constant = self._draft.constant(f"{name}_scales", np.array(scales, np.float32))
+            return self._layer(name, "Resize", [source, None, constant], attributes)
         assert shape is not None
         sizes = self._sizes(f"{name}_shape", shape)
         return self._layer(name, "Resize", [source, None, None, sizes], attributes)

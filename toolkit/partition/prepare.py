@@ -1,7 +1,8 @@
 """Prepares a graph for planning: applies the rewrites that move nodes onto the DLA.
 
 All rewrites are made and planned; those that the plan leaves on the GPU are undone, and all of them
-if the plan is better without: what a rewrite makes may run slower on the GPU than what was there.
+if the plan is hardly better with them: what a rewrite makes may run slower on the GPU than what was
+there.
 This comes before calibration, because new tensors need ranges of their own.
 """
 
@@ -84,7 +85,7 @@ def prepare(
         start = trial.solution.placement
         without = _trial(plain, profile, options, start) if useful else None
         value, before = trial.solution.value, without.solution.value if without else 0.0
-        if before < (1 - TRIAL_GAP) * value:
+        if before * (1 - trial.min_gain) < (1 - TRIAL_GAP) * value:
             legal, trial = plain, without or trial
         elif before > 0:
             gain = max(0.0, 1 - value / before)

@@ -67,6 +67,9 @@ QUANTIZED_OPS: Mapping[str, QuantizedOp] = {
     )
 }
 
+AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})
+# Operators behind which Q at the same scale rounds just as before them.
+SCALE_MOVING_OPS = frozenset({"Flatten", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 # Operators f with f(Q'(x)) = Q'(f(x)) for the same scale.
 SCALE_KEEPING_OPS = frozenset({"Relu"})
 
@@ -183,6 +186,7 @@ def quantize(
     for node, row in int8_reads(inserter.model, keep_float, operands):
         inserter.quantize_node(node, row)
     inserter.quantize_boundaries(int8_segments)
+    inserter.quantize_averages(int8_segments)
     inserter.insert()
     inserter.graph.sort()
     return QuantizedModel(inserter.model, inserter.segment_of, inserter.scales)
@@ -256,6 +260,22 @@ class _Inserter:
                 target = self.segment_of[str(node.name)]
                 if source != target and {source, target} & int8_segments:
                     self._read_in_int8(value, node, index)
+
+    def quantize_averages(self, int8_segments: frozenset[str]) -> None:
+        """Mark the averages that layers in floating point read within INT8 segments.
+
+        A DLA's pooling writes INT8 at the scale of its input, whatever reads it, so that the graph
+        has to round there too.
+        """
+        for node in list(self.graph):
+            segment, value = self.segment_of[str(node.name)], node.outputs[0]
+            known = str(value.name) in self.amax and str(node.name) not in self.keep_float
+            if segment not in int8_segments or node.op_type not in AVERAGES or not known:
+                continue
+            for reader, index in value.uses():
+                moves = reader.op_type in QUANTIZED_OPS or reader.op_type in SCALE_MOVING_OPS
+                if self.segment_of[str(reader.name)] == segment and not moves:
+                    self._read_in_int8(value, reader, index)
 
     def insert(self) -> None:
         """Write the Q and DQ nodes for every marked use."""

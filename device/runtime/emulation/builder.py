@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device.dla import layers
+from device.dla.layers import Path, Sums
 from device.errors import SessionError
-from device.runtime.dla import layers
-from device.runtime.dla.layers import Path, Sums
 from device.runtime.emulation import float_ops
 from device.runtime.emulation.epilogue import Epilogue
 from device.runtime.emulation.forms import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.dla.layers import Activation
+from device.dla.layers import Activation
 from device.runtime.emulation.forms import scale_of
 from device.runtime.emulation.segment_graph import Node, SegmentGraph
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from device.dla.convolution import Geometry
+from device.dla.pooling import Window
 from device.padding import is_same
-from device.runtime.dla.convolution import Geometry
-from device.runtime.dla.pooling import Window
 from device.runtime.emulation.segment_graph import Node
 
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from device.dla import convolution, layers, scales
+from device.dla.convolution import ConvKernel, Geometry
+from device.dla.rounding import Floats, Ints
 from device.padding import is_same
-from device.runtime.dla import convolution, layers, scales
-from device.runtime.dla.convolution import ConvKernel, Geometry
-from device.runtime.dla.rounding import Floats, Ints
 from device.runtime.emulation.forms import Form, QuantizedBuffer, QuantizedConstant
 from device.runtime.emulation.segment_graph import Node
 

@@ -4,10 +4,10 @@ onnx is imported only when a segment is opened: it is a package of the host, and
 the DLA is the one thing on this side that needs it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Portable
 from device.errors import SessionError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 Array = NDArray[Any]
 AttributeValue = int | float | bytes | list[int] | list[float]
@@ -75,18 +78,23 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentG
     """
     import onnx
     from google.protobuf.message import DecodeError
-    from onnx import numpy_helper
 
     try:
         model = onnx.load_from_string(engine.entry(implementation.model).tobytes())
     except DecodeError as error:
         raise SessionError(f"{where} holds no readable ONNX model; build it again") from error
+    return graph_of(model, engine.entry)
+
+
+def graph_of(model: "ModelProto", entry: Callable[[str], Array]) -> SegmentGraph:
+    """Return the graph of an ONNX model; `entry` gives the weights that lie outside it."""
+    import onnx
+    from onnx import numpy_helper
+
     constants: dict[str, Array] = {}
     for tensor in model.graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        constants[tensor.name] = (
-            engine.entry(tensor.name) if external else numpy_helper.to_array(tensor)
-        )
+        constants[tensor.name] = entry(tensor.name) if external else numpy_helper.to_array(tensor)
     nodes = []
     for proto in model.graph.node:
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in proto.attribute}

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.dla import layers, pooling, rounding
-from device.runtime.dla.layers import Activation, Sums
-from device.runtime.dla.rounding import Floats
-from device.runtime.dla.scales import ScaleError
+from device.dla import layers, normalization, pooling, rounding
+from device.dla.layers import Activation, Sums
+from device.dla.rounding import Floats
+from device.dla.scales import ScaleError
 from device.runtime.emulation import float_ops
 from device.runtime.emulation.builder import EmulatedSegment, Function, OperationBuilder
 from device.runtime.emulation.epilogue import Epilogue, activation_of, find_epilogue
@@ -302,6 +302,38 @@ def _pool(builder: OperationBuilder, node: Node) -> None:
         builder.add_same_scale(node, (form.buffer,), form.scale, run)
 
 
+def _normalize(builder: OperationBuilder, node: Node) -> None:
+    """LRN of an INT8 tensor to INT8; without scales, or of another window, as `_other`."""
+    form = builder.form(node.inputs[0])
+    epilogue = find_epilogue(node.outputs[0], builder.graph, functions=False)
+    lrn = normalization.Lrn(
+        node.integer("size", 1),
+        node.number("alpha", 1e-4),
+        node.number("beta", 0.75),
+        node.number("bias", 1.0),
+    )
+    in_int8 = epilogue is not None and epilogue.activation == Activation()
+    if (
+        not in_int8
+        or epilogue is None
+        or not isinstance(form, QuantizedBuffer)
+        or lrn.size not in normalization.WINDOWS
+    ):
+        _other(builder, node)
+        return
+    step_in, step_out = form.scale, epilogue.scale
+    registers = normalization.lrn_registers(lrn, step_in, step_out)
+
+    def exact(arrays: Sequence[Array]) -> Array:
+        return _rounded(normalization.real(arrays[0], lrn, step_in), step_out)
+
+    def looked_up(arrays: Sequence[Array]) -> Array:
+        return normalization.normalize(arrays[0], registers)
+
+    run = exact if builder.arithmetic == "ideal" else looked_up
+    builder.add_rounded(node, (form.buffer,), epilogue, run)
+
+
 def _split(builder: OperationBuilder, node: Node) -> None:
     """Split: one move per output."""
     form, axis = builder.form(node.inputs[0]), node.integer("axis", 0)
@@ -380,6 +412,7 @@ ROWS: Mapping[str, Callable[[OperationBuilder, Node], None]] = {
     "AveragePool": _pool,
     "GlobalAveragePool": _pool,
     "GlobalMaxPool": _pool,
+    "LRN": _normalize,
     "Split": _split,
     **dict.fromkeys(float_ops.MOVES, _move),
 }

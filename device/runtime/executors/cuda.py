@@ -41,7 +41,7 @@ def why_not() -> str | None:
     return None
 
 
-def misfit(implementation: Cuda) -> str | None:
+def misfit(_: SegmentContext, implementation: Cuda) -> str | None:
     """Return why these kernels cannot run on this GPU, or None if they can."""
     sm = device_sm()
     if sm != implementation.sm:

@@ -1,4 +1,4 @@
-"""Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/runtime/dla`).
+"""Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/dla`).
 
 It translates the portable implementation, a Q/DQ graph, into operations of the DLA
 (`device/runtime/emulation`). Where onnxruntime rounds halves to even, has scales in floating point

@@ -107,12 +107,16 @@ class LoadOptions:
     """How segments are loaded.
 
     `threads`: CPU threads of each, None for the executor's default. `timing_cache`: the file with
-    times of tactics. `emulation`: how to emulate DLA segments, None for not at all.
+    times of tactics. `emulation`: how to emulate DLA segments, None for not at all. `plans`: the
+    folder with TensorRT's plans of DLA segments, None for that of the user. `dla_core`: the core
+    of all DLA segments, None for those of the plan.
     """
 
     threads: int | None = None
     timing_cache: Path | None = None
     emulation: Emulation | None = None
+    plans: Path | None = None
+    dla_core: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def runs_here() -> str | None:
     return None
 
 
-def always_fits(_: object) -> str | None:
+def always_fits(_context: SegmentContext, _: object) -> str | None:
     """Return no problem: `ExecutorKind.misfit` of what runs every implementation of its tag."""
     return None
 
@@ -145,16 +149,16 @@ class ExecutorKind:
     """A way to run segments, as a row of `device.runtime.executors.table.EXECUTORS`.
 
     `name` stands in reports; `tag` is the implementation in the manifest that it runs. `load` takes
-    that implementation (Any: each tag has a class of its own); None: not in this version. `why_not`
-    says why this machine cannot run it, `misfit` why it cannot run one implementation. A kind
+    that implementation (Any: each tag has a class of its own). `why_not`
+    says why this machine cannot run it, `misfit` why it cannot run one segment. A kind
     with `requested` is taken only for segments for which that is true, and then alone. `remark`
     is the reason in the report where no better kind was refused.
     """
 
     name: str
     tag: str
-    load: Callable[[SegmentContext, Any], Executor] | None
+    load: Callable[[SegmentContext, Any], Executor]
     why_not: Callable[[], str | None] = runs_here
-    misfit: Callable[[Any], str | None] = always_fits
+    misfit: Callable[[SegmentContext, Any], str | None] = always_fits
     requested: Callable[[SegmentContext], bool] | None = None
     remark: str = "the best there is"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from device.engine.manifest import Processor
 from device.errors import SessionError
-from device.runtime.executors import cuda, emulated, portable
+from device.runtime.executors import cuda, emulated, portable, tensorrt
 from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
 
 EXECUTORS: tuple[ExecutorKind, ...] = (
@@ -16,7 +16,7 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         requested=emulated.requested,
         remark="asked for; silicon may differ",
     ),
-    ExecutorKind("tensorrt", "tensorrt", None),
+    ExecutorKind("tensorrt", "tensorrt", tensorrt.load, tensorrt.why_not, tensorrt.misfit),
     ExecutorKind("cuda", "cuda", cuda.load, cuda.why_not, cuda.misfit),
     ExecutorKind("portable", "portable", portable.load, portable.why_not),
 )
@@ -46,25 +46,28 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         if implementation is None:
             absent.append(kind.tag)
             continue
-        problem: str | None = "this version of Tandem cannot run it"
-        if kind.load is not None:
-            problem = kind.why_not() or kind.misfit(implementation)
-        if kind.load is None or problem is not None:
+        problem = kind.why_not() or kind.misfit(context, implementation)
+        if problem is not None:
             refused.append(f"{kind.name}: {problem}")
             continue
         executor = kind.load(context, implementation)
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
         return executor, SegmentReport(segment.name, segment.processor, kind.name, reason)
-    raise SessionError(
-        f"{context.where} cannot be run here: " + "; ".join(refused or _reasons([], absent))
-    )
+    why = "; ".join(refused or _reasons([], absent))
+    raise SessionError(f"{context.where} cannot be run here: {why}{_remedy(absent)}")
 
 
 def _candidates(context: SegmentContext) -> list[ExecutorKind]:
     """Return the kinds to try, best first: those that are requested for the segment, if any."""
     requested = [k for k in EXECUTORS if k.requested is not None and k.requested(context)]
     return requested or [kind for kind in EXECUTORS if kind.requested is None]
+
+
+def _remedy(absent: list[str]) -> str:
+    if "portable" not in absent:
+        return ""
+    return "; it carries no portable form, which `tandem bundle --portable` keeps"
 
 
 def _reasons(refused: list[str], absent: list[str]) -> list[str]:

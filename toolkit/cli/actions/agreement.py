@@ -16,6 +16,7 @@ from toolkit.evaluate.agreement.bisect import Bisection, Culprit
 from toolkit.evaluate.agreement.compare import (
     Compared,
     Progress,
+    Row,
     compare_sides,
     feeds_for,
     samples_for,
@@ -151,23 +152,44 @@ def _bisect(
     model, other = (a, b) if isinstance(a, ModelSide) else (b, a)
     if not isinstance(model, ModelSide):
         raise CompareError("--bisect cuts a model, but neither A nor B is one; give the ONNX model")
-    row = next(row for row in compared.outputs if row.agrees is False)
-    output = row.tensor
-    if output not in {str(value.name) for value in model.file.model.graph.outputs}:
-        raise CompareError(
-            f"the outputs are matched by position, so that {output!r} is not one of {model.title}; "
-            "--bisect follows tensors by name"
-        )
-    worst = 0 if row.figures is None or row.figures.worst is None else row.figures.worst.sample
-    # The largest error may be within a relative tolerance, and NaN is no error: others follow.
-    numbers = sorted(range(len(samples)), key=lambda number: number != worst)
     bisections = []
-    for number in numbers:
-        feeds = {id(a): samples[number], id(b): feeds_for(b, samples[number])[0]}
-        sample = (number, feeds[id(model)], feeds[id(other)])
-        bisections.append(Bisection(model, other, sample, request.tolerances, progress))
-    bisection = next((one for one in bisections if one.differs(output)), bisections[0])
-    return _write(bisection.first(output), model, other, folder, request.tolerances)
+    for number, sample in enumerate(samples):
+        feeds = {id(a): sample, id(b): feeds_for(b, sample)[0]}
+        numbered = (number, feeds[id(model)], feeds[id(other)])
+        bisections.append(Bisection(model, other, numbered, request.tolerances, progress))
+    outputs_of: dict[int, list[str]] = {}
+    for row in _differing(compared, model):
+        outputs_of.setdefault(_sample_of(row, bisections), []).append(row.tensor)
+    found = [
+        (bisections[number], bisections[number].first(outputs))
+        for number, outputs in outputs_of.items()
+    ]
+    _, culprit = min(found, key=lambda pair: pair[0].place(pair[1]))
+    return _write(culprit, model, other, folder, request.tolerances)
+
+
+def _differing(compared: Compared, model: ModelSide) -> list[Row]:
+    """Return the differing outputs that --bisect can follow: those of the model, on both sides."""
+    known = {str(value.name) for value in model.file.model.graph.outputs}
+    rows = [row for row in compared.outputs if row.agrees is False]
+    followed = [row for row in rows if row.tensor in known and not row.lacking]
+    if followed:
+        return followed
+    names = ", ".join(repr(row.tensor) for row in rows)
+    raise CompareError(
+        f"no differing output ({names}) is computed by both sides under one name of "
+        f"{model.title}; --bisect follows tensors by name"
+    )
+
+
+def _sample_of(row: Row, bisections: list[Bisection]) -> int:
+    """Return the sample on which an output differs: the worst, else the first.
+
+    The largest error may be within a relative tolerance, and NaN is no error.
+    """
+    worst = 0 if row.figures is None or row.figures.worst is None else row.figures.worst.sample
+    numbers = sorted(range(len(bisections)), key=lambda number: number != worst)
+    return next((n for n in numbers if bisections[n].differs(row.tensor)), worst)
 
 
 def _write(

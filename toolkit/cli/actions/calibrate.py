@@ -9,11 +9,13 @@ from calibration.table import write_table
 from calibration.trt_cache import DEFAULT_TENSORRT, cache_of, cache_version, write_cache
 from toolkit.cli.options.range_outputs import write_bytes, write_model
 from toolkit.engine.measure import CalibrateRequest, measure_model
+from toolkit.importers.onnx import source_path
+from toolkit.quantize.loss.judge import check
 from toolkit.quantize.qdq.export import export_form
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report
 from toolkit.quantize.ranges.report_html import ranges_html
 
-__all__ = ["CalibrateRequest", "Outputs", "calibrate_model", "keep_weights"]
+__all__ = ["CalibrateRequest", "Outputs", "calibrate_model", "keep_weights", "refuse_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +30,44 @@ class Outputs:
     adjusted_model: Path | None
     html: Path | None
 
-    def paths(self) -> tuple[Path, ...]:
-        """Return the files in the order in which they are written."""
-        files = (self.table, self.cache, self.qdq, self.adjusted_model, self.html)
+    def paths(self, *, refused: bool) -> tuple[Path, ...]:
+        """Return the files in the order in which they are written.
+
+        Of `refused` ranges those alone that say so.
+        """
+        of_accepted = (self.cache, self.qdq, self.adjusted_model)
+        files = (self.table, *(() if refused else of_accepted), self.html)
         return tuple(path for path in files if path is not None)
 
 
-def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report) -> Ranges:
-    """Measure the ranges and write all files.
+def calibrate_model(
+    request: CalibrateRequest, outputs: Outputs, report: Report
+) -> tuple[Ranges, tuple[Path, ...]]:
+    """Measure the ranges and write the files; second, their paths.
 
-    Raises BuildError: the model is quantized already, INT8 loses too much, or a file cannot be
-    written.
+    Ranges that lose too much are written as a table that builds refuse, with the page.
+
+    Raises BuildError: the model is quantized already, or a file cannot be written.
     """
-    ranges, name = measure_model(request, report)
+    ranges, name = measure_model(replace(request, accept_loss=True), report)
+    refused = bool(ranges.judgement.broken) and not request.accept_loss
+    write_table(outputs.table, ranges.table)
+    if not refused:
+        _write_forms(ranges, outputs)
+    if outputs.html:
+        write_bytes(outputs.html, ranges_html(ranges, name).encode())
+    return ranges, outputs.paths(refused=refused)
+
+
+def refuse_loss(ranges: Ranges, request: CalibrateRequest) -> None:
+    """Raise BuildError if INT8 loses too much and the loss is not accepted."""
+    if not request.accept_loss:
+        check(ranges.judgement, source_path(request.model).name)
+
+
+def _write_forms(ranges: Ranges, outputs: Outputs) -> None:
+    """Write the forms that cannot say what they lose."""
     table = ranges.table
-    write_table(outputs.table, table)
     if outputs.cache:
         version = cache_version(outputs.tensorrt or DEFAULT_TENSORRT)
         write_cache(outputs.cache, cache_of(table.tensors, version))
@@ -52,9 +77,6 @@ def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report)
         write_model(outputs.qdq, model)
     if outputs.adjusted_model:
         write_model(outputs.adjusted_model, ranges.model)
-    if outputs.html:
-        write_bytes(outputs.html, ranges_html(ranges, name).encode())
-    return ranges
 
 
 def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:

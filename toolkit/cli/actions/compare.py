@@ -69,8 +69,8 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         preparation = settings.preprocess if settings else engine.manifest.preprocessing or None
         samples = _samples(request.data, graph, preparation, request.samples, tensors)
         comparer = Comparer(engine, graph, emulation)
-        for number, sample in enumerate(samples):
-            comparer.add(sample)
+        for number, (name, sample) in enumerate(samples):
+            comparer.add(sample, name)
             report("samples", (number + 1) / len(samples))
         metric = None
         if preprocess and settings and not isinstance(settings.decode, Classification):
@@ -78,7 +78,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         comparison = comparer.comparison(str(request.model), metric, _notes(engine.manifest))
         recorded = None
         if request.recorded:
-            recorded = lay_beside(comparer.traces, comparer.emulations, samples[0], tensors)
+            recorded = lay_beside(comparer.traces, comparer.emulations, samples[0][1], tensors)
         return comparison, recorded
 
 
@@ -148,15 +148,18 @@ def _samples(
     preparation: Preprocessing | None,
     count: int,
     recorded: Mapping[str, NDArray[Any]],
-) -> list[Sample]:
-    """Return the samples; those recorded go first, if the file holds all inputs."""
+) -> list[tuple[str, Sample]]:
+    """Return the samples by name; those recorded go first, if the file holds all inputs."""
     specs = input_specs(graph)
     names = [spec.name for spec in specs]
-    samples: list[Sample] = []
+    samples: list[tuple[str, Sample]] = []
     if recorded and all(name in recorded for name in names):
-        samples.append({name: recorded[name] for name in names})
+        samples.append(("the recorded run", {name: recorded[name] for name in names}))
     if data is not None:
-        samples += list(open_data(data, specs, preparation, count))
+        dataset = open_data(data, specs, preparation, count)
+        read = list(dataset)
+        titles = dataset.names or tuple(f"sample {number}" for number in range(len(read)))
+        samples += zip(titles, read, strict=True)
     if not samples:
         raise BuildError(
             f"There is nothing to compare on: give --data, or a --recorded file that also holds "

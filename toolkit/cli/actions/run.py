@@ -33,8 +33,10 @@ from pipelines.config import (
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import Model, run_pipeline
 from pipelines.sinks.events import Event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
+from toolkit.cli.log import warn
 from toolkit.cli.options.tactics import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
@@ -51,6 +53,7 @@ class RunRequest:
     frames: int | None
     video: str | None
     jsonl: str | None
+    overwrite: bool
     dla: Dla
     scales: Scales
     timing_cache: Path | None
@@ -85,7 +88,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         names = load_labels(files.labels)
         engine = stack.enter_context(open_engine(files.engine))
         if engine.manifest.uncalibrated:
-            console.print(Text(UNCALIBRATED, style="bold red"))
+            warn(UNCALIBRATED, "red")
         session = stack.enter_context(
             Session(engine, dla=request.dla, scales=request.scales, timing_cache=timing_cache)
         )
@@ -100,6 +103,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
                 model,
                 emit=view.on_message,
                 stop=stop,
+                files=OutputFiles(overwrite=request.overwrite),
                 frames=request.frames,
                 watch=view.on_result,
             )

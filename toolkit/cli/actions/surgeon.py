@@ -15,7 +15,7 @@ from toolkit.importers.onnx import ModelFile, read_model_file
 from toolkit.plugins import Plugin
 from toolkit.surgeon.command import Check
 from toolkit.surgeon.reduce import Progress, Reduced, reduce_model
-from toolkit.surgeon.write import write_model
+from toolkit.surgeon.write import weight_files, write_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _read(source: Path, out: Path, plugins: Sequence[Plugin]) -> ModelFile:
         raise SurgeonError(f"{out} is the model itself; write the part to another file with -o")
     file = read_model_file(source, plugins)
     for weights in (source.parent / name for name in file.external):
-        for path in (out, out.with_name(f"{out.name}.data")):
+        for path in (out, *weight_files(out)):
             if path.exists() and weights.exists() and path.samefile(weights):
                 raise SurgeonError(
                     f"{path} holds the weights of {source}; write the part to another file with -o"

@@ -9,12 +9,14 @@ import click
 
 from device.engine.manifest import DimRange, Precision
 from toolkit.cli.options.calibration import (
+    KeepOption,
     calibration_options,
     parse_shapes,
     progress_bar,
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.page import html_option, say_written
@@ -100,6 +102,7 @@ def parse_dims(
     help="Keep a dimension dynamic within a range.",
 )
 @layout_option
+@memory_option
 @plugin_option
 @tactic_options
 @plan_options(BUILD_GOALS)
@@ -115,6 +118,7 @@ def build(
     samples: int | None,
     method: str,
     budget: str | None,
+    keep: KeepOption | None,
     resume: Path | None,
     preprocess: PreprocessOptions,
     equalise: Switch | None,
@@ -136,6 +140,8 @@ def build(
     max_crossings: int | None,
     force_dla: tuple[str, ...],
     force_gpu: tuple[str, ...],
+    min_gain: float | None,
+    max_latency_ms: float | None,
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -151,6 +157,7 @@ def build(
         "--samples": samples,
         "--save-table": save_table,
         "--budget": budget,
+        "--keep": keep,
         "--resume": resume,
         "--equalise": equalise,
         "--bias-correction": bias_correction,
@@ -170,7 +177,7 @@ def build(
     from toolkit.quantize.ranges.table_file import read_ranges
 
     ranges = range_options(
-        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+        method, samples, budget, keep, resume, preprocess, equalise, bias_correction, keep_float
     )
     options = BuildOptions(
         precision=precision,
@@ -190,6 +197,8 @@ def build(
             power_mode=power_mode,
             max_crossings=max_crossings,
             forced=Forced(force_dla, force_gpu),
+            min_gain=min_gain,
+            max_latency_ms=max_latency_ms,
         ),
         plugins=plugins,
         tactics=TacticOptions(

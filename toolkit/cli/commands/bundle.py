@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from device.engine.manifest import UNCALIBRATED
+from toolkit.cli.log import warn
 
 EPILOG = (
     "Example: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
@@ -27,6 +28,11 @@ INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.Path(dir_okay=False, path_type=Path),
     help="The bundle to write.",
 )
+@click.option(
+    "--portable",
+    is_flag=True,
+    help="Keep the GPU segments' form for any CPU, to run the bundle elsewhere, too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def bundle(
     engine: Path,
@@ -35,12 +41,13 @@ def bundle(
     name: str | None,
     version: str,
     output: Path,
+    portable: bool,
     as_json: bool,
 ) -> None:
     """Write a bundle: ENGINE with its pipeline and labels, ready for `tandem deploy`.
 
-    The engine's input and outputs must fit the pipeline and the labels. The same files give the
-    same bytes.
+    The engine's input and outputs must fit the pipeline and the labels. GPU segments leave their
+    form for any CPU behind, unless --portable keeps it. The same files give the same bytes.
     """
     from toolkit.fleet.pack import pack_bundle  # numpy is not needed to show the help
 
@@ -51,12 +58,13 @@ def bundle(
         labels=labels,
         name=name or engine.stem,
         version=version,
+        portable=portable,
     )
     info = packed.info
     if packed.uncalibrated:
-        click.secho(UNCALIBRATED, fg="red", err=True)
+        warn(UNCALIBRATED, "red")
     if packed.warning is not None:
-        click.secho(packed.warning, fg="yellow", err=True)
+        warn(packed.warning)
     if as_json:
         click.echo(msgspec.json.encode(info).decode())
         return
@@ -64,3 +72,8 @@ def bundle(
     click.echo(
         f"wrote {output}: {info.name} {info.version} for {info.profile}, {size / 1e6:.1f} MB"
     )
+    if packed.left_out_bytes:
+        click.echo(
+            f"left out the GPU segments' form for any CPU, {packed.left_out_bytes / 1e6:.1f} MB; "
+            "--portable keeps it"
+        )

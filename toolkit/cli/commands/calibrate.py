@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.options.calibration import (
+    KeepOption,
     calibration_options,
     parse_shapes,
     progress_bar,
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     help="Fix an input's shape.",
 )  # fmt: skip
 @layout_option
+@memory_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def calibrate(
@@ -51,6 +54,7 @@ def calibrate(
     samples: int | None,
     method: str,
     budget: str | None,
+    keep: KeepOption | None,
     resume: Path | None,
     preprocess: PreprocessOptions,
     equalise: Switch | None,
@@ -72,8 +76,9 @@ def calibrate(
     """Find the INT8 ranges of a MODEL on real data.
 
     `--method auto` tries the range of every method, tensor by tensor, and takes the one with the
-    least error at the outputs. `--budget` keeps nodes in floating point until a metric holds. INT8
-    is judged on samples held out from the ranges; if an output loses too much, nothing is written.
+    least error at the outputs. INT8 is judged on samples held out from the ranges. If an output
+    misses its target, the nodes whose INT8 costs most stay in floating point. If it loses too much,
+    the command ends with an error; the table is written, but a build refuses it.
     """
     _need_the_graph(profile, cache or qdq, adjusted_model)
     need_folders(out, cache, qdq, adjusted_model, html)
@@ -84,6 +89,7 @@ def calibrate(
         Outputs,
         calibrate_model,
         keep_weights,
+        refuse_loss,
     )
     from toolkit.importers.source import ModelPath
     from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
@@ -92,7 +98,7 @@ def calibrate(
     warning = cache_warning(tensorrt) if cache and tensorrt else None
     notes = [warning] if warning else []
     options = range_options(
-        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+        method, samples, budget, keep, resume, preprocess, equalise, bias_correction, keep_float
     )
     if cache and adjusted_model is None:
         options, weight_notes = keep_weights(options)
@@ -102,15 +108,18 @@ def calibrate(
     source = ModelPath(model, inputs_as_nchw)
     request = CalibrateRequest(source, data, profile, shapes, plugins, options, accept_loss)
     with progress_bar(model.name) as report:
-        ranges = calibrate_model(request, outputs, report)
+        ranges, written = calibrate_model(request, outputs, report)
     if as_json:
         click.echo(json.dumps({"table": str(table), "notes": notes, **ranges_builtins(ranges)}))
-        return
-    click.echo(ranges_text(ranges))
-    for note in notes:
-        click.echo(f"note: {note}")
-    for path in outputs.paths():
-        click.echo(f"wrote {path}")
+    else:
+        click.echo(ranges_text(ranges))
+        for note in notes:
+            click.echo(f"note: {note}")
+        for path in written:
+            click.echo(f"wrote {path}")
+        if ranges.table.refused:
+            click.echo(f"note: builds refuse {table} without --accept-loss")
+    refuse_loss(ranges, request)
 
 
 def _need_the_graph(profile: str | None, other: Path | None, adjusted_model: Path | None) -> None:

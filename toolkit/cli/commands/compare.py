@@ -1,18 +1,23 @@
 """`tandem compare`: whether two files agree; or what the INT8 of one engine loses, and why."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from device.errors import TandemError
 from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.inputs import input_options, input_request
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tolerances import tolerance_options, tolerances_of
+from toolkit.errors import NotComparedError
 from toolkit.html.page import write_page
 
 if TYPE_CHECKING:
@@ -68,6 +73,7 @@ _OF_ONE = {
     "[default: hardware]")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every tensor.")
 @layout_option
+@memory_option
 @plugin_option
 @html_option("outputs and, of two engines, segments, placements, kernels and graphs side by side")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
@@ -103,56 +109,67 @@ def compare(
 ) -> None:
     """Say whether A and B agree: ONNX models, engines or saved outputs (.npz), in any pairing.
 
-    Exit status 1 if an output is beyond its tolerance. B is the reference.
+    Exit status: 0, or 1 if an output is beyond its tolerance or one side lacks it, or 2 if the
+    comparison could not run. B is the reference.
 
     With one file: what INT8 loses, node by node, and why. Give an engine with its --model, or a
     model with a --profile. FP32, the engine's INT8 and the DLA's arithmetic side by side.
     """
-    need_folders(html)
-    _refuse_other_form(ctx, _OF_ONE if b is not None else _OF_TWO, two=b is not None)
-    if b is not None:
-        request = input_request(files, data, preprocess, seed, ranges, samples, shapes)
-        tolerances = tolerances_of(atol, rtol, min_sqnr)
-        if out is not None and not bisect:
-            raise click.UsageError("--out is where --bisect writes; give --bisect too.")
-        from toolkit.cli.actions.agreement import AgreementRequest
+    with _status_2():
+        need_folders(html)
+        _refuse_other_form(ctx, _OF_ONE if b is not None else _OF_TWO, two=b is not None)
+        if b is not None:
+            request = input_request(files, data, preprocess, seed, ranges, samples, shapes)
+            tolerances = tolerances_of(atol, rtol, min_sqnr)
+            if out is not None and not bisect:
+                raise click.UsageError("--out is where --bisect writes; give --bisect too.")
+            from toolkit.cli.actions.agreement import AgreementRequest
 
-        folder = (out or Path(BISECT_FOLDER)) if bisect else None
-        pair = AgreementRequest(
-            a, b, request, tolerances, layers, folder, dla or "portable", plugins
-        )
-        ctx.exit(_two_files(pair, html, every=every, as_json=as_json))
-    if (model is None) == (profile is None):
-        raise click.UsageError(
-            "Give two files to compare, or an engine with --model M.onnx, or a model with "
-            "--profile NAME."
-        )
-    if dla == "portable":
-        raise click.UsageError("--dla portable is for two files; one compares exact or fast.")
-    from device.runtime.emulation.options import Emulation
-    from toolkit.cli.actions.compare import CompareRequest
+            folder = (out or Path(BISECT_FOLDER)) if bisect else None
+            pair = AgreementRequest(
+                a, b, request, tolerances, layers, folder, dla or "portable", plugins
+            )
+            ctx.exit(1 if _two_files(pair, html, every=every, as_json=as_json) else 0)
+        if (model is None) == (profile is None):
+            raise click.UsageError(
+                "Give two files to compare, or an engine with --model M.onnx, or a model with "
+                "--profile NAME."
+            )
+        if dla == "portable":
+            raise click.UsageError("--dla portable is for two files; one compares exact or fast.")
+        from device.runtime.emulation.options import Emulation
+        from toolkit.cli.actions.compare import CompareRequest
 
-    loss = CompareRequest(
-        engine=a,
-        model=model or a,
-        data=data,
-        samples=samples or SAMPLES,
-        preprocess=preprocess,
-        recorded=recorded,
-        emulation=Emulation(dla or "fast", scales or "hardware"),
-        plugins=plugins,
-        inputs_as_nchw=inputs_as_nchw,
-        profile=profile,
-        table=table,
-        shapes=shapes,
-    )
-    _one_file(loss, html, every=every, as_json=as_json)
+        loss = CompareRequest(
+            engine=a,
+            model=model or a,
+            data=data,
+            samples=samples or SAMPLES,
+            preprocess=preprocess,
+            recorded=recorded,
+            emulation=Emulation(dla or "fast", scales or "hardware"),
+            plugins=plugins,
+            inputs_as_nchw=inputs_as_nchw,
+            profile=profile,
+            table=table,
+            shapes=shapes,
+        )
+        _one_file(loss, html, every=every, as_json=as_json)
+
+
+@contextmanager
+def _status_2() -> Iterator[None]:
+    """End with status 2 where the comparison cannot run: 1 says that the sides differ."""
+    try:
+        yield
+    except TandemError as error:
+        raise NotComparedError(str(error)) from error
 
 
 def _two_files(
     request: "AgreementRequest", html: Path | None, *, every: bool, as_json: bool
-) -> int:
-    """Compare A and B, print it, and return the exit status."""
+) -> bool:
+    """Compare A and B, print it, and return whether they differ."""
     from toolkit.cli.actions.agreement import compare_files, write_agreement_page
 
     with progress_bar(f"{request.a.name} and {request.b.name}") as report:
@@ -161,7 +178,7 @@ def _two_files(
         write_agreement_page(request, agreement, html)
     click.echo(json.dumps(agreement.builtins()) if as_json else agreement.text(every=every))
     say_written(html, as_json=as_json)
-    return 0 if agreement.compared.agrees else 1
+    return not agreement.compared.agrees
 
 
 def _one_file(request: "CompareRequest", html: Path | None, *, every: bool, as_json: bool) -> None:

@@ -1,7 +1,6 @@
 """`tandem deploy`: send a bundle to devices and wait until it runs there."""
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from device.engine.manifest import UNCALIBRATED
 from device.errors import DeployError, EngineError
-from device.update.bundle import ENGINE, extract_bundle
-from toolkit.cli.log import progress_shown
+from device.update.bundle import ENGINE, check_bundle
+from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_to_devices, parse_broker
 
@@ -24,6 +23,7 @@ PHASES = {
     "downloading": "downloading",
     "staging": "checking and unpacking",
     "trial": "on trial",
+    "postponed": "postponed, its source gives nothing",
     "live": "live",
     "rolled_back": "rolled back",
     "refused": "refused",
@@ -65,6 +65,7 @@ EPILOG = (
     show_default=True,
     help="Give a device up when it is silent for this many seconds.",
 )
+@click.option("--retry", is_flag=True, help="Try the release also where it was rolled back before.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each device.")
 def deploy(
     bundle: Path,
@@ -73,17 +74,19 @@ def deploy(
     username: str | None,
     password: str | None,
     timeout_s: float,
+    retry: bool,
     as_json: bool,
 ) -> None:
     """Deploy BUNDLE to one or more devices and wait until it is live on all.
 
     Each device downloads what it lacks, starts the release on trial, and rolls back by itself if it
-    gives no result. Exit status 0 only if the release is live on every device.
+    fails. It remembers that, and takes the same bundle again only with --retry. Exit status 0 only
+    if the release is live on every device.
     """
     address = parse_broker(broker, username, password)
     _warn(bundle)
     if as_json:
-        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s)
+        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s, retry=retry)
         for result in results:
             click.echo(msgspec.json.encode(result).decode())
         if not all(result.live for result in results):
@@ -91,7 +94,9 @@ def deploy(
         return
     with _progress() as progress:
         show = _shower(progress, devices)
-        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s, on_progress=show)
+        results = deploy_to_devices(
+            bundle, devices, address, timeout_s=timeout_s, retry=retry, on_progress=show
+        )
     for result in results:
         if result.live:
             click.echo(_sentence(result))
@@ -99,19 +104,17 @@ def deploy(
 
 
 def _warn(bundle: Path) -> None:
-    """Warn if the engine's INT8 ranges were never measured."""
-    from device.engine.file import open_engine  # numpy is not needed to show the help
+    """Check the bundle, and warn if the INT8 ranges of its engine were never measured."""
+    from device.engine.file import read_manifest  # numpy is not needed to show the help
 
-    with tempfile.TemporaryDirectory() as folder:
-        into = Path(folder) / "bundle"
-        extract_bundle(bundle, into)
-        try:
-            with open_engine(into / ENGINE) as opened:
-                uncalibrated = opened.manifest.uncalibrated
-        except EngineError:
-            return  # perhaps of a newer version: the device checks it and reports why
-        if uncalibrated:
-            click.secho(UNCALIBRATED, fg="red", err=True)
+    info, offset = check_bundle(bundle)
+    size = next(entry.bytes for entry in info.files if entry.name == ENGINE)
+    try:
+        uncalibrated = read_manifest(bundle, offset, size).uncalibrated
+    except EngineError:
+        return  # perhaps of a newer version: the device checks it and reports why
+    if uncalibrated:
+        warn(UNCALIBRATED, "red")
 
 
 def _progress() -> Progress:

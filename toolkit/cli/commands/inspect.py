@@ -97,7 +97,8 @@ def _arrays(path: Path, *, as_json: bool) -> None:
 
 def _engine(path: Path, *, nodes: bool, html: Path | None, as_json: bool) -> None:
     from device.engine.file import open_engine
-    from toolkit.cli.manifest_text import manifest_text
+    from device.engine.purposes import bytes_by_purpose
+    from toolkit.cli.manifest_text import bytes_text, manifest_text
 
     with open_engine(path) as opened:
         manifest = opened.manifest
@@ -106,9 +107,12 @@ def _engine(path: Path, *, nodes: bool, html: Path | None, as_json: bool) -> Non
 
             write_page(html, engine_page(engine_facts(opened)))
         if as_json:
-            click.echo(json.dumps(msgspec.to_builtins(manifest)))
+            values = msgspec.to_builtins(manifest)
+            values["bytes"] = bytes_by_purpose(manifest, opened.entries)
+            click.echo(json.dumps(values))
             return
         click.echo(manifest_text(manifest))
+        click.echo(bytes_text(bytes_by_purpose(manifest, opened.entries)))
         if nodes:
             for row in manifest.plan:
                 rule = f" [{row.rule}]" if row.rule else ""

@@ -13,6 +13,7 @@ from device.engine.manifest import Precision
 from toolkit.cli.options.calibration import parse_shapes, progress_bar
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.page import html_option, say_written
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
 @layout_option
+@memory_option
 @plugin_option
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -75,6 +77,8 @@ def plan(
     max_crossings: int | None,
     force_dla: tuple[str, ...],
     force_gpu: tuple[str, ...],
+    min_gain: float | None,
+    max_latency_ms: float | None,
     rate_hz: float | None,
     workload: Path | None,
     table: Path | None,
@@ -122,6 +126,8 @@ def plan(
             objective=objective,
             power_mode=power_mode,
             max_crossings=max_crossings,
+            min_gain=min_gain,
+            max_latency_ms=max_latency_ms,
             seconds=seconds,
             forced=action.Forced(force_dla, force_gpu),
         ),

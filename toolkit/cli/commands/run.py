@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
+@click.option("--overwrite", is_flag=True, help="--video and --jsonl may replace files.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option(
     "--dla",
@@ -47,6 +48,7 @@ def run(
     frames: int | None,
     video: str | None,
     jsonl: str | None,
+    overwrite: bool,
     as_json: bool,
     dla: "Dla",
     scales: "Scales",
@@ -66,6 +68,7 @@ def run(
         frames=frames,
         video=video,
         jsonl=jsonl,
+        overwrite=overwrite,
         dla=dla,
         scales=scales,
         timing_cache=timing_cache,

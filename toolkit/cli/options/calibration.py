@@ -1,10 +1,12 @@
 """The calibration options that `tandem build` and `tandem calibrate` share."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -34,6 +36,29 @@ def parse_method(ctx: click.Context, param: click.Parameter, value: str) -> str:
         except TandemError as err:
             raise click.BadParameter(f"{err}, or {AUTO}") from err
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOption:
+    """Whether nodes may stay in floating point unasked; `most_float`: the share, None: default."""
+
+    keep: Literal["auto", "none"]
+    most_float: float | None = None
+
+
+def parse_keep(ctx: click.Context, param: click.Parameter, value: str | None) -> KeepOption | None:
+    """Read "auto", "none", or a percentage such as 30%."""
+    if value == "auto":
+        return KeepOption("auto")
+    if value is None or value == "none":
+        return None if value is None else KeepOption("none")
+    try:
+        share = float(value.removesuffix("%")) / 100.0
+    except ValueError:
+        share = math.nan
+    if not value.endswith("%") or not 0.0 < share <= 1.0:
+        raise click.BadParameter(f"{value!r} is not auto, none or a percentage such as 30%")
+    return KeepOption("auto", share)
 
 
 def parse_shapes(
@@ -81,6 +106,14 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             help="Keep nodes in float until a metric holds, such as margin:0 or sqnr:25.",
         ),
         click.option(
+            "--keep",
+            callback=parse_keep,
+            metavar="auto|none|PERCENT",
+            help="Keep the nodes in float whose INT8 costs most where an output misses its target, "
+            "with at most 15% of the multiplications, or PERCENT. "
+            "[default: auto with --method auto, else none; --budget replaces it]",
+        ),
+        click.option(
             "--resume",
             type=click.Path(path_type=Path),
             help="Save the state of the calibration here, and resume from it.",
@@ -121,6 +154,7 @@ def range_options(
     method: str,
     samples: int | None,
     budget: str | None,
+    keep: KeepOption | None,
     resume: Path | None,
     preprocess: PreprocessOptions,
     equalise: Switch | None,
@@ -131,13 +165,17 @@ def range_options(
     from calibration.budget import parse_budget
     from pipelines.config import load_labels
     from toolkit.quantize.ranges.measure import RangeOptions
+    from toolkit.quantize.trials.keep import MOST_FLOAT
 
     file, model = preprocess.file, preprocess.model
+    most_float = keep.most_float if keep is not None else None
     return RangeOptions(
         method=method,
         samples=samples,
         preprocess=preprocess.stated,
         budget=parse_budget(budget) if budget else None,
+        keep=keep.keep if keep is not None else None,
+        most_float=MOST_FLOAT if most_float is None else most_float,
         resume=resume,
         detector=model,
         labels=load_labels(file.parent / model.labels) if file and model else (),

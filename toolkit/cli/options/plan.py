@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.names import complete_power_mode
 from toolkit.partition.planning.objectives import DEFAULT
 
@@ -38,6 +39,16 @@ def plan_options(goals: Collection[str]) -> Callable[[F], F]:
             help="Run a node on the DLA; `all`: each node that its rules take.",
         ),
         click.option("--force-gpu", multiple=True, metavar="NODE", help="Run a node on the GPU."),
+        click.option(
+            "--min-gain",
+            type=FiniteRange(min=0, max=1),
+            help="Least share that a move to the DLA must gain. [default: half the model's error]",
+        ),
+        click.option(
+            "--max-latency-ms",
+            type=FiniteRange(min=0, min_open=True),
+            help="Choose the batch too: the fastest within this latency.",
+        ),
     )
 
     def add(command: F) -> F:

@@ -64,13 +64,14 @@ def losses_page(comparison: Comparison, text: str) -> str:
         "samples": str(comparison.samples),
         "the engine's graph": comparison.graph,
     }
+    order = ", the most costly on the DLA first" if comparison.dla_segments else ""
     parts = [
         facts(values),
         bullets(comparison.notes),
         heading("Outputs"),
         _losses("Outputs against FP32", comparison.outputs),
         heading("Nodes"),
-        _losses(f"{len(comparison.nodes)} tensors in running order", comparison.nodes),
+        _losses(f"{len(comparison.nodes)} tensors{order}", comparison.by_cost),
         heading("Report"),
         preformatted(text),
     ]

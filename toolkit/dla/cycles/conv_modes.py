@@ -14,7 +14,8 @@ from toolkit.dla.cycles.layers import ConvLayer
 # An image of three channels is stored with four (formats of the image unit, hwarch).
 IMAGE_CHANNELS = {1: 1, 3: 4, 4: 4}
 # Input rows that one package joins, and the maximum channels of a kernel row and of a stride
-# (unit_description, "post-extension").
+# (unit_description, "post-extension"). What is joined has to fit one atom of the array, `atomic_c`
+# channels: in nv_full these limits say the same.
 JOINED_ROWS = ((2, 32), (4, 16))
 WINOGRAD_TAPS = 16  # weights of a 3x3 kernel after their transform to 4x4
 
@@ -133,5 +134,7 @@ def _joinable_rows(layer: ConvLayer, config: Config) -> Iterator[int]:
     stored = IMAGE_CHANNELS[layer.channels]
     if config.image_post_extension:
         for rows, limit in JOINED_ROWS:
-            if stored * max(layer.kernel[1], layer.stride[1]) <= limit:
+            if stored * max(layer.kernel[1], layer.stride[1]) <= min(
+                limit, config.atomic_c // rows
+            ):
                 yield rows

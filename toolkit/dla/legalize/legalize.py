@@ -107,7 +107,8 @@ class _DlaTarget:
         """Yield the rows to try on a node: on one that is refused, or reads one that is."""
         if node.graph is not self.graph:
             return
-        rows = [row for row in rules if node.op_type in row.ops]
+        precision = self._judged_by[2]
+        rows = [row for row in rules if node.op_type in row.ops and precision in row.precisions]
         if rows and not self.verdicts(node):
             rows = [row for row in rows if self._reads_refused(node, row)]
         if not rows or node.domain not in ("", "ai.onnx"):

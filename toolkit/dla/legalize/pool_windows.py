@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from toolkit.dla.legalize.graph_rewriter import Attributes
 from toolkit.dla.legalize.pooling import MAX_CONV_WINDOW, average
@@ -64,31 +65,40 @@ def average_conv(site: Site) -> Outcome:
         return "padding is left out of the averages"
     if max(window.kernel) > MAX_CONV_WINDOW:
         return f"window {_text(window.kernel)} is larger than {MAX_CONV_WINDOW}x{MAX_CONV_WINDOW}"
-    weights = np.full((shape[1], 1, *window.kernel), 1.0 / math.prod(window.kernel))
-    attributes: Attributes = {
-        "group": shape[1],
-        "kernel_shape": window.kernel,
-        "strides": window.strides,
-        "pads": pads,
-    }
-    taps = site.rewriter.constant(weights, site.data)
-    return site.replaced_by(site.rewriter.add("Conv", [site.data, taps], attributes))
+    return site.replaced_by(_equal_weights(site, window, shape[1]))
 
 
 def average_inclusive(site: Site) -> Outcome:
     """Count the padding, then scale each output by its window's size over the elements in it."""
+    return _inclusive(site, by_convolution=False)
+
+
+def average_inclusive_conv(site: Site) -> Outcome:
+    """Sum by a depthwise convolution of equal weights, then scale as `average_inclusive`."""
+    return _inclusive(site, by_convolution=True)
+
+
+def _equal_weights(site: Site, window: Window, channels: int) -> ir.Value:
+    weights = np.full((channels, 1, *window.kernel), 1.0 / math.prod(window.kernel))
+    attributes: Attributes = {
+        "group": channels,
+        "kernel_shape": window.kernel,
+        "strides": window.strides,
+        "pads": window.pads or (),
+    }
+    taps = site.rewriter.constant(weights, site.data)
+    return site.rewriter.add("Conv", [site.data, taps], attributes)
+
+
+def _inclusive(site: Site, *, by_convolution: bool) -> Outcome:
     window, input_shape, output_shape = _plain(site), image(site.data), image(site.output)
     if isinstance(window, str) or input_shape is None or output_shape is None:
         return window if isinstance(window, str) else "it needs a 4-D map of known size"
     pads = window.pads or ()
     if not any(pads) or site.view.integer("count_include_pad", 0):
         return "padding counts already"
-    attributes: Attributes = {
-        "kernel_shape": window.kernel,
-        "strides": window.strides,
-        "pads": pads,
-        "count_include_pad": 1,
-    }
+    if by_convolution and max(window.kernel) > MAX_CONV_WINDOW:
+        return f"window {_text(window.kernel)} is larger than {MAX_CONV_WINDOW}x{MAX_CONV_WINDOW}"
     counts = [
         _elements_in_windows(
             input_shape[2 + axis], output_shape[2 + axis], window, pads[axis], axis
@@ -97,8 +107,17 @@ def average_inclusive(site: Site) -> Outcome:
     ]
     scale = math.prod(window.kernel) / np.outer(counts[0], counts[1])
     whole = np.broadcast_to(scale, (1, *output_shape[1:]))
-    average = site.rewriter.add("AveragePool", [site.data], attributes)
-    scaled = site.rewriter.add("Mul", [average, site.rewriter.constant(whole, site.data)])
+    if by_convolution:
+        mean = _equal_weights(site, window, input_shape[1])
+    else:
+        attributes: Attributes = {
+            "kernel_shape": window.kernel,
+            "strides": window.strides,
+            "pads": pads,
+            "count_include_pad": 1,
+        }
+        mean = site.rewriter.add("AveragePool", [site.data], attributes)
+    scaled = site.rewriter.add("Mul", [mean, site.rewriter.constant(whole, site.data)])
     return site.replaced_by(scaled)
 
 

@@ -95,10 +95,12 @@ def keep_dims(site: Site) -> Outcome:
     if shape is None or axes is None or site.view.integer("keepdims", 1):
         return "it needs a 4-D map of known size whose reduced axes are dropped"
     inputs, attributes = [site.data], {"keepdims": 1}
-    if site.value(1) is None:
-        result = site.rewriter.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
-    else:
+    if site.value(1) is not None:
         result = site.rewriter.add("ReduceMax", [*inputs, site.value(1)], attributes)
+    elif site.view.attribute("axes"):  # before opset 18
+        result = site.rewriter.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
+    else:  # all axes
+        result = site.rewriter.add("ReduceMax", inputs, attributes)
     return _finish(site, result)
 
 

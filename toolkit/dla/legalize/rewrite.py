@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from device.engine.manifest import Precision
 from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.rules.ops import ops
 from toolkit.dla.rules.rule import Certainty, Verdict
@@ -100,8 +101,8 @@ class Rewrite:
     every number is the same, else the same to within float rounding. `reads`: tried on nodes that
     the DLA takes, too, where they read what a refused node of these operators makes. `first`: tried
     on the whole graph before the others, which would take its parts apart. `dtypes`: what its
-    tensors may be. `precision` is what INT8 must know: ranges are measured after legalising, so
-    each new tensor gets its own.
+    tensors may be. `precisions`: tried in these. `precision` is what INT8 must know: ranges are
+    measured after legalising, so each new tensor gets its own.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Rewrite:
     first: bool = False
     dtypes: frozenset[str] = FLOATS
     exact: bool = False
+    precisions: tuple[Precision, ...] = ("fp16", "int8")
     precision: str = ""
     certainty: Certainty = "documented"
 

@@ -99,6 +99,13 @@ REWRITES: tuple[Rewrite, ...] = (
             equation="mean over k x k = depthwise Conv with weights 1/(k k)",
             needs="window of at most 32, padding counted or none", source=HEADER,
             precision="equal weights are exact in INT8 up to one factor"),
+    # A pooling keeps the scale of its input, which is too coarse for what it averages; the sums of
+    # a convolution are rounded once, at the range of the result.
+    Rewrite(id="average-pool.inclusive-conv", ops=ops("AveragePool"), precisions=("int8",),
+            build=pool_windows.average_inclusive_conv,
+            equation="mean of what a window holds = (window / held) depthwise Conv with 1/(k k)",
+            needs="window of at most 32; the factor is a whole constant map", source=HEADER,
+            precision=APART),
     Rewrite(id="average-pool.inclusive", ops=ops("AveragePool"),
             build=pool_windows.average_inclusive,
             equation="mean of what a window holds = (window / held) mean with padding",

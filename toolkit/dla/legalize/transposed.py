@@ -129,6 +129,8 @@ def conv_dense(site: Site) -> Outcome:
     window = site.view.window
     if weights is None or shape is None or window is None or window.pads is None or groups == 1:
         return "it needs groups, constant weights and a map of known size"
+    if groups < 1 or len(weights) % groups:
+        return f"its {len(weights)} output channels are no multiple of {groups} groups"
     # [O, I / g, h, w]: the blocks lie the other way round than those of a transposed convolution.
     parts = np.split(weights, groups)
     turned = np.concatenate([part.swapaxes(0, 1) for part in parts])

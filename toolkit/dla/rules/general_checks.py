@@ -36,8 +36,9 @@ def plain(view: NodeView) -> tuple[Fact, ...]:
 
 
 def types(view: NodeView) -> tuple[Fact, ...]:
-    """The types of activations and results; comparisons may return booleans."""
+    """The types of activations and results; comparisons may return booleans to a Cast."""
     tensors = view.activations if view.op in COMPARISONS else view.flowing
+    tensors = view.outputs if view.op == "Cast" else tensors
     return tuple(Fact(t.dtype, f"'{t.name}' of type {t.dtype}") for t in tensors)
 
 
@@ -143,7 +144,9 @@ def pads_below_kernel(view: NodeView) -> tuple[Fact, ...]:
     if view.window is None or view.window.pads is None:
         return ()
     kernel, pads = view.window.kernel, view.window.pads
-    smaller = all(pad < size for pad, size in zip(pads, kernel + kernel, strict=True))
+    # Pads of another number contradict the operator; then the rule does not hold either.
+    fit = len(pads) == 2 * len(kernel)
+    smaller = fit and all(pad < kernel[at % len(kernel)] for at, pad in enumerate(pads))
     return (Fact(smaller, f"pads {text_of(pads)} for kernel {text_of(kernel)}"),)
 
 

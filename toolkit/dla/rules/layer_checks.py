@@ -108,6 +108,12 @@ def readers(view: NodeView) -> tuple[Fact, ...]:
     return (Fact(" ".join(view.after), text),)
 
 
+def producers(view: NodeView) -> tuple[Fact, ...]:
+    """The operators that make the inputs."""
+    text = f"it reads what {', '.join(view.before)} makes" if view.before else "it reads an input"
+    return (Fact(" ".join(view.before), text),)
+
+
 def lrn_window(view: NodeView) -> tuple[Fact, ...]:
     """The channel window of a local response normalisation."""
     size = view.integer("size", 0)

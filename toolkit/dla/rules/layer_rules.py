@@ -139,10 +139,11 @@ LAYER_RULES: tuple[Rule[NodeView], ...] = (
          facts=c.operator, allowed=NEVER, source=GUIDE, certainty="recalled"),
     Rule(id="compare.reader", ops=o.COMPARE, limit="its only reader must be a {}",
          facts=layer.readers, allowed=OneOf(("Cast",)), source=GUIDE),
-    Rule(id="compare.cast", ops=o.COMPARE,
-         limit="the Cast that must follow it in the same loadable stays on the GPU",
-         facts=c.operator, allowed=NEVER,
-         source=f"{GUIDE}; {MATRIX} has no Cast: the cautious reading"),
+    Rule(id="compare.v1", ops=o.COMPARE | o.CAST, generations=V1,
+         limit="only the DLA of Orin compares for certain",
+         facts=c.operator, allowed=NEVER, source=f"{GUIDE}: the cautious reading"),
+    Rule(id="cast.compare", ops=o.CAST, limit="it must follow a comparison: {}",
+         facts=layer.producers, allowed=OneOf(("Equal", "Greater", "Less")), source=GUIDE),
 
     # Normalisation, concatenation, slicing.
     Rule(id="lrn.window", ops=o.ops("LRN"), limit="the window must be {}",

@@ -146,8 +146,9 @@ MEANINGS: Mapping[str, Meaning] = {
     "pow.precision": Meaning("Powers are offered in INT8 only.", "Build with --precision int8."),
     "compare.reader": Meaning("A comparison is offered only together with the Cast that reads "
         "it.", "Let one Cast read the comparison and nothing else."),
-    "compare.cast": Meaning("Comparison and Cast are one layer, so they go together.",
-        "Find out what keeps the Cast off the DLA: `tandem plan --explain NODE`."),
+    "compare.v1": Meaning("What is published of comparisons is of Orin.", _KEEP),
+    "cast.compare": Meaning("The DLA changes types only where a comparison becomes a number.",
+        _KEEP),
     "lrn.window": Meaning("Other windows are not offered.", _KEEP),
 
     # Concatenation, slicing, resizing.

@@ -3,8 +3,9 @@
 Both sides are run up to one tensor at a time. A binary search over the tensors on which a differing
 output depends, in running order, ends at a tensor that differs beside one that agrees. Differences
 can hide (a ReLU drops them, a sum of two branches has two histories), so the search alone proves
-nothing: every tensor that the culprit depends on is then compared too, and if one of them differs
-the search goes on among those before it. What is returned differs, and nothing before it does.
+nothing: every tensor that runs before the culprit and on which a differing output depends is then
+compared too, and if one of them differs the search goes on among those before it. What is returned
+is the first in running order that differs, over all outputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from toolkit.errors import CompareError
-from toolkit.evaluate.agreement.compare import holds_whole_numbers
+from toolkit.evaluate.agreement.compare import (
+    EXACT,
+    differences_of,
+    hold_text,
+    holds_whole_numbers,
+)
 from toolkit.evaluate.agreement.figures import Figures, Tally
 from toolkit.evaluate.agreement.sides import ModelSide, Side
 from toolkit.evaluate.agreement.tolerance import Tolerances, lower
@@ -79,31 +85,37 @@ class Bisection:
             self._verdicts[name] = self._beyond(name, ours[name], theirs[name]) if shown else None
         return self._verdicts[name]
 
-    def first(self, output: str) -> Culprit:
-        """Return the first tensor behind `output` that differs.
+    def first(self, outputs: Sequence[str]) -> Culprit:
+        """Return the first tensor in running order that differs, of all behind `outputs`.
 
-        Raises CompareError: the output does not differ on this sample, or it or a tensor that it
+        Raises CompareError: no output differs on this sample, or one of them or a tensor that it
         depends on has no tolerance.
         """
-        for name in (output, *self._behind(output)):
+        reached = {name for output in outputs for name in (output, *self._behind(output))}
+        within = sorted(reached, key=self._order.__getitem__)
+        for name in within:
             if not self._tolerances.of(name, self._precision).judges:
                 raise CompareError(
                     f"without a tolerance nothing says whether the {self._precision} tensor "
                     f"{name!r} differs; give --atol, --rtol or --min-sqnr for all tensors"
                 )
-        if not self.differs(output):
+        culprit = next((name for name in outputs if self.differs(name)), None)
+        if culprit is None:
             raise CompareError(
-                f"{output!r} of both sides agrees on this sample when it is computed by itself; "
-                "try another sample, or a smaller tolerance"
+                f"{', '.join(map(repr, outputs))} of both sides agree on this sample when they are "
+                "computed by themselves; try another sample, or a smaller tolerance"
             )
-        culprit = output
         while True:
-            behind = self._behind(culprit)
-            culprit = self._search([*behind, culprit])
-            earlier = self._confirm(self._behind(culprit))
+            culprit = self._search([*self._behind(culprit), culprit])
+            place = self._order[culprit]
+            earlier = self._confirm([name for name in within if self._order[name] < place])
             if earlier is None:
                 return self._culprit(culprit)
             culprit = earlier
+
+    def place(self, culprit: Culprit) -> int:
+        """Return where a culprit's tensor comes in running order."""
+        return self._order[culprit.tensor]
 
     def _search(self, tensors: Sequence[str]) -> str:
         """Return a tensor that differs beside one that agrees; the last one differs."""
@@ -149,10 +161,12 @@ class Bisection:
         return ours.shape != theirs.shape or not self._tally(name, ours, theirs).agrees
 
     def _tally(self, name: str, ours: Array, theirs: Array) -> Tally:
+        text = hold_text(ours, theirs)
         whole = holds_whole_numbers(ours, theirs)
-        tally = Tally(self._tolerances.of(name, self._precision, whole=whole))
+        tolerance = self._tolerances.of(name, self._precision, whole=whole)
+        tally = Tally(EXACT if text else tolerance)
         if ours.shape == theirs.shape:
-            tally.add(ours, theirs)
+            tally.add(*(differences_of(ours, theirs) if text else (ours, theirs)))
         return tally
 
     def _behind(self, name: str) -> list[str]:

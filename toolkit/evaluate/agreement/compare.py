@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from toolkit.errors import CompareError
 from toolkit.evaluate.agreement.figures import Figures, Tally
 from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, SavedSide, Side
@@ -11,13 +13,16 @@ from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
 from toolkit.evaluate.infer.runner import Array, Arrays, Precision
 
 Progress = Callable[[str, float], None]
+EXACT = Tolerance(0.0, 0.0)
+"""Of strings, and of outputs that one side lacks: whatever tolerance is stated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One tensor of both sides: its node where a side is a model, and how close they are.
 
-    `problem` says why there are no figures: other shapes, or no numbers. `agrees` None: not judged.
+    `problem` says why there are no figures: other shapes, no numbers, or one side lacks it
+    (`lacking`). `agrees` None: not judged.
     """
 
     tensor: str
@@ -28,6 +33,7 @@ class Row:
     figures: Figures | None
     problem: str
     agrees: bool | None
+    lacking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,8 @@ def compare_sides(
         results = a.outputs(number, sample), b.outputs(number, feeds_b)
         for name, pair in _pairs(a, b, *results, notes):
             outputs.add(name, *pair)
+        for side, name, array in _alone(a, b, *results):
+            outputs.lack(name, array, side)
         if layers:
             shown = a.tensors(number, sample), b.tensors(number, feeds_b)
             for name in _common(nodes, *shown):
@@ -123,8 +131,8 @@ def _hidden(a: Side, b: Side) -> tuple[str, ...]:
     """Say which segments of engines show only what they pass on."""
     engines = (side for side in (a, b) if isinstance(side, EngineSide) and side.hidden)
     return tuple(
-        f"{side.title} shows no tensors inside {', '.join(side.hidden)}, which onnxruntime does "
-        "not run here"
+        f"{side.title} shows no tensors inside {', '.join(side.hidden)}: neither onnxruntime nor "
+        "the emulation runs them here"
         for side in engines
     )
 
@@ -151,20 +159,32 @@ class _Rows:
         self._tallies: dict[str, Tally] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._problems: dict[str, str] = {}
+        self._lacking: set[str] = set()
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._tallies)
 
     def add(self, name: str, a: Array, b: Array) -> None:
-        tolerance = self._tolerances.of(name, self._precision, whole=holds_whole_numbers(a, b))
+        text = hold_text(a, b)
+        tolerance = EXACT
+        if not text:
+            whole = holds_whole_numbers(a, b)
+            tolerance = self._tolerances.of(name, self._precision, whole=whole)
         tally = self._tallies.setdefault(name, Tally(tolerance))
         self._shapes.setdefault(name, a.shape)
         problem = _incomparable(a, b)
         if problem:
             self._problems.setdefault(name, problem)
         else:
-            tally.add(a, b)
+            tally.add(*(differences_of(a, b) if text else (a, b)))
+
+    def lack(self, name: str, array: Array, side: str) -> None:
+        """Note an output that `side` alone has."""
+        self._tallies.setdefault(name, Tally(EXACT))
+        self._shapes.setdefault(name, array.shape)
+        self._problems.setdefault(name, f"only {side} has it")
+        self._lacking.add(name)
 
     def rows(self) -> tuple[Row, ...]:
         return tuple(self._row(name, tally) for name, tally in self._tallies.items())
@@ -172,6 +192,8 @@ class _Rows:
     def _row(self, name: str, tally: Tally) -> Row:
         node, op = self._nodes.get(name, ("", ""))
         problem = self._problems.get(name, "")
+        if not problem and tally.tolerance is EXACT and tally.beyond:
+            problem = f"{tally.beyond} of {tally.elements} strings differ"
         agrees: bool | None = False
         if not problem:  # NaN on one side is beyond every tolerance, also where none is stated
             agrees = tally.agrees if tally.tolerance.judges or tally.not_finite else None
@@ -184,6 +206,7 @@ class _Rows:
             figures=None if problem else tally.figures(),
             problem=problem,
             agrees=agrees,
+            lacking=name in self._lacking,
         )
 
 
@@ -192,9 +215,22 @@ def _incomparable(a: Array, b: Array) -> str:
     if a.shape != b.shape:
         shapes = ("x".join(map(str, one.shape)) or "1 number" for one in (a, b))
         return "the shapes are {} and {}".format(*shapes)
+    if hold_text(a, b):
+        return ""
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         return f"they hold {a.dtype} and {b.dtype}, not numbers"
     return ""
+
+
+def hold_text(a: Array, b: Array) -> bool:
+    """Whether both sides of a tensor are of strings."""
+    return a.dtype.kind in "OSU" and b.dtype.kind in "OSU"
+
+
+def differences_of(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return two tensors of strings as numbers: 0, and 1 where they differ."""
+    different = np.asarray(a.astype(str) != b.astype(str), np.int8)
+    return different, np.zeros_like(different)
 
 
 def holds_whole_numbers(a: Array, b: Array) -> bool:
@@ -239,14 +275,19 @@ def _pairs(
         for name, other in zip(from_a, names, strict=True):
             yield name, (from_a[name], from_b[other])
         return
+    for name in common:
+        yield name, (from_a[name], from_b[name])
+
+
+def _alone(a: Side, b: Side, from_a: Arrays, from_b: Arrays) -> Iterator[tuple[str, str, Array]]:
+    """Yield the outputs that one side lacks, where they are matched by name: side, name, array."""
+    if not from_a.keys() & from_b.keys():
+        return
     # Beside a model or an engine, a file may hold more: the tensors of `tandem infer --all`.
     both_saved = isinstance(a, SavedSide) and isinstance(b, SavedSide)
     for side, own, others in ((a, from_a, from_b), (b, from_b, from_a)):
-        alone = [name for name in own if name not in others]
-        if alone and (both_saved or not isinstance(side, SavedSide)):
-            notes[f"only {side.title} has the outputs {', '.join(alone)}"] = None
-    for name in common:
-        yield name, (from_a[name], from_b[name])
+        if both_saved or not isinstance(side, SavedSide):
+            yield from ((side.title, name, own[name]) for name in own if name not in others)
 
 
 def _arrow(one: str, other: str) -> str:

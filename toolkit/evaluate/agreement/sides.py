@@ -5,8 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.session import Dla
 from toolkit.errors import BuildError, CompareError
+from toolkit.evaluate.compare.traces import SegmentTrace, tensor_of
 from toolkit.evaluate.infer.engine_runner import EngineRunner
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Kind, Precision, kind_of
@@ -68,21 +70,25 @@ class ModelSide:
 
 
 class EngineSide:
-    """An engine on this machine; segments in onnxruntime show the tensors inside them too."""
+    """An engine on this machine; segments in onnxruntime or the emulation show what is inside."""
 
     kind: Kind = "engine"
 
     def __init__(self, path: Path, dla: Dla) -> None:
         """Open and load it; raises TandemError."""
-        from toolkit.evaluate.compare.traces import SegmentTrace
-
         self.runner = EngineRunner(path, dla)
         self.title, self.precision = str(path), self.runner.precision
         self.inputs = self.runner.inputs
         self.hidden: tuple[str, ...] = ()
         self._traces: list[SegmentTrace] = []
+        self._emulated: dict[str, EmulatedExecutor] = {}
+        self._inputs_of = {s.name: tuple(s.inputs) for s in self.runner.manifest.segments}
         running = {r.segment: r.implementation for r in self.runner.session.reports}
-        for segment in self.runner.manifest.segments:
+        executors = self.runner.session.executors
+        for segment, executor in zip(self.runner.manifest.segments, executors, strict=True):
+            if isinstance(executor, EmulatedExecutor):
+                self._emulated[segment.name] = executor
+                continue
             with suppress(BuildError):  # a type that onnxruntime hands out to nobody
                 if running[segment.name] == "portable":
                     self._traces.append(SegmentTrace(self.runner.engine, segment))
@@ -102,6 +108,9 @@ class EngineSide:
         shown: Arrays = {}
         for trace in self._traces:
             shown.update(trace.run({n: stored[n] for n in trace.segment.inputs}))
+        for segment, executor in self._emulated.items():
+            inputs = {n: stored[n] for n in self._inputs_of[segment]}
+            shown.update({tensor_of(one): one.real() for one in executor.trace(inputs)})
         shown.update(borders)
         self._shown = (number, shown)
         return shown

@@ -4,17 +4,20 @@ Each differing element is put down to the first cause that a variant of the same
 
     twice     an average that differs from one rounding of the exact mean, half away from zero
     table     sigmoid or tanh: the layer with the function and its scale in floating point differs
-    scale     any other layer: the same with exact scales and biases differs
+    bias      any other layer: with its bias of 32 bits it is the result of exact scales
+    multiplier  any other layer: the same with exact scales and biases differs
     tie       the exact result lies half way between two steps: away from zero against to even
     fp16      the DLA has no INT8 result here
     other     none of these
 
 `shared_scale_cost_db` is another kind of cost: both sides carry it, and the engine's tables made
-it. It is measured on FP32 operands, rounded with the scale that they share and with their own.
+it. It is measured on FP32 operands, rounded with the scale that they share and with their own; and
+on the averages of a pooling, which has the scale of its input.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,20 +25,31 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-TWICE, TABLE, SCALE, TIE, FP16, OTHER = "twice", "table", "scale", "tie", "fp16", "other"
+TWICE, TABLE, BIAS, MULTIPLIER = "twice", "table", "bias", "multiplier"
+TIE, FP16, OTHER = "tie", "fp16", "other"
 CAUSES: Mapping[str, str] = {
     TWICE: "an average rounds twice, along the width and along the height",
     TABLE: "sigmoid and tanh go by a table and 16-bit numbers",
-    SCALE: "a scale is 16 bits and a shift, and a bias 16 bits",
+    BIAS: "a bias is 16 bits and one shift for all channels",
+    MULTIPLIER: "a multiplier is 16 bits and one shift for all channels",
     TIE: "a half is rounded away from zero, not to even",
     FP16: "the result has no INT8 scale, and FP16 rounds it",
     OTHER: "no variant of the layer shows the cause",
 }
 SHARED_SCALE = "a layer shares one scale among its operands"
+POOL_SCALE = "a pooling rounds its averages at the scale of its input, too coarse for them"
 TABLES = frozenset({"Sigmoid", "Tanh"})
 AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})
 # Float32 sums of the Q/DQ graph are off by some 1e-5 steps; a half within this is taken for one.
 TIE_STEPS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """INT8 of the DLA on the same inputs with exact biases, and with exact scales and biases."""
+
+    exact_bias: Array
+    ideal: Array
 
 
 def quantized(real: Array, scale: float) -> NDArray[np.int8]:
@@ -46,28 +60,32 @@ def quantized(real: Array, scale: float) -> NDArray[np.int8]:
 
 
 def causes_of(
-    dla: Array, gpu: Array, ideal: Array, exact_steps: Array, ops: frozenset[str]
+    dla: Array, gpu: Array, variants: Variants, exact_steps: Array, ops: frozenset[str]
 ) -> dict[str, int]:
     """Count the differing elements by cause.
 
-    INT8 of the DLA, of the Q/DQ graph and of the DLA with exact scales, and the exact result in
-    steps, all of one shape; `ops` are the operators of the layer.
+    INT8 of the DLA, of the Q/DQ graph and of the DLA's variants, and the exact result in steps, all
+    of one shape; `ops` are the operators of the layer.
     """
+    inexact = dla != variants.ideal
+    by_bias = inexact & (variants.exact_bias == variants.ideal)
     remaining = dla != gpu
     steps = np.asarray(exact_steps, np.float64)
     away = np.clip(np.copysign(np.floor(np.abs(steps) + 0.5), steps), -128, 127)
     from_half = np.abs(np.abs(steps) % 1.0 - 0.5)
     tie = from_half < TIE_STEPS
-    variants = {
+    where_of = {
         TWICE: (dla != away) & ~(tie & (np.abs(dla - steps) < 0.5 + TIE_STEPS))
         if ops & AVERAGES
         else np.zeros_like(remaining),
-        TABLE if ops & TABLES else SCALE: dla != ideal,
+        TABLE: inexact if ops & TABLES else np.zeros_like(remaining),
+        BIAS: by_bias,
+        MULTIPLIER: inexact,
         TIE: tie,
         OTHER: np.ones_like(remaining),
     }
     counts = {}
-    for cause, where in variants.items():
+    for cause, where in where_of.items():
         count = int(np.count_nonzero(remaining & where))
         if count:
             counts[cause] = count

@@ -33,6 +33,8 @@ Array = NDArray[Any]
 ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Concat"})
 LEAST_COST_DB = 0.1
 """A layer whose own SQNR falls by less is not named as one where the DLA costs something."""
+UNHEARD_DB = 60.0
+"""Noise so far below a layer's result, a tenth of what INT8 itself makes, counts as none."""
 LEAST_SHARED_DB = 1.0
 """By so much a scale of its own must serve an operand better, to blame the shared one."""
 
@@ -54,11 +56,17 @@ class OwnError:
     worst: Worst | None
     causes: Mapping[str, int]
     shared_scale_db: float = 0.0
+    shared_reason: str = causes.SHARED_SCALE
 
     @property
     def cost_db(self) -> float:
-        """What the DLA's arithmetic takes from the layer's SQNR; 0 where nothing differs."""
-        return self.gpu_sqnr_db - self.dla_sqnr_db if self.differing else 0.0
+        """What the DLA's arithmetic takes from the layer's SQNR, up to `UNHEARD_DB`."""
+        return min(self.gpu_sqnr_db, UNHEARD_DB) - min(self.dla_sqnr_db, UNHEARD_DB)
+
+    @property
+    def most_db(self) -> float:
+        """The larger of what the arithmetic and what a shared scale cost."""
+        return max(self.cost_db, self.shared_scale_db)
 
     @property
     def costs(self) -> bool:
@@ -109,6 +117,14 @@ class Comparison:
     nodes: tuple[TensorRow, ...]
     metric: Metric | None = None
     notes: tuple[str, ...] = field(default=())
+    sample_names: tuple[str, ...] = field(default=())
+
+    @property
+    def by_cost(self) -> tuple[TensorRow, ...]:
+        """The rows of DLA layers, those where the DLA costs most first; then all others."""
+        return tuple(
+            sorted(self.nodes, key=lambda row: 1.0 if row.own is None else -row.own.most_db)
+        )
 
     @property
     def matched(self) -> int:
@@ -124,6 +140,7 @@ class _Own:
         self.elements = self.differing = 0
         self.causes: dict[str, int] = {}
         self.shared_db: float | None = None
+        self.shared_reason = causes.SHARED_SCALE
 
     def result(self) -> OwnError:
         worst = self.steps.error().worst
@@ -136,6 +153,7 @@ class _Own:
             worst=worst,
             causes=dict(self.causes),
             shared_scale_db=self.shared_db or 0.0,
+            shared_reason=self.shared_reason,
         )
 
 
@@ -186,10 +204,10 @@ class Comparer:
         self._exact = ActivationRunner(graph, observed)
         self._rows: dict[tuple[str, str], _Row] = {}
         self._of_outputs: dict[str, _Row] = {}
-        self._samples = 0
+        self._samples: list[str] = []
 
-    def add(self, feeds: Mapping[str, Array]) -> None:
-        """Run one sample through all three."""
+    def add(self, feeds: Mapping[str, Array], name: str = "") -> None:
+        """Run one sample through all three; `name`: what reports call it."""
         exact = self._exact(feeds)
         gpu, dla = dict(feeds), dict(feeds)
         for trace in self.traces:
@@ -211,12 +229,12 @@ class Comparer:
                 self._add_segment(trace, emulations, (exact, {**gpu, **gpu_values}, dla))
             gpu.update({name: gpu_values[name] for name in segment.outputs})
             dla.update({name: dla_values[name] for name in segment.outputs})
-        for name in self._outputs:
+        for tensor in self._outputs:
             row = self._of_outputs.setdefault(
-                name, _Row(TensorRow(name, "", "", "", "", None, None))
+                tensor, _Row(TensorRow(tensor, "", "", "", "", None, None))
             )
-            row.add(exact.get(name), gpu[name], dla[name])
-        self._samples += 1
+            row.add(exact.get(tensor), gpu[tensor], dla[tensor])
+        self._samples.append(name or f"sample {len(self._samples)}")
 
     def comparison(
         self, model: str, metric: Metric | None = None, notes: tuple[str, ...] = ()
@@ -229,7 +247,7 @@ class Comparer:
             model=model,
             graph=_graph_title(self._engine.manifest),
             precision=self._engine.manifest.provenance.precision,
-            samples=self._samples,
+            samples=len(self._samples),
             emulation=self._emulation,
             dla_segments=len(self.emulations),
             uncalibrated=self._engine.manifest.uncalibrated,
@@ -237,6 +255,7 @@ class Comparer:
             nodes=tuple(row.result() for row in self._rows.values()),
             metric=metric,
             notes=notes,
+            sample_names=tuple(self._samples),
         )
 
     def _add_node(
@@ -276,10 +295,11 @@ class Comparer:
         runs_of = zip(
             emulations.requested.trace(inputs),
             emulations.requested.trace(gpu_inputs, graphs_own),
+            emulations.exact_bias.trace(gpu_inputs, graphs_own),
             emulations.ideal.trace(gpu_inputs, graphs_own),
             strict=True,
         )
-        for free, alone, ideal in runs_of:
+        for free, alone, exact_bias, ideal in runs_of:
             layer = trace.layer_of(free)
             if free.op == "Cast" or layer.tensor not in gpu:
                 continue
@@ -294,9 +314,14 @@ class Comparer:
             )
             row.add(exact.get(layer.tensor), in_real, free.real())
             row.own = row.own or _Own()
-            _add_own(row.own, layer, (alone, ideal), graphs, exact_result(layer, gpu))
+            result = exact_result(layer, gpu)
+            variants = causes.Variants(exact_bias.numbers, ideal.numbers)
+            _add_own(row.own, layer, alone, variants, (graphs, result))
             if layer.ops & ELEMENT_WISE:
                 _add_shared(row.own, layer, exact)
+            elif layer.ops & causes.AVERAGES and alone.scale is not None:
+                row.own.shared_reason = causes.POOL_SCALE
+                _add_cost(row.own, causes.shared_scale_cost_db(result, alone.scale))
 
 
 def _graph_title(manifest: Manifest) -> str:
@@ -305,9 +330,14 @@ def _graph_title(manifest: Manifest) -> str:
 
 
 def _add_own(
-    own: _Own, layer: Layer, runs: tuple[LayerResult, LayerResult], graphs: Array, result: Array
+    own: _Own,
+    layer: Layer,
+    alone: LayerResult,
+    variants: causes.Variants,
+    of_graph: tuple[Array, Array],
 ) -> None:
-    alone, ideal = runs
+    """`of_graph`: the layer's numbers in the Q/DQ graph, and its result before rounding."""
+    graphs, result = of_graph
     different = alone.numbers != graphs
     count = int(np.count_nonzero(different))
     own.elements += different.size
@@ -323,19 +353,20 @@ def _add_own(
     own.gpu.add(inside, graphs)
     own.dla.add(inside, alone.numbers)
     own.steps.add(graphs, alone.numbers)
-    counts = causes.causes_of(alone.numbers, graphs, ideal.numbers, steps, layer.ops)
+    counts = causes.causes_of(alone.numbers, graphs, variants, steps, layer.ops)
     for cause, number in counts.items():
         own.causes[cause] = own.causes.get(cause, 0) + number
 
 
 def _add_shared(own: _Own, layer: Layer, exact: Arrays) -> None:
-    """Measure what one scale for all operands costs the one that it serves worst.
-
-    Of all samples the least counts: an operand's own scale must serve all of them.
-    """
+    """Measure what one scale for all operands costs the one that it serves worst."""
     scales = {operand.scale for operand in layer.operands}
     known = [o for o in layer.operands if o.tensor in exact and o.scale is not None]
     if len(layer.operands) < 2 or len(scales) > 1 or not known:
         return
-    cost = max(causes.shared_scale_cost_db(exact[o.tensor], o.scale or 0.0) for o in known)
-    own.shared_db = cost if own.shared_db is None else min(own.shared_db, cost)
+    _add_cost(own, max(causes.shared_scale_cost_db(exact[o.tensor], o.scale or 0.0) for o in known))
+
+
+def _add_cost(own: _Own, cost_db: float) -> None:
+    """Keep the least of all samples: a scale of its own must serve all of them."""
+    own.shared_db = cost_db if own.shared_db is None else min(own.shared_db, cost_db)

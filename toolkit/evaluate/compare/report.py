@@ -1,11 +1,12 @@
 """The comparison as text and as JSON values."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from device.engine.manifest import UNCALIBRATED
-from toolkit.evaluate.compare.causes import CAUSES, SHARED_SCALE
+from toolkit.evaluate.compare.causes import CAUSES
 from toolkit.evaluate.compare.compare import (
     LEAST_COST_DB,
     LEAST_SHARED_DB,
@@ -29,7 +30,7 @@ def why(own: OwnError) -> tuple[str, ...]:
     counts = sorted(own.causes.items(), key=lambda item: -item[1])
     reasons = [f"{CAUSES[cause]} ({count} of {own.differing})" for cause, count in counts]
     if own.shared_scale_db >= LEAST_SHARED_DB:
-        reasons.append(f"{SHARED_SCALE} ({_db(own.shared_scale_db)} dB for one of them)")
+        reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB for one of them)")
     return tuple(reasons)
 
 
@@ -48,7 +49,7 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
     lines += [f"note: {note}" for note in comparison.notes]
     lines += ["", f"outputs against FP32       {graph:<24} {dla if has_dla else ''}".rstrip()]
     for row in comparison.outputs:
-        lines += _output(row, has_dla=has_dla)
+        lines += _output(row, comparison.sample_names, has_dla=has_dla)
     if comparison.metric is not None:
         metric = comparison.metric
         parts = [f"FP32 {metric.fp32:.2f}", f"{graph} {metric.gpu:.2f}"]
@@ -75,12 +76,14 @@ def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> di
         "graph": comparison.graph,
         "precision": comparison.precision,
         "samples": comparison.samples,
+        "sample_names": comparison.sample_names,
         "dla": comparison.emulation.mode,
         "scales": comparison.emulation.arithmetic,
         "dla_segments": comparison.dla_segments,
         "uncalibrated": comparison.uncalibrated,
         "outputs": [_row_builtins(row) for row in comparison.outputs],
         "nodes": [_row_builtins(row) for row in comparison.nodes],
+        "by_cost": [row.tensor for row in comparison.by_cost if row.own is not None],
         "matched": comparison.matched,
         "metric": None if comparison.metric is None else asdict(comparison.metric),
         "notes": list(comparison.notes),
@@ -112,7 +115,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _output(row: TensorRow, *, has_dla: bool) -> list[str]:
+def _output(row: TensorRow, names: Sequence[str], *, has_dla: bool) -> list[str]:
     if row.gpu is None or row.dla is None:
         return [f"  {row.tensor}: FP32 has no output of that name and shape"]
     dla = row.dla if has_dla else None
@@ -121,27 +124,23 @@ def _output(row: TensorRow, *, has_dla: bool) -> list[str]:
         f"  {row.tensor}",
         f"    SQNR dB                  {_db(row.gpu.sqnr_db):<24} {sqnr_db}".rstrip(),
         f"    cosine                   {row.gpu.cosine:<24.6f} {cosine}".rstrip(),
-        f"    worst: {_worst(row.gpu.worst)}",
+        f"    worst: {_worst(row.gpu.worst, names)}",
     ]
-    return [*lines, f"    worst DLA: {_worst(dla.worst)}"] if dla else lines
+    return [*lines, f"    worst DLA: {_worst(dla.worst, names)}"] if dla else lines
 
 
 def _layers(comparison: Comparison, *, every: bool) -> list[str]:
-    named = [row for row in comparison.nodes if row.own is not None and row.own.costs]
-    named.sort(key=lambda row: -max(_cost(row), row.own.shared_scale_db if row.own else 0.0))
+    named = [row for row in comparison.by_cost if row.own is not None and row.own.costs]
     total = sum(row.own is not None for row in comparison.nodes)
     lines = [
         f"where the DLA's arithmetic costs something: {len(named)} of {total} layers (own SQNR "
-        f"down by {LEAST_COST_DB} dB or more, or a shared scale worth {LEAST_SHARED_DB} dB)"
+        f"down by {LEAST_COST_DB} dB or more, or a shared scale worth {LEAST_SHARED_DB} dB), the "
+        "most costly first"
     ]
-    for row in comparison.nodes if every else named:
+    for row in comparison.by_cost if every else named:
         lines.append(_so_far(row))
-        lines += _own(row)
+        lines += _own(row, comparison.sample_names)
     return lines
-
-
-def _cost(row: TensorRow) -> float:
-    return 0.0 if row.own is None else row.own.cost_db
 
 
 def _so_far(row: TensorRow) -> str:
@@ -152,7 +151,7 @@ def _so_far(row: TensorRow) -> str:
     return f"{where}: so far {_error(row.gpu)}{dla}"
 
 
-def _own(row: TensorRow) -> list[str]:
+def _own(row: TensorRow, names: Sequence[str]) -> list[str]:
     if row.own is None:
         return []
     own = row.own
@@ -162,7 +161,7 @@ def _own(row: TensorRow) -> list[str]:
         f"by {own.largest_steps} steps at most"
     ]
     if own.worst is not None:
-        lines.append(f"    worst, in steps: {_worst(own.worst, 'GPU', 'DLA')}")
+        lines.append(f"    worst, in steps: {_worst(own.worst, names, 'GPU', 'DLA')}")
     return [*lines, *(f"    why: {reason}" for reason in why(own))]
 
 
@@ -170,11 +169,13 @@ def _error(error: Error) -> str:
     return f"{_db(error.sqnr_db)} dB, cosine {error.cosine:.6f}"
 
 
-def _worst(worst: Worst | None, expected: str = "FP32", found: str = "found") -> str:
+def _worst(
+    worst: Worst | None, names: Sequence[str], expected: str = "FP32", found: str = "found"
+) -> str:
     if worst is None:
         return "no difference"
     return (
-        f"sample {worst.sample}, {list(worst.index)}: {expected} {worst.expected:.6g}, "
+        f"{names[worst.sample]}, {list(worst.index)}: {expected} {worst.expected:.6g}, "
         f"{found} {worst.found:.6g}"
     )
 
@@ -202,5 +203,5 @@ def _recorded_row(row: RecordedRow) -> str:
     return (
         f"{row.node} ({row.op}, {row.segment}) -> {row.tensor}: {row.differing} of {row.elements} "
         f"elements differ, by {row.largest:g} {unit}; "
-        f"{_worst(row.worst, 'board', 'emulation')}"
+        f"{_worst(row.worst, ('the recorded run',), 'board', 'emulation')}"
     )

@@ -129,10 +129,10 @@ class SegmentTrace:
 
 
 class Emulations:
-    """A DLA segment in the emulation: as requested, and with exact scales beside it."""
+    """A DLA segment in the emulation: as requested, with exact biases, and with exact scales."""
 
     def __init__(self, engine: Engine, trace: SegmentTrace, emulation: Emulation) -> None:
-        """Load both. Raises SessionError naming the node that has no arithmetic."""
+        """Load all three. Raises SessionError naming the node that has no arithmetic."""
         why = emulated.why_not()
         if why is not None:
             raise BuildError(f"{engine.path}: the DLA cannot be emulated here: {why}")
@@ -143,6 +143,8 @@ class Emulations:
 
         self.requested = load(emulation)
         self.ideal = self.requested if emulation == ideal else load(ideal)
+        exact_bias = Emulation(emulation.mode, "exact bias")
+        self.exact_bias = self.requested if emulation == ideal else load(exact_bias)
 
 
 def tensor_of(result: LayerResult) -> str:

@@ -47,9 +47,14 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
                 for name, array in sample.items():
                     member = f"{name if single else f'{number}:{name}'}.npy"
                     with archive.open(member, "w", force_zip64=True) as stream:
-                        np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)
+                        np.lib.format.write_array(stream, _plain(array), allow_pickle=False)
     except OSError as error:
         raise InferError(f"cannot write {path}: {error.strerror}; check the folder") from error
+
+
+def _plain(array: Array) -> Array:
+    """Return an array that needs no pickle: onnxruntime gives strings as objects."""
+    return array.astype(str) if array.dtype.kind == "O" else np.asarray(array)
 
 
 def load_npz(path: Path) -> Arrays:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from device.errors import TandemError
 from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops, remove_unread
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
@@ -53,12 +54,15 @@ def run_passes(
     """Run the passes in order on a copy of the model; the model given is not changed.
 
     A pass improves a graph that is right without it, so one that fails is left out and named.
+    Raises ImportModelError: the model crashes ONNX, or takes more than the limit of memory.
     """
     reports = []
     for step in passes:
         try:
             changed = model.clone()
             reports.append(PassReport(step.name, step.run(changed)))
+        except TandemError:
+            raise
         except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
             reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
         else:

@@ -13,17 +13,21 @@ from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
 
+from toolkit.graph.memory_limit import max_memory_bytes, value_bytes
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.graph.passes.shapes import propagate_shapes, settle_shapes
 
-# What folding may write in all, in elements. Light models keep their weights as ConstantOfShape;
-# the largest, VGG-19, has 1.4e8 of them.
-MAX_FOLDED_ELEMENTS = 1 << 28
+# What folding may write in all. Light models keep their weights as ConstantOfShape; the largest,
+# VGG-19, has 1.4e8 of them in float32.
+MAX_FOLDED_BYTES = 1 << 30
+MAX_FOLDED_ELEMENTS = 1 << 28  # of one node, for the folder of onnxscript
 KEPT_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 # Operators whose output may be far larger than their inputs: a few bytes can ask for terabytes.
 GROWING_OPS = frozenset(
-    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile"}
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
+# Others of unknown size are evaluated on so few elements that even all pairs of them are few.
+MAX_ELEMENTS_OF_UNKNOWN = 1 << 13
 
 
 def remove_no_ops(model: ir.Model) -> str:
@@ -64,7 +68,7 @@ def fold_constants(model: ir.Model) -> str:
     Repeats until nothing more folds: folding makes more shapes known, and shapes rule out branches.
     """
     before = remaining = _count(model)
-    budget = _FoldingBudget(MAX_FOLDED_ELEMENTS)
+    budget = _FoldingBudget(min(MAX_FOLDED_BYTES, max_memory_bytes() // 4))
     settled: list[str] = []
     while True:
         _fold_once(model, budget)
@@ -143,10 +147,10 @@ def own_outputs(model: ir.Model) -> str:
 
 
 class _FoldingBudget:
-    """The number of elements that folding may still write."""
+    """The number of bytes that folding may still write."""
 
-    def __init__(self, elements: int) -> None:
-        self._left = elements
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
 
     def take(self, node: ir.Node) -> bool:
         """Whether a node may be evaluated; if so, its outputs count against the budget.
@@ -155,14 +159,29 @@ class _FoldingBudget:
         """
         if node.op_type in KEPT_OPS:
             return False
-        sizes = [_elements(value) for value in node.outputs]
+        sizes = [_known_bytes(value) for value in node.outputs]
         known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes) and node.op_type in GROWING_OPS:
+        if len(known) < len(sizes) and not _stays_small(node):
             return False
         if sum(known) > self._left:
             return False
         self._left -= sum(known)
         return True
+
+
+def _stays_small(node: ir.Node) -> bool:
+    """Whether results of unknown size cannot be large."""
+    read = [_elements(value) for value in node.inputs if value is not None]
+    total = sum(size for size in read if size is not None)
+    return node.op_type not in GROWING_OPS and None not in read and total <= MAX_ELEMENTS_OF_UNKNOWN
+
+
+def _known_bytes(value: ir.Value) -> int | None:
+    """The bytes of a value, None where its size is not known; an unknown type counts as 8."""
+    count = _elements(value)
+    if count is None:
+        return None
+    return value_bytes(value) if value.dtype is not None else 8 * count
 
 
 def _elements(value: ir.Value) -> int | None:

@@ -1,14 +1,26 @@
 """Shapes: infer those of every value, and mend what makes the inference fail."""
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
-from onnx_ir.passes import common as ir_passes
 from onnx_ir.passes.common._c_api_utils import call_onnx_api  # leaves large weights out
 
+from toolkit.graph import native
 from toolkit.graph.extract import values_read
+
+LOG = logging.getLogger(__name__)
+# What ONNX's inference raises on a model that it cannot go through.
+INFERENCE_ERRORS = (
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+)
 
 # Inference calls the results of these tensors of their elements' type.
 SEQUENCE_OPS = frozenset(
@@ -30,7 +42,46 @@ def infer_shapes(model: ir.Model) -> str:
 
 def propagate_shapes(model: ir.Model) -> None:
     """Infer the shape and type of every value; a node that fails leaves only its own unknown."""
-    ir_passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    try:
+        inferred = call_onnx_api(
+            lambda proto: native.infer_shapes(proto, strict=False, data_prop=True), model
+        )
+    except INFERENCE_ERRORS as err:
+        LOG.debug("shape inference of the whole model failed: %s", err)
+        return
+    for graph, known in zip(model.graphs(), ir.from_proto(inferred).graphs(), strict=True):
+        _take_types(graph, known)
+
+
+def _take_types(graph: ir.Graph, inferred: ir.Graph) -> None:
+    """Give the values of a graph the shapes and types of those of equal names."""
+    known = ir.convenience.create_value_mapping(inferred)
+    for name, value in ir.convenience.create_value_mapping(graph).items():
+        other = known.get(name)
+        if other is None:
+            continue
+        if other.shape is not None and other.shape != value.shape:
+            value.shape = other.shape
+        if other.dtype is not None and other.dtype != value.dtype:
+            value.dtype = other.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """An `If` whose condition is not known, of which one branch is not valid for the sizes."""
+
+    node: str
+    kept: str
+    dropped: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What was assumed, and why."""
+        return (
+            f"{self.node} takes its {self.kept} whatever its condition is: its {self.dropped} is "
+            f"not valid for these sizes ({self.why})"
+        )
 
 
 def settle_shapes(model: ir.Model) -> list[str]:
@@ -38,6 +89,7 @@ def settle_shapes(model: ir.Model) -> list[str]:
 
     Exporters note shapes that the nodes contradict. `If` nodes on the rank or the size of a
     tensor have a branch that is not valid for the sizes given; onnxruntime refuses to load it.
+    Constants are folded before, so that a condition of shapes alone has decided by itself.
     """
     changes = []
     if _contradiction(model) is not None and _forget_shapes(model):
@@ -45,22 +97,16 @@ def settle_shapes(model: ir.Model) -> list[str]:
     if not any(node.op_type == "If" for node in model.graph.all_nodes()):
         return changes
     pruned, _ = _prune(model.graph, dict(model.graph.opset_imports))
-    return changes + [f"{node} always takes its {branch}" for node, branch in pruned]
+    return changes + [row.text for row in pruned]
 
 
 def _contradiction(model: ir.Model) -> str | None:
     """Return what strict inference says against a model, None where all of it is consistent."""
     try:
-        call_onnx_api(_infer_strictly, model)
+        call_onnx_api(lambda proto: native.infer_shapes(proto, strict=True, data_prop=True), model)
     except onnx.shape_inference.InferenceError as err:
         return str(err)
     return None
-
-
-def _infer_strictly(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        proto, check_type=False, strict_mode=True, data_prop=True
-    )
 
 
 def _forget_shapes(model: ir.Model) -> bool:
@@ -91,12 +137,12 @@ def _agree(claimed: ir.Shape, inferred: ir.Shape) -> bool:
     )
 
 
-def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[tuple[str, str]], str | None]:
+def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[Pruned], str | None]:
     """Inline `If` nodes of which one branch cannot hold; return them and what still fails.
 
     Branches inside come first: those that remain decide whether the outer one holds.
     """
-    pruned: list[tuple[str, str]] = []
+    pruned: list[Pruned] = []
     while True:
         alone = _standing_alone(graph, opsets)
         propagate_shapes(alone)
@@ -107,19 +153,25 @@ def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[tuple[str, str
         pruned += rows
 
 
-def _prune_node(node: ir.Node, opsets: dict[str, int]) -> list[tuple[str, str]]:
+def _prune_node(node: ir.Node, opsets: dict[str, int]) -> list[Pruned]:
     if node.op_type != "If" or node.domain != "":
         return []
-    pruned: list[tuple[str, str]] = []
-    errors = {}
+    pruned: list[Pruned] = []
+    errors: dict[str, str | None] = {}
     for name in BRANCHES:
         rows, errors[name] = _prune(node.attributes[name].as_graph(), opsets)
         pruned += rows
     holding = [name for name, error in errors.items() if error is None]
     if len(holding) == 1:
         inline_branch(node, holding[0])
-        return [(str(node.name), holding[0])]
+        ((dropped, error),) = [row for row in errors.items() if row[1] is not None]
+        return [Pruned(str(node.name), holding[0], dropped, _short(str(error)))]
     return pruned
+
+
+def _short(error: str) -> str:
+    """Return an error of inference without the names of its levels."""
+    return error.strip().splitlines()[-1].rpartition("] ")[2].strip()
 
 
 def inline_branch(node: ir.Node, name: str) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 import configs
 from device.profile import Confidence
+from toolkit.partition.costs.errors import ErrorRow
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,7 +83,7 @@ class Contention(_Group, frozen=True, kw_only=True):
 class EnergyCosts(_Group, frozen=True, kw_only=True):
     """Power and energy; formulas in `toolkit/partition/costs/energy.py`."""
 
-    idle_w: Constant  # the whole board
+    idle_w: Constant  # the whole board, of AGX Orin 64GB; others: configs/power.toml
     sm_w: Constant  # one busy SM at 1 GHz
     dla_w: Constant  # one busy DLA core at 1 GHz
     mac_pj: Constant  # one INT8 multiply-accumulate on the GPU at 1 GHz; wider ones cost by width
@@ -109,9 +110,30 @@ class Costs(_Group, frozen=True, kw_only=True):
     contention: Contention
     energy: EnergyCosts
     residuals: dict[str, Residuals]
+    errors: tuple[ErrorRow, ...]
+    fitted_devices: tuple[str, ...]  # profiles with rows of the GPU in the fit
 
 
 @cache
 def load_costs() -> Costs:
     """Return the constants of `configs/costs.toml`."""
     return msgspec.toml.decode((configs.ROOT / "costs.toml").read_bytes(), type=Costs)
+
+
+class _Power(_Group, frozen=True, kw_only=True):
+    idle_w: dict[str, Constant]
+
+
+MEASURED_BOARD = "agx-orin-64gb"  # of the powers in the fit
+
+
+def idle_power(profile: str) -> Constant | None:
+    """Return the power of an idle board in W, None for profiles of which it is not known."""
+    if profile == MEASURED_BOARD:
+        return load_costs().energy.idle_w
+    return _load_power().idle_w.get(profile)
+
+
+@cache
+def _load_power() -> _Power:
+    return msgspec.toml.decode((configs.ROOT / "power.toml").read_bytes(), type=_Power)

@@ -2,7 +2,8 @@
 
 The idle power of the board is constant. A busy processor adds power that rises with its clock (and
 voltage), a multiply-accumulate adds energy by its width, a byte moved adds its own. Constants come
-from boards of the T234; other boards are assumed to be like it.
+from a board of the T234; runs of AGX Xavier at the wall agree with them. The idle power of each
+board has its own source: `configs/power.toml`.
 """
 
 from dataclasses import dataclass

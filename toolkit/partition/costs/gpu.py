@@ -17,6 +17,7 @@ from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.bytes import WIDTH, moved_bytes
 from toolkit.partition.costs.fusion import FusedKernel
 from toolkit.partition.costs.hardware import Hardware
+from toolkit.partition.costs.launches import Launch
 from toolkit.partition.costs.shapes import known, product
 
 Array = npt.NDArray[np.float64]
@@ -37,6 +38,10 @@ TENSOR_CORE_RATIO = 8.0
 NO_GEMM = (0.0,) * 8
 # Activations with an exponential or a division (special-function units).
 CURVES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "Exp", "Erf", "Gelu", "Elu", "Log"})
+# A sigmoid is one special-function operation where the hardware has tanh, else an exponential and a
+# reciprocal: "tanh.approx requires sm_75 or higher" (PTX ISA, section tanh).
+TANH_SM = 75
+CURVE_STEPS = 2.0
 SEPARABLE = 4  # groups of fewer input channels run on the CUDA cores
 
 
@@ -72,9 +77,10 @@ class GpuRates:
     reuse: Quantity  # multiply-accumulates per loaded operand needed for the full rate
     fp32: Quantity  # 1 for FP32
     graph: Quantity  # 1 in a CUDA graph
+    curve_steps: Quantity  # special-function operations of a sigmoid, those of Ampere being 1
 
     @staticmethod
-    def of(board: Hardware, precision: Precision, *, cuda_graph: bool = False) -> "GpuRates":
+    def of(board: Hardware, precision: Precision, launch: Launch) -> "GpuRates":
         """Return the rates of a board at a precision."""
         return GpuRates(
             sms=board.sms,
@@ -84,7 +90,8 @@ class GpuRates:
             bandwidth=board.bandwidth,
             reuse=_needed_reuse(board, precision),
             fp32=float(precision == "fp32"),
-            graph=float(cuda_graph),
+            graph=float(launch == "graph"),
+            curve_steps=1.0 if board.sm >= TANH_SM else CURVE_STEPS,
         )
 
 
@@ -137,6 +144,8 @@ def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     curved = float(any(node.op in CURVES for node in kernel.nodes))
     if view.op in ("Gemm", "MatMul"):
         return (1, 0, *_matrix_sizes(view, output_shape, input_shape), macs, curved, moved)
+    if min(len(output_shape), len(input_shape)) < 2:  # a false note of an exporter
+        return (*NO_GEMM, moved)
     groups = view.integer("group", 1)
     per_group = input_shape[1] // groups
     maps = output_shape[1] // groups
@@ -172,7 +181,9 @@ def gpu_times(
     costs = tile_costs(work, rates) if costs is None else costs
     efficiency = parameters.array_efficiency * np.where(rates.fp32, parameters.fp32_share, 1.0)
     depth = work.depth / (rates.matrix_rate * efficiency)
-    per_output = parameters.output_cycles + work.curved * parameters.curve_cycles
+    per_output = (
+        parameters.output_cycles + work.curved * rates.curve_steps * parameters.curve_cycles
+    )
     cycles = [
         outputs * (depth / split + per_output)
         for outputs, (_, split) in zip(costs, TILINGS, strict=True)

@@ -18,12 +18,14 @@ from device.engine.manifest import Precision, Processor
 from device.profile import Profile
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.bytes import moved_bytes
-from toolkit.partition.costs.constants import Constant, Costs, load_costs
+from toolkit.partition.costs.constants import Constant, Costs, idle_power, load_costs
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.partition.costs.errors import Part, Spread, network_class, spread_of
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_work
 from toolkit.partition.costs.hardware import Hardware, hardware
+from toolkit.partition.costs.launches import LAUNCH_OF, PLANNED, ExecutorName
 from toolkit.partition.costs.measured import Measured, check_measured
 from toolkit.partition.costs.memory import slowdown
 
@@ -73,19 +75,21 @@ class CostModel:
         precision: Precision,
         power_mode: str | None = None,
         measured: Measured | None = None,
-        cuda_graph: bool = False,
+        executor: ExecutorName = PLANNED,
     ) -> None:
         """Prepare the costs of `views` (names distinct) on a profile.
 
-        `power_mode` None: maximum clocks. `cuda_graph`: one launch for the whole segment. Raises
+        `power_mode` None: maximum clocks. `executor`: what runs segments of the GPU. Raises
         ProfileError: no such mode; ConfigError: `measured` does not match.
         """
         self._views = tuple(views)
         self._precision: Precision = precision
         self._board = hardware(profile, power_mode)
         self._constants = load_costs()
-        self._graph = cuda_graph
+        self._launch = LAUNCH_OF[executor]
         self._kernels = fuse(self._views)
+        self._class = network_class(self._kernels)
+        self._idle = idle_power(profile.name)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
         self._measured = measured
         if measured is not None:
@@ -114,9 +118,23 @@ class CostModel:
         return tuple(tuple(view.name for view in kernel.nodes) for kernel in self._kernels)
 
     @property
+    def idle(self) -> Constant | None:
+        """The power of the idle board in W with its source, None where it is not known."""
+        return self._idle
+
+    @property
     def idle_w(self) -> float:
-        """The idle power of the board, in W."""
-        return self._constants.energy.idle_w.value
+        """The power of the idle board in W, 0 where it is not known."""
+        return 0.0 if self._idle is None else self._idle.value
+
+    def idle_mj(self, time_us: float) -> float:
+        """Return what the idle board takes in a time, in mJ."""
+        return self.idle_w * time_us * 1e-3
+
+    def spread(self, part: Part) -> Spread:
+        """Return how far off figures of a part of this network are: see `costs/errors.py`."""
+        fitted = part != "gpu" or self._board.name in self._constants.fitted_devices
+        return spread_of(self._constants.errors, part, self._precision, self._class, fitted=fitted)
 
     def node(self, name: str, processor: Processor) -> NodeCost:
         """Return the cost of a node among its neighbours on the same processor.
@@ -138,19 +156,23 @@ class CostModel:
             return self._constants.dla.submission_us.value
         return 0.0
 
+    def segment_overhead_mj(self, processor: Processor) -> float:
+        """Return the energy to start a segment, beyond the idle board."""
+        return self.active_w(processor) * self.segment_overhead_us(processor) * 1e-3
+
     def crossing(self, size: int, source: Processor, target: Processor) -> CrossingCost:
         """Return the cost of passing `size` bytes between two processors: switch and reformat.
 
-        The bytes are read and written once more, in the other format.
+        The bytes are read and written once more, in the other format. The GPU is busy all the time,
+        with the energy of that.
         """
         if source == target:
             return CrossingCost(0.0, 0.0)
         rate = self._board.bandwidth * self._constants.gpu.bandwidth_share.value
         moved = 2.0 * size
-        return CrossingCost(
-            self._constants.crossing.us.value + moved / rate,
-            moved * self._constants.energy.byte_pj.value * 1e-9,
-        )
+        time_us = self._constants.crossing.us.value + moved / rate
+        busy_mj = self.active_w("gpu") * time_us * 1e-3 if self._board.has_gpu else 0.0
+        return CrossingCost(time_us, busy_mj + moved * self._constants.energy.byte_pj.value * 1e-9)
 
     def slowdown(self, own_gbps: float, other_gbps: float) -> float:
         """Return the factor by which a processor's time grows under memory contention."""
@@ -213,7 +235,7 @@ class CostModel:
             return _cpu_times(kernels, board, constants, self._precision)
         if processor == "gpu" and board.has_gpu:
             work = gpu_work(kernels, self._precision)
-            rates = GpuRates.of(board, self._precision, cuda_graph=self._graph)
+            rates = GpuRates.of(board, self._precision, self._launch)
             times = gpu_times(work, rates, gpu_parameters(constants))
             return Times(times.compute, times.memory, np.where(is_free, 0.0, times.overhead))
         if processor in ("dla0", "dla1")[: board.dla_cores] and board.dla is not None:

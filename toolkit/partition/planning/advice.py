@@ -14,7 +14,7 @@ from toolkit.partition.planning.objectives import MAKESPAN, goal_named
 from toolkit.partition.planning.placement import Candidate, Effort, try_placement
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 
-MIN_GAIN = 0.005  # of the plan's value
+MIN_GAIN = 0.005  # of the plan's value, where no larger one is asked for
 GAP = 0.001  # of the value, between what is found and what is possible
 MAX_GROUPS = 4  # groups tried over all models, those with the most GPU time first
 SECONDS = 2.0  # of search for each, of several models half
@@ -57,7 +57,7 @@ def advise(
     for row in refused[: max(1, MAX_GROUPS // len(shared.plans))]:
         value = _without(row, candidate, shared, plan, profile)
         gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
-        if gain >= MIN_GAIN:
+        if gain >= max(MIN_GAIN, plan.search.min_gain):
             advice.append(_advice(row, candidate, declined, value, gain))
     return tuple(sorted(advice, key=lambda advice: -advice.gain))
 
@@ -92,6 +92,7 @@ def _without(
         gap=GAP,
         below=(1 - MIN_GAIN) * plan.search.value,
         starts=(shared.placed.solution.placement,),
+        min_gain=plan.search.min_gain,
     )
     goal = goal_named(plan.search.objective)
     trial = try_placement(candidates, profile, goal, shared.placed.problem.limits, effort)

@@ -1,9 +1,15 @@
 """Times, energy and rates of a placement of one network, for reports."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from toolkit.partition.solver.assess import Cost, share_of
-from toolkit.partition.solver.problem import Problem
+from toolkit.partition.costs.errors import Interval, Spread, largest, total
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.rates import busiest_us, frames_per_second
+from toolkit.partition.solver.assess import Cost, assess, share_of
+from toolkit.partition.solver.problem import Network, Placement, Problem
+
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +17,10 @@ class Figures:
     """One placement: the times of one frame, and frames per second with frames in flight.
 
     `busiest_us` is the load of the busiest processor; `gpu_us` how long the GPU is busy, crossings
-    included; `energy_mj` what running adds to the idle board.
+    included; `frames_per_second` is simulated, with queues and contention for the memory.
+    `energy_mj` is that of a frame with others before and behind it, of which the idle board takes
+    `idle_mj`; at a rate that is 0, because the board takes it anyhow. `intervals`: where 80 % of
+    boards and models like these are, by field.
     """
 
     name: str
@@ -19,25 +28,80 @@ class Figures:
     busiest_us: float
     gpu_us: float
     energy_mj: float
+    idle_mj: float
+    frames_per_second: float
     segments: int
     crossings: int
     broken: tuple[str, ...] = ()
-
-    @property
-    def frames_per_second(self) -> float:
-        """The rate at which the busiest processor is never idle."""
-        return 1e6 / self.busiest_us if self.busiest_us > 0 else float("inf")
+    intervals: Mapping[str, Bounds] = field(default_factory=dict)
 
 
-def figures(name: str, problem: Problem, cost: Cost, broken: tuple[str, ...] = ()) -> Figures:
-    """Return the figures of an assessed placement; `broken`: the limits that it does not keep."""
+def figures(
+    name: str,
+    problem: Problem,
+    network: Network,
+    placement: Placement,
+    costs: CostModel,
+    *,
+    broken: tuple[str, ...] = (),
+) -> Figures:
+    """Return the figures of a placement; `broken`: the limits that it does not keep."""
+    cost = assess(problem, network, placement[network.name])
+    rate = frames_per_second(problem, network, placement)
     return Figures(
         name=name,
         latency_us=cost.latency_us,
-        busiest_us=max(load * share_of(problem, p) for p, load in cost.load_us.items()),
+        busiest_us=busiest_us(problem, cost),
         gpu_us=cost.load_us.get("gpu", 0.0),
         energy_mj=cost.energy_mj,
+        idle_mj=costs.idle_mj(cost.latency_us) if network.rate_hz is None else 0.0,
+        frames_per_second=rate,
         segments=len(cost.segments),
         crossings=len(cost.crossings),
         broken=broken,
+        intervals=_intervals(problem, cost, costs, rate),
     )
+
+
+def of_frames(row: Figures, batch: int) -> Figures:
+    """Return the figures of runs with rates and energies of one frame of their batch."""
+    factors = {"frames_per_second": batch, "energy_mj": 1 / batch}
+    return replace(
+        row,
+        energy_mj=row.energy_mj / batch,
+        idle_mj=row.idle_mj / batch,
+        frames_per_second=row.frames_per_second * batch,
+        intervals={
+            name: (low * factors.get(name, 1), high * factors.get(name, 1))
+            for name, (low, high) in row.intervals.items()
+        },
+    )
+
+
+def _intervals(problem: Problem, cost: Cost, costs: CostModel, rate: float) -> dict[str, Bounds]:
+    """Return the intervals by field; none on a CPU, whose times are guesses."""
+    if "gpu" not in problem.processors or cost.latency_us <= 0:
+        return {}
+    gpu, dla = costs.spread("gpu"), costs.spread("dla")
+    spreads = {p: gpu if p == "gpu" else dla for p in problem.processors}
+    parts = [(load, spreads[p]) for p, load in cost.load_us.items()]
+    busy = largest(
+        [total([(load * share_of(problem, p), spreads[p])]) for p, load in cost.load_us.items()]
+    )
+    latency = total(parts)
+    energy = Interval(
+        cost.energy_mj,
+        cost.energy_mj * latency.low / latency.value,
+        cost.energy_mj * latency.high / latency.value,
+    ).times(costs.spread("power"))
+    times = busy.inverse
+    return {
+        "latency_us": (latency.low, latency.high),
+        "frames_per_second": (rate * times.low / times.value, rate * times.high / times.value),
+        "gpu_us": _bounds(cost.load_us["gpu"], gpu),
+        "energy_mj": (energy.low, energy.high),
+    }
+
+
+def _bounds(value: float, spread: Spread) -> Bounds:
+    return value * spread.low, value * spread.high

@@ -11,7 +11,7 @@ from toolkit.errors import PlanError
 ALL = "all"
 RULE = "F1"
 _REASON = "kept on the GPU, as asked"
-_LIMIT = "nodes given with --force-gpu run on the GPU"
+_LIMIT = "nodes named with `tandem plan --force-gpu` run on the GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
                 )
     if both := set(forced.dla) & set(forced.gpu):
         raise PlanError(
-            f"node {min(both)!r} is given with --force-dla and given with --force-gpu: "
+            f"node {min(both)!r} is named with `tandem plan --force-dla` and --force-gpu: "
             "leave one out"
         )
     for name in forced.dla:
@@ -66,7 +66,7 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
             hint = f" ({verdict.hint})" if verdict.hint else ""
             raise PlanError(
                 f"node {name!r} cannot be forced onto the DLA: {rule}{verdict.reason}; "
-                f"change the node{hint}, or leave out what is given with --force-dla"
+                f"change the node{hint}, or leave it out of `tandem plan --force-dla`"
             )
 
 

@@ -58,7 +58,8 @@ def formulate(
     """Return the network of a graph.
 
     `views` are its nodes in running order, `refused` those that no DLA takes, `outputs` the
-    graph's own. The first of `processors` takes every node.
+    graph's own. The first of `processors` takes every node. Without a rate, frames follow each
+    other, and energies hold what the idle board takes meanwhile; at a rate it takes that anyhow.
     """
     off_dla = frozenset(refused)
     wholes = fuse(views)
@@ -75,9 +76,10 @@ def formulate(
         shares += shared
         extra |= _extra(group, own, shared, off_dla)
     task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
-    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
+    idle_w = 0.0 if rate_hz is not None else costs.idle_w
+    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs, idle_w))
     ends = frozenset(outputs) if first == "gpu" else None
-    flows = tuple(_flows(views, task_of, ends, costs, extra))
+    flows = tuple(_flows(views, task_of, ends, costs, extra=extra, idle_w=idle_w))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
@@ -134,12 +136,13 @@ def _tasks(
     off_dla: frozenset[str],
     prices: Mapping[Processor, Sequence[NodeCost]],
     costs: CostModel,
+    idle_w: float,
 ) -> Iterable[Task]:
     processors, generation = tuple(prices), costs.board.dla
     for index, kernel in enumerate(kernels):
         stays = any(v.name in off_dla for v in kernel.nodes)
         node_costs = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
-        yield _task(kernel, node_costs, _stored(kernel, costs.precision, generation))
+        yield _task(kernel, node_costs, _stored(kernel, costs.precision, generation), idle_w)
 
 
 def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | None) -> int:
@@ -149,11 +152,13 @@ def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | 
     return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
 
 
-def _task(kernel: FusedKernel, node_costs: Mapping[Processor, NodeCost], stored: int) -> Task:
+def _task(
+    kernel: FusedKernel, node_costs: Mapping[Processor, NodeCost], stored: int, idle_w: float
+) -> Task:
     return Task(
         name=kernel.head.name,
         time_us={p: cost.time_us for p, cost in node_costs.items()},
-        energy_mj={p: cost.energy_mj for p, cost in node_costs.items()},
+        energy_mj={p: c.energy_mj + idle_w * c.time_us * 1e-3 for p, c in node_costs.items()},
         memory_gbps={p: cost.bandwidth_gbps for p, cost in node_costs.items()},
         weight_bytes=stored,
         lane=_batch_lane(kernel.nodes[0]),
@@ -171,7 +176,9 @@ def _flows(
     task_of: Mapping[str, str],
     outputs: frozenset[str] | None,
     costs: CostModel,
+    *,
     extra: Mapping[str, CrossingCost],
+    idle_w: float,
 ) -> Iterable[Flow]:
     """Yield the tensors between tasks, and those at the graph's ends.
 
@@ -204,7 +211,7 @@ def _flows(
             targets=targets,
             bytes=size,
             crossing_us={d: c.time_us for d, c in crossings.items()},
-            crossing_mj={d: c.energy_mj for d, c in crossings.items()},
+            crossing_mj={d: c.energy_mj + idle_w * c.time_us * 1e-3 for d, c in crossings.items()},
             output=leaves,
         )
 
@@ -218,6 +225,11 @@ def problem_of(
     alternate_dlas: bool = False,
 ) -> Problem:
     """Return the problem of networks that share a board."""
+    rated = any(network.rate_hz is not None for network in networks)
+
+    def idle(processor: Processor) -> float:
+        return 0.0 if rated else costs.idle_mj(costs.segment_overhead_us(processor))
+
     return Problem(
         networks=tuple(networks),
         processors=tuple(processors),
@@ -225,5 +237,6 @@ def problem_of(
         limits=limits,
         alternate_dlas=alternate_dlas,
         segment_us={p: costs.segment_overhead_us(p) for p in processors},
+        segment_mj={p: costs.segment_overhead_mj(p) + idle(p) for p in processors},
         contention=SharedMemory(costs),
     )

@@ -10,13 +10,16 @@ MEANINGS: Mapping[str, Meaning] = {
         "it on the GPU. The reason gives the objective with the node's island moved there.",
         "Nothing is wrong. Build with another --objective to weigh it otherwise; "
         "`tandem plan --rate` asks for a frame rate."),
-    "F1": Meaning("The node is given with --force-gpu.", "Leave it out to let the plan choose."),
+    "F1": Meaning("The node is named with `tandem plan --force-gpu`.", "Leave it out to let the plan choose."),
     "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
         "it in floating point. What the DLA runs is INT8.",
         "Calibrate with a larger --budget, or without the node in --keep-float."),
     "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
         "and the table has none for this one.",
         "Calibrate with --data, or take a table that holds the tensor."),
+    "compare.pair": Meaning("The DLA offers a comparison together with the Cast behind it, so that "
+        "both run there or neither does.",
+        "Find out what keeps the other one off the DLA: `tandem plan --explain NODE`."),
 }
 # fmt: on
 
@@ -26,11 +29,13 @@ SOURCES: Mapping[str, str] = {
     "K1": "the calibration table (`toolkit/quantize/trials/budget.py`)",
     "S1": "TensorRT guide, INT8 on the DLA",
     "G4.cut": "rule G4",
+    "compare.pair": "TensorRT DLA layer restrictions",
 }
 LIMITS: Mapping[str, str] = {
     "P2": "the plan is best with the node elsewhere",
-    "F1": "nodes given with --force-gpu run on the GPU",
+    "F1": "nodes named with `tandem plan --force-gpu` run on the GPU",
     "K1": "nodes kept in floating point run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
+    "compare.pair": "a comparison and the Cast behind it run together",
 }

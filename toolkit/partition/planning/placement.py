@@ -6,7 +6,7 @@ moved and the plan assessed again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from device.engine.manifest import Processor
 from device.profile import Profile
@@ -14,11 +14,13 @@ from toolkit.dla.rules.rule import Verdict
 from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
-from toolkit.partition.planning.figures import Figures, figures
+from toolkit.partition.planning.batch import Batching
+from toolkit.partition.planning.figures import Figures, figures, of_frames
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
+from toolkit.partition.planning.margin import Kept, default_min_gain, keep_what_pays
 from toolkit.partition.planning.objectives import Goal
 from toolkit.partition.planning.quantities import apart, unit_of
-from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
+from toolkit.partition.solver.assess import overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
@@ -48,19 +50,22 @@ class Candidate:
     outputs: tuple[str, ...]
     rate_hz: float | None = None
     forced: frozenset[str] = frozenset()
+    batching: Batching = field(default_factory=Batching)
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How far to search: `seconds` of search, to a relative `gap`, for values `below` one.
 
-    `starts`: placements of the same networks, perhaps of other graphs, to improve.
+    `starts`: placements of the same networks, perhaps of other graphs, to improve. `min_gain`: the
+    least gain of a move to the DLA, None: see `margin.py`.
     """
 
     seconds: float
     gap: float = GAP
     below: float | None = None
     starts: tuple[Placement, ...] = ()
+    min_gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Placed:
     solution: Solution
     stayed: Mapping[str, Mapping[str, str]]
     figures: Mapping[str, tuple[Figures, ...]]
+    kept: Kept
 
 
 def place(
@@ -91,18 +97,17 @@ def place(
     """
     formulations, free = _formulated(candidates, profile, goal, limits)
     problem = _with_forced(free, formulations, candidates)
-    solution = _solved(problem, goal, effort)
+    kept = _solved(problem, goal, candidates, effort)
     return Placed(
         problem=problem,
         formulated=formulations,
-        solution=solution,
+        solution=kept.solution,
         stayed={
-            candidate.name: _stayed(
-                candidate, formulations[candidate.name], problem, solution, goal
-            )
+            candidate.name: _stayed(candidate, formulations[candidate.name], problem, kept, goal)
             for candidate in candidates
         },
-        figures=_figures(free, solution, goal),
+        figures=_figures(free, kept.solution, goal, candidates),
+        kept=kept,
     )
 
 
@@ -112,6 +117,7 @@ class Trial:
 
     solution: Solution
     processors: Mapping[str, Mapping[str, Processor]]
+    min_gain: float
 
 
 def try_placement(
@@ -123,16 +129,16 @@ def try_placement(
 ) -> Trial:
     """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
     formulations, problem = _formulated(candidates, profile, goal, limits)
-    solution = _solved(_with_forced(problem, formulations, candidates), goal, effort)
+    kept = _solved(_with_forced(problem, formulations, candidates), goal, candidates, effort)
     processors = {
         name: {
-            view.name: solution.placement[name][task]
+            view.name: kept.solution.placement[name][task]
             for task, nodes in formulation.nodes.items()
             for view in nodes
         }
         for name, formulation in formulations.items()
     }
-    return Trial(solution, processors)
+    return Trial(kept.solution, processors, kept.min_gain)
 
 
 def _formulated(
@@ -183,7 +189,7 @@ def _with_forced(
     return replace(problem, networks=tuple(networks))
 
 
-def _solved(problem: Problem, goal: Goal, effort: Effort) -> Solution:
+def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effort: Effort) -> Kept:
     if len(problem.processors) == 1:
         solution = _only(problem, goal)
     else:
@@ -195,9 +201,12 @@ def _solved(problem: Problem, goal: Goal, effort: Effort) -> Solution:
             gap=effort.gap,
             below=effort.below,
         )
-    if late := overloads(problem, costs_of(problem, solution.placement)):
+    least = effort.min_gain
+    margin = default_min_gain(candidates[0].costs, goal) if least is None else least
+    kept = keep_what_pays(problem, solution, goal, margin)
+    if late := overloads(problem, costs_of(problem, kept.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
-    return solution
+    return kept
 
 
 def _nearest(problem: Problem, placement: Placement) -> Placement:
@@ -255,12 +264,13 @@ def _stayed(
     candidate: Candidate,
     formulated: Formulated,
     problem: Problem,
-    solution: Solution,
+    kept: Kept,
     goal: Goal,
 ) -> dict[str, str]:
     """Return, for each GPU island that the DLA accepts, the effect of moving it to the DLA."""
     if len(problem.processors) == 1:
         return {}
+    solution = kept.solution
     placed = solution.placement[candidate.name]
     network = formulated.network
     # Only for telling islands apart: "cpu" marks what could move.
@@ -274,14 +284,14 @@ def _stayed(
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
-        reason = _compared(problem, solution, trial, goal, len(nodes))
+        reason = _compared(problem, kept, trial, goal, len(nodes))
         reasons |= dict.fromkeys(nodes, reason)
     return reasons
 
 
 def _compared(
     problem: Problem,
-    solution: Solution,
+    kept: Kept,
     trial: Placement,
     goal: Goal,
     count: int,
@@ -296,14 +306,17 @@ def _compared(
         return "the DLA takes it, but no order that was found ends earlier with it there"
     value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
-    here, there = apart(solution.value, value, unit)
-    unit = unit_of(unit, solution.value, value)
+    here, there = apart(kept.solution.value, value, unit)
+    unit = unit_of(unit, kept.solution.value, value)
     if here != there:
-        return f"{island} the {text} would be {there} instead of {here} {unit}"
+        error = ", within the model's error" if value < kept.solution.value else ""
+        return f"{island} the {text} would be {there} instead of {here} {unit}{error}"
     return f"{island} the {text} would stay {here} {unit}"
 
 
-def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:
+def _figures(
+    problem: Problem, solution: Solution, goal: Goal, candidates: Sequence[Candidate]
+) -> dict[str, tuple[Figures, ...]]:
     """Return figures of the plan and of the baselines: GPU only, DLA with fallback, greedy."""
     baselines: tuple[tuple[str, Placement], ...] = ()
     if len(problem.processors) > 1:
@@ -315,7 +328,7 @@ def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tupl
     rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
-        for network in problem.networks:
-            cost = assess(problem, network, placement[network.name])
-            rows[network.name].append(figures(name, problem, cost, broken))
+        for network, candidate in zip(problem.networks, candidates, strict=True):
+            row = figures(name, problem, network, placement, candidate.costs, broken=broken)
+            rows[network.name].append(of_frames(row, candidate.batching.size))
     return {name: tuple(compared) for name, compared in rows.items()}

@@ -13,8 +13,10 @@ from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.bytes import tensor_bytes
+from toolkit.partition.costs.constants import Constant
 from toolkit.partition.costs.measured import Measured
 from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.forced import (
     Forced,
@@ -35,10 +37,11 @@ from toolkit.partition.planning.placement import (
     try_placement,
 )
 from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
+from toolkit.partition.planning.rates import in_flight
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
-from toolkit.partition.planning.traffic import in_flight, traffic
+from toolkit.partition.planning.traffic import traffic
 from toolkit.partition.solver.problem import Placement
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
@@ -58,13 +61,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How the placement was found: its value in the goal's terms, and the proof."""
+    """How the placement was found: its value in the goal's terms, and the proof.
+
+    `min_gain`: the least share that a move to the DLA must gain; `foregone`: the share that moves
+    would gain which gain less.
+    """
 
     objective: str
     value: float
     proven: bool
     gap: float
     seconds: float
+    min_gain: float
+    foregone: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,10 @@ class PlanOptions:
 
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
-    search. `forced`: nodes that the user places.
+    search. `forced`: nodes that the user places. `min_gain`: the least share of its cost that a
+    move to the DLA must gain, None: half the spread of the model's errors
+    (`toolkit/partition/planning/margin.py`). `max_latency_ms`: choose the batch for throughput
+    within it (`toolkit/engine/batch.py`).
     """
 
     precision: Precision = "int8"
@@ -83,6 +95,8 @@ class PlanOptions:
     max_crossings: int | None = None
     seconds: float = SECONDS
     forced: Forced = field(default_factory=Forced)
+    min_gain: float | None = None
+    max_latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,8 @@ class Model:
     `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
     stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
     `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
-    DLA; `kernels`: which nodes run portable, by default none; `rewrites`: those made of the graph.
+    DLA; `kernels`: which nodes run portable, by default none; `rewrites`: those made of the graph;
+    `batching`: the frames of one run.
     """
 
     name: str
@@ -104,6 +119,7 @@ class Model:
     cuts: tuple[Cut, ...] = ()
     kernels: KernelSupport = field(default_factory=KernelSupport)
     rewrites: tuple[Applied, ...] = ()
+    batching: Batching = field(default_factory=Batching)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +128,8 @@ class Plan:
 
     `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
     on the DLA, and a greedy choice. `simulated`: frames at the rate, or `in_flight` of them under
-    way together, with contention for the memory.
+    way together, with contention for the memory. Times are of a run of `batching.size` frames,
+    rates and the energies of `figures` of a frame. `idle`: the power of the idle board.
     """
 
     name: str
@@ -131,6 +148,8 @@ class Plan:
     memory: DlaMemory | None
     simulated: NetworkReport
     in_flight: int
+    idle: Constant | None = None
+    batching: Batching = field(default_factory=Batching)
 
     @property
     def portable(self) -> Mapping[str, str]:
@@ -200,7 +219,8 @@ def plan_together(
         names = (view.name for view in candidate.views)
         check_forced(options.forced.after(model.rewrites), names, candidate.refused)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    placed = place(candidates, profile, goal, limits, Effort(options.seconds, starts=starts))
+    effort = Effort(options.seconds, starts=starts, min_gain=options.min_gain)
+    placed = place(candidates, profile, goal, limits, effort)
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
@@ -291,6 +311,7 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         outputs=tuple(str(value.name) for value in model.graph.outputs),
         rate_hz=model.rate_hz,
         forced=forced_to_dla(forced, names, {**forced_to_gpu(forced), **refused}),
+        batching=model.batching,
     )
 
 
@@ -335,14 +356,27 @@ def _plan(
         refusals=_refusals(rows, candidate, placed),
         figures=placed.figures[candidate.name],
         search=Search(
-            options.objective, solution.value, solution.proven, solution.gap, solution.seconds
+            options.objective,
+            solution.value,
+            solution.proven,
+            solution.gap,
+            solution.seconds,
+            placed.kept.min_gain,
+            placed.kept.foregone,
         ),
         memory=memory_of(
             profile, placed.problem.limits, formulated.network, segments, formulated.nodes
         ),
-        simulated=simulated.of(candidate.name),
-        in_flight=in_flight(placed, candidate.name),
+        simulated=_of_frames(simulated.of(candidate.name), candidate.batching.size),
+        in_flight=in_flight(placed.problem, solution.placement[candidate.name]),
+        idle=candidate.costs.idle,
+        batching=candidate.batching,
     )
+
+
+def _of_frames(report: NetworkReport, batch: int) -> NetworkReport:
+    """Return a report of runs with the rate of frames."""
+    return replace(report, throughput_hz=report.throughput_hz * batch)
 
 
 def _segments(

@@ -57,9 +57,9 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         ],
         "crossings": msgspec.to_builtins(plan.crossings),
         "nodes": msgspec.to_builtins(plan.placements),
-        "compared": [
-            {**asdict(row), "frames_per_second": row.frames_per_second} for row in plan.figures
-        ],
+        "compared": [asdict(row) for row in plan.figures],
+        "idle_w": msgspec.to_builtins(plan.idle),
+        "batch": {"size": plan.batching.size, "tried": [asdict(r) for r in plan.batching.tried]},
         "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
         "memory": None if plan.memory is None else asdict(plan.memory),
         "trtexec": trtexec_lines(plan),

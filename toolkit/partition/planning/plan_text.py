@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from toolkit.partition.planning.advice import Advice
 from toolkit.partition.planning.figures import Figures
+from toolkit.partition.planning.figures_text import figures_lines
 from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
@@ -23,7 +24,8 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
-    lines += ["", *_compared(plan.figures), _simulated(plan)]
+    lines += ["", *_compared(plan.figures), *figures_lines(plan), _simulated(plan)]
+    lines += plan.batching.lines
     lines += _refusals(plan) + _portable(plan) + _trtexec(plan)
     if advice:
         lines += ["", *_advice(plan, advice)]

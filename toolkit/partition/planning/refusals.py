@@ -3,11 +3,12 @@
 What needs more than one node (loadables, sizes, whether it pays) is the solver's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from device.engine.manifest import Precision
 from device.profile import Dla, Profile
 from toolkit.dla.legalize.rewrite import Cut
+from toolkit.dla.rules.ops import COMPARE
 from toolkit.dla.rules.rule import Verdict
 from toolkit.dla.rules.verdicts import judge
 from toolkit.graph.node_view import NodeView
@@ -17,6 +18,7 @@ HasScale = Callable[[str], bool]
 # The limits that are no property of the DLA's layers.
 _POLICY = {
     "": "the profile has a GPU and a DLA",
+    "compare.pair": "a comparison and the Cast behind it run together",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
     "K1": "nodes kept in floating point run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
@@ -51,7 +53,22 @@ def refusals(
         )
         if verdict is not None:
             verdicts[view.name] = verdict
-    return verdicts
+    return verdicts | _parted(views, verdicts)
+
+
+def _parted(views: Sequence[NodeView], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Return verdicts against comparisons and Casts whose other half no DLA takes."""
+    producer = {tensor.name: view for view in views for tensor in view.outputs}
+    parted: dict[str, Verdict] = {}
+    for cast in views:
+        compared = producer.get(cast.reads[0]) if cast.op == "Cast" and cast.reads else None
+        if compared is None or compared.op not in COMPARE:
+            continue
+        for one, other in ((cast, compared), (compared, cast)):
+            if other.name in verdicts and one.name not in verdicts:
+                reason = f"'{other.name}' stays on the GPU, but {_POLICY['compare.pair']}"
+                parted[one.name] = _verdict(one.name, "compare.pair", reason)
+    return parted
 
 
 def _first(

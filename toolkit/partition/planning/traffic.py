@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from toolkit.partition.planning.placement import Placed
+from toolkit.partition.planning.rates import FRAMES, WARMUP, in_flight
 from toolkit.partition.solver.problem import Interval
 from toolkit.partition.solver.simulate import Report, Traffic, simulate
-
-FRAMES = 200  # simulated of the slowest model; enough for a 99th percentile
 
 
 def traffic(placed: Placed) -> Report:
@@ -16,19 +15,15 @@ def traffic(placed: Placed) -> Report:
         for network in placed.problem.networks
     )
     streams = [
-        _stream(placed, network.name, network.rate_hz, in_flight(placed, network.name))
+        _stream(
+            placed,
+            network.name,
+            network.rate_hz,
+            in_flight(placed.problem, placed.solution.placement[network.name]),
+        )
         for network in placed.problem.networks
     ]
-    return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=10 * slowest_us)
-
-
-def in_flight(placed: Placed, name: str) -> int:
-    """Return how many frames of a model without a rate are under way: one on each processor that
-    it uses and, where there are several, one that waits.
-    """
-    used = set(placed.solution.placement[name].values())
-    cores = len(used) + (placed.problem.alternate_dlas and "dla0" in used)
-    return cores + 1 if cores > 1 else 1
+    return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=WARMUP * slowest_us)
 
 
 def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:

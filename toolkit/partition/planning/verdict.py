@@ -3,7 +3,7 @@
 from toolkit.partition.planning.plan import Plan
 from toolkit.partition.planning.quantities import pair
 
-NOTICEABLE = 0.02  # a smaller share is below what the cost model can tell apart
+NOTICEABLE = 0.02  # smaller shares are left out
 
 
 def verdict(plan: Plan) -> str:
@@ -12,7 +12,8 @@ def verdict(plan: Plan) -> str:
         return "This profile has no DLA beside a GPU: there is nothing to choose."
     here, gpu = plan.figures[0], plan.figures[1]
     if not any(segment.processor.startswith("dla") for segment in plan.segments):
-        return f"The DLA does not pay for {plan.search.objective}: all nodes are on the GPU."
+        objective = plan.search.objective
+        return f"The DLA does not pay for {objective}: all nodes are on the GPU.{_foregone(plan)}"
     changes = (
         ("frames/s", "", here.frames_per_second, gpu.frames_per_second, True),
         ("us", " of latency", here.latency_us, gpu.latency_us, False),
@@ -25,7 +26,18 @@ def verdict(plan: Plan) -> str:
         share = mine / theirs - 1 if theirs > 0 else 0.0
         if abs(share) >= NOTICEABLE:
             here_text, gpu_text, scaled = pair(mine, theirs, unit)
-            text = f"{here_text} instead of {gpu_text} {scaled}{what} ({share:+.0%})"
+            within = ", within the model's error" if abs(share) < plan.search.min_gain else ""
+            text = f"{here_text} instead of {gpu_text} {scaled}{what} ({share:+.0%}{within})"
             (better if (share > 0) == more_is_better else worse).append(text)
     gains = f"The DLA pays: {', '.join(better)}." if better else "The DLA hardly changes anything."
-    return gains + (f" It costs: {', '.join(worse)}." if worse else "")
+    return gains + (f" It costs: {', '.join(worse)}." if worse else "") + _foregone(plan)
+
+
+def _foregone(plan: Plan) -> str:
+    """Say what moves would gain that gain less than is asked for."""
+    if plan.search.foregone <= 0:
+        return ""
+    return (
+        f" More on the DLA would gain {plan.search.foregone:.1%}, within the model's error: moves "
+        f"must gain {plan.search.min_gain:.0%} (`tandem plan --min-gain`)."
+    )

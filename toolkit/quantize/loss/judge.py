@@ -15,8 +15,10 @@ from toolkit.quantize.loss.metrics import (
     class_loss,
     detection_losses,
     mask_loss,
+    score_error,
     score_losses,
     sqnr,
+    value_error,
 )
 from toolkit.quantize.loss.parts import OutputPart
 
@@ -37,12 +39,14 @@ class Judgement:
 
     `basis`: whether ranges were measured on these samples. `nothing_to_lose`: scores of which
     none is a detection, and probabilities of which none is certain, so that nothing is judged.
+    `no_signal`: outputs that are zero or not finite in FP32 on all samples.
     """
 
     losses: tuple[OutputLoss, ...]
     samples: int
     basis: Basis
     nothing_to_lose: tuple[str, ...] = ()
+    no_signal: tuple[str, ...] = ()
 
     @property
     def broken(self) -> tuple[OutputLoss, ...]:
@@ -50,9 +54,19 @@ class Judgement:
         return tuple(loss for loss in self.losses if loss.broken)
 
     @property
+    def missed(self) -> tuple[OutputLoss, ...]:
+        """The losses beyond their targets."""
+        return tuple(loss for loss in self.losses if loss.missed)
+
+    @property
     def spent(self) -> float:
         """The largest share of its limit that a judged loss spends, 0 without any."""
         return max((loss.spent for loss in self.losses if loss.judged), default=0.0)
+
+    @property
+    def target_spent(self) -> float:
+        """The largest share of its target that a judged loss spends, 0 without any."""
+        return max((loss.target_spent for loss in self.losses if loss.judged), default=0.0)
 
 
 def judge(
@@ -64,18 +78,36 @@ def judge(
 ) -> Judgement:
     """Judge the parts that `reference` and `candidate` hold for each sample."""
     losses: list[OutputLoss] = []
-    for part in parts:
-        if part.name not in reference[0]:
-            continue
+    no_signal: list[str] = []
+    compared = [part for part in parts if part.name in reference[0]]
+    for part in compared:
         exact = [outputs[part.name] for outputs in reference]
         actual = [outputs[part.name] for outputs in candidate]
-        fitting = _fitting(part, parts, reference, candidate)
-        losses += [sqnr(part.name, exact, actual, judged=part.kind == "values"), *fitting]
+        signal_to_noise = sqnr(part.name, exact, actual, judged=part.kind == "values")
+        if signal_to_noise is None:
+            no_signal.append(part.name)
+            continue
+        losses += [signal_to_noise, *_fitting(part, parts, reference, candidate)]
     judged = {loss.part for loss in losses if loss.judged}
-    idle = tuple(
-        part.name for part in parts if part.name in reference[0] and part.name not in judged
-    )
-    return Judgement(tuple(losses), len(reference), basis, idle)
+    idle = [part.name for part in compared if part.name not in judged.union(no_signal)]
+    return Judgement(tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal))
+
+
+def error_of(
+    parts: Sequence[OutputPart], reference: Sequence[Parts], candidate: Sequence[Parts]
+) -> float:
+    """The error at the outputs in units of the targets, as one smooth number.
+
+    The largest drop of a few scores changes by leaps; this mean tells nodes apart by it.
+    """
+    error = 0.0
+    for part in parts:
+        if part.name in reference[0]:
+            exact = [outputs[part.name] for outputs in reference]
+            actual = [outputs[part.name] for outputs in candidate]
+            measure = score_error if part.kind == "scores" else value_error
+            error += measure(exact, actual)
+    return error
 
 
 def check(judgement: Judgement, model: str) -> None:
@@ -128,11 +160,11 @@ def _fitting(
     if part.kind == "scores":
         area = mask_loss(part.name, exact, actual) if exact[0].ndim == 4 else None
         return (area,) if area is not None else score_losses(part.name, exact, actual)
-    axis_of_classes = _class_axis(part, exact[0])
-    if axis_of_classes is None:
+    class_axis = _class_axis(part, exact[0])
+    if class_axis is None:
         return ()
     logits = part.kind == "values"
-    classes = class_loss(part.name, exact, actual, axis_of_classes, logits=logits)
+    classes = class_loss(part.name, exact, actual, class_axis, logits=logits)
     return () if classes is None else (classes,)
 
 
@@ -140,7 +172,7 @@ def _class_axis(part: OutputPart, array: NDArray[Any]) -> int | None:
     """The axis of classes, None if a part holds no classes."""
     if part.kind == "probabilities":
         return part.class_axis
-    return 1 if array.ndim == 2 and array.shape[1] >= MIN_CLASSES else None
+    return 1 if part.linear and array.ndim == 2 and array.shape[1] >= MIN_CLASSES else None
 
 
 def _boxes_of(

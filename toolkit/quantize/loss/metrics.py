@@ -2,7 +2,7 @@
 
 Arrays are [N, ...], one for each sample. Figures are judged only where the reference has something
 to lose: a score that is a detection, a class that is certain. The limits are where INT8 no longer
-does the task of the model; they are no quality that INT8 should just reach.
+does the task of the model; the targets, which are stricter, are what a calibration tries to reach.
 """
 
 import math
@@ -17,6 +17,10 @@ Arrays = Sequence[NDArray[Any]]
 
 DETECTION = 0.25
 """A score of this or more is a detection."""
+COUNTED = 0.1
+"""Scores of this or more are near a detection, and count in the error of scores."""
+SPREAD = 3.0
+"""The largest of some tens of changes is about three times their root mean square."""
 CERTAIN = 0.5
 """A class of this probability or more is certain."""
 MIN_CLASSES = 10  # fewer logits may be coordinates
@@ -30,21 +34,27 @@ MIN_MASK_SHARE = 0.01  # of all positions; fewer are peaks, not areas
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of merit. `limit`: the least value, or the largest if smaller is better."""
+    """A figure of merit.
+
+    `limit`: the least value, or the largest if smaller is better; `target`: the one to reach.
+    """
 
     name: str
     unit: str
     limit: float
+    target: float
     larger_is_better: bool = True
 
 
-SQNR = Metric("SQNR", "dB", 3.0)
-SCORE_DROP = Metric("largest drop of a top score", "", 0.1, larger_is_better=False)
-SCORE_RISE = Metric("largest rise of a top score", "", 0.25, larger_is_better=False)
-DETECTION_DROP = Metric("largest drop of a detection's score", "", 0.1, larger_is_better=False)
-RANKING = Metric("detections in the same order", "", 0.9)
-AGREEMENT = Metric("same class where FP32 is certain", "", 0.8)
-MASK_IOU = Metric("overlap of the areas above 0.5", "IoU", 0.7)
+SQNR = Metric("SQNR", "dB", 3.0, 10.0)
+SCORE_DROP = Metric("largest drop of a top score", "", 0.1, 0.05, larger_is_better=False)
+SCORE_RISE = Metric("largest rise of a top score", "", 0.25, 0.15, larger_is_better=False)
+DETECTION_DROP = Metric(
+    "largest drop of a detection's score", "", 0.1, 0.05, larger_is_better=False
+)
+RANKING = Metric("detections in the same order", "", 0.9, 0.95)
+AGREEMENT = Metric("same class where FP32 is certain", "", 0.8, 0.95)
+MASK_IOU = Metric("overlap of the areas above 0.5", "IoU", 0.7, 0.85)
 
 METRICS = (SQNR, SCORE_DROP, SCORE_RISE, DETECTION_DROP, RANKING, AGREEMENT, MASK_IOU)
 
@@ -66,10 +76,12 @@ class OutputLoss:
     @property
     def broken(self) -> bool:
         """True if the value is beyond the limit; NaN is."""
-        if not self.judged:
-            return False
-        limit = self.metric.limit
-        return not (self.value >= limit if self.metric.larger_is_better else self.value <= limit)
+        return self.judged and not self._reaches(self.metric.limit)
+
+    @property
+    def missed(self) -> bool:
+        """True if the value is beyond the target; NaN is."""
+        return self.judged and not self._reaches(self.metric.target)
 
     @property
     def spent(self) -> float:
@@ -77,30 +89,79 @@ class OutputLoss:
 
         Of SQNR it is a ratio of noise powers, 10^((limit - value) / 10). Infinite for NaN.
         """
-        metric = self.metric
+        return self._share_of(self.metric.limit)
+
+    @property
+    def target_spent(self) -> float:
+        """Share of the target that is spent, as `spent` of the limit."""
+        return self._share_of(self.metric.target)
+
+    def _reaches(self, bound: float) -> bool:
+        return self.value >= bound if self.metric.larger_is_better else self.value <= bound
+
+    def _share_of(self, bound: float) -> float:
         if math.isnan(self.value):
             return math.inf
-        if metric.unit == "dB":
-            return (
-                math.inf if self.value == -math.inf else 10.0 ** ((metric.limit - self.value) / 10)
-            )
-        if metric.larger_is_better:
-            return (1.0 - self.value) / (1.0 - metric.limit)
-        return self.value / metric.limit
+        if self.metric.unit == "dB":
+            return math.inf if self.value == -math.inf else 10.0 ** ((bound - self.value) / 10)
+        if self.metric.larger_is_better:
+            return (1.0 - self.value) / (1.0 - bound)
+        return self.value / bound
 
 
-def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> OutputLoss:
-    """10 log10(sum r^2 / sum (c - r)^2) dB over all samples as one vector."""
+def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> OutputLoss | None:
+    """10 log10(sum r^2 / sum (c - r)^2) dB over all samples as one vector.
+
+    Elements that are not finite in the reference are left out. None: the reference holds nothing
+    else but zeros, so that there is no signal.
+    """
     signal = noise = 0.0
     for r, c in zip(reference, candidate, strict=True):
-        exact = np.asarray(r, np.float64).reshape(-1)
-        error = np.asarray(c, np.float64).reshape(-1) - exact
-        signal, noise = signal + float(exact @ exact), noise + float(error @ error)
-    decibels = math.inf
-    if noise:
-        ratio = signal / noise  # 0 if the noise is infinite
-        decibels = 10.0 * math.log10(ratio) if ratio else -math.inf
-    return OutputLoss(part, SQNR, decibels, len(reference), judged)
+        signal_power, noise_power = powers(r, c)
+        signal, noise = signal + signal_power, noise + noise_power
+    if not signal and 0.0 < noise < math.inf:
+        return None
+    return OutputLoss(part, SQNR, decibels(signal, noise), len(reference), judged)
+
+
+def powers(reference: NDArray[Any], candidate: NDArray[Any]) -> tuple[float, float]:
+    """Return sum r^2 and sum (c - r)^2 over the elements that are finite in the reference."""
+    exact = np.asarray(reference, np.float64).reshape(-1)
+    actual = np.asarray(candidate, np.float64).reshape(-1)
+    finite = np.isfinite(exact)
+    if not finite.all():
+        exact, actual = exact[finite], actual[finite]
+    error = actual - exact
+    return float(exact @ exact), float(error @ error)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return 10 log10(signal / noise); infinite without noise, -infinite for infinite noise."""
+    if noise == 0.0:
+        return math.inf
+    ratio = signal / noise  # 0 if the noise is infinite
+    return 10.0 * math.log10(ratio) if ratio else -math.inf
+
+
+def score_error(reference: Arrays, candidate: Arrays) -> float:
+    """Mean square of the changes of scores near a detection, in either of the two.
+
+    In units of the target: at 1 the largest of some tens of changes is about the target. 0 without
+    such scores.
+    """
+    squares, count = 0.0, 0
+    for r, c in zip(reference, candidate, strict=True):
+        exact, actual = np.asarray(r, np.float64), np.asarray(c, np.float64)
+        counted = np.asarray(~((exact < COUNTED) & (actual < COUNTED)) & np.isfinite(exact))
+        change = (actual - exact)[counted]
+        squares, count = squares + float(change @ change), count + change.size
+    return squares / count * (SPREAD / DETECTION_DROP.target) ** 2 if count else 0.0
+
+
+def value_error(reference: Arrays, candidate: Arrays) -> float:
+    """Power of the noise as a share of that of the signal, in units of the target of SQNR."""
+    loss = sqnr("", reference, candidate, judged=True)
+    return 0.0 if loss is None else loss.target_spent
 
 
 def score_losses(
@@ -113,6 +174,8 @@ def score_losses(
     drops, rises = [], []
     for r, c in zip(reference, candidate, strict=True):
         for exact, actual in zip(_top(r, class_axis), _top(c, class_axis), strict=True):
+            if math.isnan(exact):
+                continue
             if exact >= DETECTION:
                 drops.append(exact - actual)
             if max(exact, actual) >= DETECTION or math.isnan(actual):
@@ -209,13 +272,17 @@ def _top(scores: NDArray[Any], class_axis: int | None) -> list[float]:
 
 def _certain(rows: NDArray[np.float64], *, logits: bool) -> NDArray[np.bool_]:
     """Whether the first class of each row is certain."""
-    ordered = np.sort(rows, axis=1)
+    unknown = np.isnan(rows) | np.isposinf(rows)
+    usable = np.asarray(~unknown.any(axis=1) & np.isfinite(rows).any(axis=1))
+    ordered = np.sort(np.where(usable[:, None], rows, 0.0), axis=1)
     if not logits:
-        return np.asarray(ordered[:, -1] >= CERTAIN)
-    spread = ordered[:, -1] - ordered[:, 0]
+        return np.asarray(usable & (ordered[:, -1] >= CERTAIN))
+    # A class that is masked out, -inf, has no share and no part in the spread.
+    lowest = np.where(np.isfinite(ordered), ordered, np.inf).min(axis=1)
+    spread = ordered[:, -1] - lowest
     margin = ordered[:, -1] - ordered[:, -2]
     share = 1.0 / np.exp(ordered - ordered[:, -1:]).sum(axis=1)
-    return np.asarray((share >= CERTAIN) & (margin >= MIN_MARGIN * spread) & (spread > 0))
+    return np.asarray(usable & (share >= CERTAIN) & (margin >= MIN_MARGIN * spread) & (spread > 0))
 
 
 def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[int, int]]:

@@ -23,13 +23,15 @@ MOVES = frozenset(
 )
 """Operators whose results hold elements of their first operand only."""
 _BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax"})
+_LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
     """A part of an output: all of it where `axis` is None, else `start` to `stop` along `axis`.
 
-    `class_axis`: the axis of the probabilities that add up to 1, None: unknown.
+    `class_axis`: the axis of the probabilities that add up to 1, None: unknown. `linear`: a linear
+    layer computes it, as it does logits; what was normalised or bounded since is none.
     """
 
     name: str
@@ -39,6 +41,7 @@ class OutputPart:
     start: int = 0
     stop: int = 0
     class_axis: int | None = None
+    linear: bool = False
 
     def of(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return this part of the outputs."""
@@ -153,6 +156,28 @@ def _origin(value: ir.Value) -> ir.Node | None:
     return node
 
 
+def _is_linear(value: ir.Value) -> bool:
+    """True if a value is the result of a linear layer, with its bias."""
+    node = _origin(value)
+    if node is not None and node.op_type == "Add" and node.domain == "":
+        computed = [operand for operand in node.inputs if operand is not None and _varies(operand)]
+        node = _origin(computed[0]) if len(computed) == 1 else None
+    return node is not None and node.domain == "" and node.op_type in _LINEAR
+
+
+def _varies(value: ir.Value) -> bool:
+    return value.const_value is None
+
+
+def bounded_tensors(model: ir.Model) -> frozenset[str]:
+    """Return the tensors of the outputs whose elements all lie in [0, 1], whatever the samples."""
+    values = [out for node in model.graph for out in node.outputs]
+    outputs = output_tensors(model)
+    return frozenset(
+        str(value.name) for value in values if str(value.name) in outputs and _bounded_by(value)
+    )
+
+
 def _parts_of(output: ir.Value) -> Iterator[OutputPart]:
     name, node = str(output.name), output.producer()
     orders: list[Sequence[int]] = []
@@ -162,7 +187,7 @@ def _parts_of(output: ir.Value) -> Iterator[OutputPart]:
     pieces = _pieces(node) if node is not None and all(orders) else ()
     if not pieces or node is None:
         kind, class_axis = _kind_of(output)
-        yield OutputPart(name, name, kind, class_axis=class_axis)
+        yield OutputPart(name, name, kind, class_axis=class_axis, linear=_is_linear(output))
         return
     axis = node.attributes.get_int("axis", 0) % len(node.outputs[0].shape or (0,))
     for order in reversed(orders):

@@ -157,6 +157,7 @@ class _Video:
         self._frames = [number * total // count for number in range(count)]
         self.requested = limit or total
         self.skipped: tuple[Skipped, ...] = ()
+        self.names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -164,7 +165,7 @@ class _Video:
     def __iter__(self) -> Iterator[Sample]:
         from pipelines.sources.table import open_source
 
-        self.skipped = ()
+        self.skipped = self.names = ()
         # All frames up to the last selected one are decoded: seeking is inexact in most codecs.
         remaining = iter(self._frames)
         next_number = next(remaining, None)
@@ -176,6 +177,7 @@ class _Video:
                 if next_number is None:
                     return
                 if frame.seq == next_number:
+                    self.names += (f"{self._path.name}, frame {next_number}",)
                     yield {self._spec.name: self._input(frame.image)}
                     next_number = next(remaining, None)
         for number in () if next_number is None else (next_number, *remaining):

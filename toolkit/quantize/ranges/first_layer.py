@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common as ir_passes
 
 from calibration.arrays import Sample
+from toolkit.errors import BuildError
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 SAMPLES = 16  # more change the statistics of a few million pixels by less than a percent
@@ -125,10 +126,14 @@ def fit_of(layer: FirstLayer, samples: Sequence[Sample]) -> Fit:
 
 
 def remark(layer: FirstLayer | None, samples: Sequence[Sample]) -> str | None:
-    """Return a sentence if the inputs do not fit the first layer, else None."""
+    """Return a sentence if the inputs do not fit the first layer or cannot be compared with it."""
     if layer is None or not samples:
         return None
-    fit, basis = fit_of(layer, samples), layer.basis
+    basis = layer.basis
+    try:
+        fit = fit_of(layer, samples)
+    except BuildError as err:  # a remark ends no calibration
+        return f"the inputs were not compared with {basis.name}: {err}"
     if fit.holds(basis):
         return None
     low, high = _range(array for sample in samples[:SAMPLES] for array in sample.values())

@@ -14,8 +14,8 @@ from calibration.calibrate import Observation
 from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
 from calibration.threshold import amax_by_method
-from calibration.trials import Assignment, mean_of
-from toolkit.quantize.loss.parts import output_tensors
+from calibration.trials import Assignment, SampleSelection, mean_of
+from toolkit.quantize.loss.parts import bounded_tensors, output_tensors
 from toolkit.quantize.quantize import with_operands
 from toolkit.quantize.trials.metrics import NO_NODES, AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
@@ -71,6 +71,18 @@ class Fit:
         """Indices of the validation samples that judge choices made on the others."""
         return slice(None) if self.halves is None else self.halves.numbers
 
+    @property
+    def choosers(self) -> NDArray[np.intp]:
+        """Indices of the validation samples to choose by: not those that judge, if others exist.
+
+        Samples whose ranges saw them too (`Halves.both` False) are too few to leave any out.
+        """
+        everything = np.arange(self.noise.count)
+        if self.halves is None or not self.halves.both:
+            return everything
+        others = np.setdiff1d(everything, self.halves.numbers)
+        return others if others.size else everything
+
 
 def fit(
     graph: ir.Model,
@@ -99,7 +111,7 @@ def fit(
     for done, (method, amax) in enumerate(complete.items()):
         on_progress(done, len(complete))
         figures[method] = noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
-    best = max(methods, key=lambda method: min(figures[method].values()))
+    best = max(methods, key=lambda method: min(figures[method].values(), default=0.0))
     return Fit(
         graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
     )
@@ -112,10 +124,12 @@ def _candidates(
 
     Scores are peaked: nearly all are zero, and the few that are large are what they are for. A
     method that weighs elements by their number clips just these, and no later layer makes up for
-    it.
+    it. Where scores lie in [0, 1] by their operator, samples without a large one say nothing about
+    the range.
     """
     outputs = [name for name in output_tensors(graph) if name in histograms]
     unclipped = amax_by_method({name: histograms[name] for name in outputs}, ["minmax"])["minmax"]
+    unclipped |= {name: 1.0 for name in bounded_tensors(graph) if name in histograms}
     by_method = amax_by_method(histograms, methods)
     return {method: {**amax_of, **unclipped} for method, amax_of in by_method.items()}
 
@@ -156,24 +170,24 @@ def _as_judged(
 class Start:
     """A method on all tensors. `noise`: of the graph as it is, or with corrected biases.
 
-    `error`: e_s of the samples that judge it. `spent`: the largest share of a limit that a loss
-    spends (`toolkit.quantize.loss.judge`), on these samples and on all validation samples.
+    `error`: e_s of the samples that compare starts. `spent`: the largest share of a limit that a
+    loss spends (`toolkit.quantize.loss.judge`) on them.
     """
 
     method: str
     noise: OutputNoise
     error: NDArray[np.float64]
-    spent: tuple[float, float]
+    spent: float
 
     def replaces(self, current: "Start", widest: "Start") -> bool:
         """True if this start is better than `current`, and loses no more than the widest ranges.
 
         The loss decides where `current` is beyond a limit, else the error.
         """
-        if not loses_no_more(self.spent, widest.spent):
+        if self.spent > widest.spent:
             return False
-        if max(current.spent) > 1.0:
-            return max(self.spent) < max(current.spent)
+        if current.spent > 1.0:
+            return self.spent < current.spent
         return replaces(self.error, current.error, narrower=True)
 
 
@@ -183,7 +197,7 @@ def loses_no_more(spent: tuple[float, float], limit: tuple[float, float]) -> boo
 
 
 def spent_shares(
-    fitted: Fit, noise: OutputNoise, assignment: Assignment, keep_float: frozenset[str] = NO_NODES
+    fitted: Fit, noise: OutputNoise, assignment: Assignment, keep_float: frozenset[str]
 ) -> tuple[float, float]:
     """Share of the limits that is spent, on the samples held out and on all."""
     held_out = noise.judged(assignment, keep_float, fitted.judges)
@@ -199,8 +213,9 @@ def search_ranges(
     """Choose for each tensor the candidate that adds the least error, where scores stay.
 
     No choice loses more than the widest ranges do; where the samples cannot tell, these stay.
-    `correct` returns the graph with biases corrected for the ranges of a fit; None: unchanged.
-    `on_start` reports methods tried on all tensors, `on_progress` trials of single tensors.
+    Ranges are chosen on `Fit.choosers`. `correct` returns the graph with biases corrected for the
+    ranges of a fit; None: unchanged. `on_start` reports methods tried on all tensors,
+    `on_progress` trials of single tensors.
     """
     trial = fitted.trial
     if not trial.tensors:
@@ -213,16 +228,20 @@ def search_ranges(
         for tensor in trial.tensors
     }
     widest_ranges = {tensor: amax_of[WIDEST] for tensor, amax_of in by_tensor.items()}
-    if fitted.noise.judged(widest_ranges).nothing_to_lose:
+    widest = fitted.noise.judged(widest_ranges)
+    if widest.nothing_to_lose or not any(loss.judged for loss in widest.losses):
         return widest_fit(fitted)
-    start, limit, single = _start(fitted, by_tensor, correct, on_start)
+    choosers = fitted.choosers
+    start, single = _start(fitted, by_tensor, correct, on_start)
+    noise = start.noise
+    limit = fitted.noise.judged(widest_ranges, samples=choosers).spent
     auto = choose_ranges(
         by_tensor,
-        start.noise.errors,
-        start.noise.own_errors,
+        lambda ranges, samples: noise.errors(ranges, choosers[samples]),
+        lambda ranges, samples: noise.own_errors(ranges, choosers[samples]),
         single=single,
         start=start.method,
-        allowed=lambda ranges: loses_no_more(spent_shares(fitted, start.noise, ranges), limit),
+        allowed=lambda ranges: noise.judged(ranges, samples=choosers).spent <= limit,
         on_progress=on_progress,
     )
     return _chosen(fitted, start.method, auto)
@@ -232,7 +251,7 @@ def widest_fit(fitted: Fit) -> Fit:
     """The fit with the widest ranges, as `auto` puts it."""
     widest_ranges = trial_ranges(fitted.trial, fitted.candidates[WIDEST])
     by_tensor = {tensor: {WIDEST: amax} for tensor, amax in widest_ranges.items()}
-    single = {WIDEST: fitted.noise.errors(widest_ranges)}
+    single = {WIDEST: fitted.noise.errors(widest_ranges, fitted.choosers)}
     return _chosen(fitted, WIDEST, choose_ranges(by_tensor, fitted.noise.errors, single=single))
 
 
@@ -247,21 +266,21 @@ def _start(
     by_tensor: Mapping[str, Mapping[str, float]],
     correct: Callable[[Fit], ir.Model] | None,
     on_progress: Progress,
-) -> tuple[Start, tuple[float, float], dict[str, NDArray[np.float64]]]:
-    """The best start, what it may spend, and e_s of each method on all samples.
+) -> tuple[Start, dict[str, NDArray[np.float64]]]:
+    """The best start, and e_s of each method on the samples that choose.
 
-    A model with corrected biases is tried for the widest ranges and the methods of least error.
+    A model with corrected biases is tried for the widest ranges and the methods of least error. It
+    learned from the samples that choose, so that the others compare the starts then.
     """
-    judges = slice(None) if correct is None else fitted.judges
+    compared = fitted.choosers if correct is None else fitted.judges
     order = widest_first(by_tensor)
     single: dict[str, NDArray[np.float64]] = {}
     starts: dict[str, Start] = {}
     for done, method in enumerate(order):
         on_progress(done, 2 * len(order))
         ranges = {tensor: amax_of[method] for tensor, amax_of in by_tensor.items()}
-        single[method] = fitted.noise.errors(ranges)
-        spent = spent_shares(fitted, fitted.noise, ranges)
-        starts[method] = Start(method, fitted.noise, single[method][judges], spent)
+        single[method] = fitted.noise.errors(ranges, fitted.choosers)
+        starts[method] = _start_of(method, fitted.noise, ranges, compared)
     least = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
     best = widest = starts[WIDEST]
     for done, method in enumerate(order):
@@ -272,7 +291,14 @@ def _start(
             corrected = _corrected(fitted, method, correct)
             if corrected.replaces(best, widest):
                 best = corrected
-    return best, widest.spent, single
+    return best, single
+
+
+def _start_of(
+    method: str, noise: OutputNoise, ranges: Assignment, samples: SampleSelection
+) -> Start:
+    error = noise.errors(ranges, samples)
+    return Start(method, noise, error, noise.judged(ranges, samples=samples).spent)
 
 
 def _corrected(fitted: Fit, method: str, correct: Callable[[Fit], ir.Model]) -> Start:
@@ -280,9 +306,7 @@ def _corrected(fitted: Fit, method: str, correct: Callable[[Fit], ir.Model]) -> 
     complete = with_operands(fitted.graph, fitted.candidates[method])
     graph = correct(replace(fitted, method=method, amax=complete))
     noise = fitted.noise.of_model(TrialModel(graph, operands=fitted.trial.operands))
-    ranges = trial_ranges(fitted.trial, complete)
-    error = noise.errors(ranges, fitted.judges)
-    return Start(method, noise, error, spent_shares(fitted, noise, ranges))
+    return _start_of(method, noise, trial_ranges(fitted.trial, complete), fitted.judges)
 
 
 def trial_ranges(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:

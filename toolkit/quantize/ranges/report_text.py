@@ -10,7 +10,9 @@ from calibration.table import fingerprint
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, CorrectionOutcome
 from toolkit.quantize.corrections.effect import Effect
 from toolkit.quantize.loss.judge import Judgement, loss_text, samples_text
+from toolkit.quantize.loss.metrics import OutputLoss
 from toolkit.quantize.preprocess.decide import Decision
+from toolkit.quantize.ranges.kept_text import kept_builtins, kept_lines
 from toolkit.quantize.ranges.measure import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
@@ -41,7 +43,7 @@ def ranges_text(ranges: Ranges) -> str:
     lines += _dead_channels(ranges)
     lines += [f"  {line}" for line in judgement_lines(ranges.judgement)]
     lines += [f"  {correction_text(outcome)}" for outcome in ranges.corrections]
-    return "\n".join(lines + _auto(ranges) + _budget(ranges))
+    return "\n".join(lines + _auto(ranges) + _budget(ranges) + kept_lines(ranges))
 
 
 def preprocessing_lines(ranges: Ranges) -> list[str]:
@@ -68,14 +70,27 @@ def preprocessing_builtins(decision: Decision | None) -> dict[str, Any] | None:
 def judgement_lines(judgement: Judgement) -> list[str]:
     """Return what the outputs lose, a line for each metric."""
     lines = [f"INT8 against FP32, {samples_text(judgement)}:"]
-    for loss in judgement.losses:
-        lines.append(f"  {loss_text(loss)}{': BEYOND THE LIMIT' if loss.broken else ''}")
+    lines += [f"  {loss_text(loss)}{_verdict(loss)}" for loss in judgement.losses]
     for part in judgement.nothing_to_lose:
         lines.append(
             f"  output {part}: no detection and no certain class in these samples, so its loss is "
             "not judged; give data that show what the model is for"
         )
+    for part in judgement.no_signal:
+        lines.append(
+            f"  output {part}: zero or not finite in FP32 in all of these samples, so there is "
+            "nothing to compare with"
+        )
+    if not judgement.losses and not judgement.no_signal:
+        lines.append("  no output is in floating point, so no loss is judged")
     return lines
+
+
+def _verdict(loss: OutputLoss) -> str:
+    """Return what a loss is beyond."""
+    if loss.broken:
+        return ": BEYOND THE LIMIT"
+    return f": beyond the target of {loss.metric.target:g}" if loss.missed else ""
 
 
 def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
@@ -90,12 +105,15 @@ def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
                 "unit": loss.metric.unit,
                 "value": loss.value,
                 "limit": loss.metric.limit if loss.judged else None,
+                "target": loss.metric.target if loss.judged else None,
                 "of": loss.of,
                 "beyond_limit": loss.broken,
+                "beyond_target": loss.missed,
             }
             for loss in judgement.losses
         ],
         "not_judged": list(judgement.nothing_to_lose),
+        "no_signal": list(judgement.no_signal),
     }
 
 
@@ -157,6 +175,7 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
             "limit": ranges.budget.limit,
             "int8_share": ranges.budget.share,
         },
+        "kept": kept_builtins(ranges),
     }
 
 

@@ -48,6 +48,10 @@ class Split:
         return self._data.skipped
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return ()  # the passes leave out those that are held out
+
+    @property
     def validation(self) -> tuple[Sample, ...]:
         """The validation samples of the latest pass."""
         return tuple(self._validation[number] for number in sorted(self._validation))

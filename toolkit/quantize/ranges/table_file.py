@@ -98,7 +98,8 @@ def read_ranges(
             f"{path}: cannot read the INT8 ranges ({error.strerror}): check the path"
         ) from error
     if data.lstrip()[:1] == b"{":
-        return RangesFile(TABLE, decode_table(data, str(path)))
+        table = decode_table(data, str(path))
+        return RangesFile(TABLE, table, notes=refused_notes(table))
     if data.startswith(b"TRT-"):
         return _cache(data, path)
     if data[:1] == b"\x08":  # ONNX files begin with the field ir_version
@@ -171,6 +172,23 @@ def foreign_notes(table: CalibrationTable, model_sha256: str) -> tuple[str, ...]
     if table.method == IMPORTED or table.model_sha256 == model_sha256:
         return ()
     return ("the calibration table was measured on another model file",)
+
+
+def refused_notes(table: CalibrationTable) -> tuple[str, ...]:
+    """Say what a table loses whose calibration was beyond its limits."""
+    if not table.refused:
+        return ()
+    return (f"the calibration of this table lost too much: {'; '.join(table.refused)}",)
+
+
+def refuse_lossy(table: CalibrationTable, model: str) -> None:
+    """Raise BuildError: the calibration of the table lost too much."""
+    if table.refused:
+        raise BuildError(
+            f"The calibration table of {model} lost too much when it was measured: "
+            f"{'; '.join(table.refused)}. Calibrate with more data or nodes in floating point "
+            "(`tandem calibrate --budget margin:0.3`), or take it as it is (`--accept-loss`)."
+        )
 
 
 def plain_notes(plain: PlainModel) -> tuple[str, ...]:

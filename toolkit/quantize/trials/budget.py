@@ -1,10 +1,9 @@
 """Accuracy budget: find the nodes that must stay in floating point, on real samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from calibration.budget import Budget, BudgetResult, largest_int8_share
-from calibration.dataset import Sample
 from calibration.errors import CalibrationError
 from device.choices import list_choices
 from pipelines.config import ModelConfig
@@ -18,12 +17,11 @@ from toolkit.quantize.trials.score import HeldOut, load_held_out
 class BudgetSearch:
     """A request to find the nodes that an accuracy budget keeps in floating point.
 
-    `validation`: samples of output metrics. `keep_float`: nodes in floating point in any case.
+    `keep_float`: nodes in floating point in any case.
     `detector` and `labels`: for mAP50, which is measured on the scenes that ship with Tandem.
     """
 
     budget: Budget
-    validation: Sequence[Sample]
     keep_float: frozenset[str]
     detector: ModelConfig | None
     labels: tuple[str, ...]
@@ -39,7 +37,7 @@ class BudgetSearch:
 def find_budget(
     fitted: Fit, search: BudgetSearch, on_progress: Callable[[int, int], None]
 ) -> BudgetResult:
-    """Find the nodes that must stay in floating point.
+    """Find the nodes that must stay in floating point, on the samples that do not judge.
 
     Raises CalibrationError: there is no such metric, or it cannot be measured on this model.
     """
@@ -50,7 +48,7 @@ def find_budget(
             f"there is no metric '{budget.metric}' for a budget: take one of "
             f"{list_choices(budget.metric, METRICS)}"
         )
-    material = Material(fitted.trial, search.validation, search.detector, search.held_out)
+    material = Material(fitted.noise, fitted.choosers, search.detector, search.held_out)
     ranges = trial_ranges(fitted.trial, fitted.amax)
     measure = metric.build(material)
     sqnr = METRICS["sqnr"].build(material)
@@ -66,12 +64,12 @@ def find_budget(
     )
 
 
-def budget_violation(budget: BudgetResult, search: BudgetSearch, final: FinalFit) -> str:
-    """Return why `final` no longer meets a budget that was met, "" if it does."""
+def budget_violation(
+    budget: BudgetResult, search: BudgetSearch, fitted: Fit, final: FinalFit
+) -> str:
+    """Return why `final` of `fitted` no longer meets a budget that was met, "" if it does."""
     metric = search.budget.metric
-    material = Material(
-        final.trial, search.validation, search.detector, search.held_out, final.noise.exact
-    )
+    material = Material(final.noise, fitted.choosers, search.detector, search.held_out)
     value = METRICS[metric].build(material)(final.ranges, final.keep_float)
     if value >= budget.limit:
         return ""

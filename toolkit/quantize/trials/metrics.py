@@ -9,12 +9,13 @@ compare with the float model and need no labels. An output o is a part of one wh
     cosine   = min over o of  sum y_o y_o' / sqrt(sum |y_o|^2 sum |y_o'|^2)
 
 `margin` is what the losses leave of their limits (`toolkit.quantize.loss`): 1 without any loss,
-0 at a limit. `map50` is the mAP50 of a detector on labelled images, 0 to 100.
+0 at a limit; `target` the same of their targets. `map50` is the mAP50 of a detector on labelled
+images, 0 to 100.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +28,8 @@ from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
-from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.loss.judge import Judgement, error_of, judge
+from toolkit.quantize.loss.metrics import decibels, powers
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
@@ -42,33 +44,6 @@ Outputs = Mapping[str, NDArray[Any]]
 NO_NODES: frozenset[str] = frozenset()
 _Trial = tuple[frozenset[tuple[str, float | None]], int, frozenset[str]]
 _Latest = tuple[frozenset[tuple[str, float | None]], frozenset[str], dict[int, Outputs]]
-
-
-@dataclass(frozen=True)
-class Material:
-    """What metrics measure on.
-
-    `samples`: network inputs, which the ranges of a calibration come from too. `detector`,
-    `held_out`: how to decode the outputs, and labelled images. `exact`: reference outputs of each
-    sample, None: those of the trial's own model in floating point.
-    """
-
-    trial: TrialModel
-    samples: Sequence[Sample]
-    detector: ModelConfig | None = None
-    held_out: HeldOut | None = None
-    exact: Sequence[Outputs] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A row of METRICS. `float_value`: the metric of the float model, None: measure it."""
-
-    name: str
-    unit: str
-    summary: str
-    build: Callable[[Material], Measure]
-    float_value: float | None = None
 
 
 class OutputNoise:
@@ -87,14 +62,14 @@ class OutputNoise:
     ) -> None:
         """`exact` None: the float outputs of the trial's own model.
 
-        Raises CalibrationError: no samples, or no output is a finite float that is not 0.
+        Raises CalibrationError: no samples.
         """
         if not samples:
             raise CalibrationError(
                 "there are no validation samples, but at least one is needed to measure INT8: give "
                 "more data"
             )
-        self._trial = trial
+        self.trial = trial
         self._known: dict[_Trial, Mapping[str, float]] = {}
         self._latest: _Latest = (frozenset(), NO_NODES, {})
         self._as_judged = as_judged or _as_requested
@@ -103,15 +78,16 @@ class OutputNoise:
             all_nodes = frozenset(trial.nodes)
             exact = [self._parts(trial({}, sample, all_nodes)) for sample in self._samples]
         self.exact = tuple(exact)
-        powers = {
+        signal = {
             name: sum(_power(outputs[name]) for outputs in self.exact) for name in self.exact[0]
         }
-        self._signal = {name: power for name, power in powers.items() if 0.0 < power < math.inf}
-        if not self._signal:
-            raise CalibrationError(
-                f"none of the outputs {', '.join(trial.outputs)} is a finite float other than 0 on "
-                "the validation samples: measure on other data"
-            )
+        # Outputs that are zero, or that overflow float64, have no signal to noise ratio.
+        self._signal = {name: power for name, power in signal.items() if 0.0 < power < math.inf}
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self._samples)
 
     def errors(self, assignment: Assignment, samples: SampleSelection = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
@@ -135,7 +111,7 @@ class OutputNoise:
 
     @cached_property
     def _weights_only(self) -> tuple[Outputs, ...]:
-        return tuple(self._parts(self._trial({}, sample)) for sample in self._samples)
+        return tuple(self._parts(self.trial({}, sample)) for sample in self._samples)
 
     def sqnr_db(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
@@ -148,7 +124,7 @@ class OutputNoise:
             for name in noise:
                 noise[name] += noise_of[name]
                 signal[name] += _power(self.exact[number][name])
-        return {name: _decibels(signal[name], noise[name]) for name in noise}
+        return {name: decibels(signal[name], noise[name]) for name in noise}
 
     def compared(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
@@ -166,7 +142,7 @@ class OutputNoise:
     ) -> Judgement:
         """Judge the selected samples, held out from the ranges (`as_judged`)."""
         exact, actual = self.compared(assignment, keep_float, samples)
-        return judge(self._trial.parts, exact, actual, basis="held out")
+        return judge(self.trial.parts, exact, actual, basis="held out")
 
     def selected(
         self, samples: SampleSelection = ALL
@@ -184,28 +160,37 @@ class OutputNoise:
         outputs = self._latest[2]
         if number not in outputs:
             ranges = self._as_judged(assignment, number)
-            outputs[number] = self._parts(self._trial(ranges, self._samples[number], keep_float))
+            outputs[number] = self._parts(self.trial(ranges, self._samples[number], keep_float))
         return outputs[number]
 
     def _parts(self, outputs: Outputs) -> dict[str, NDArray[Any]]:
-        return split_outputs(self._trial.parts, outputs)
+        return split_outputs(self.trial.parts, outputs)
 
     def _numbers(self, samples: SampleSelection) -> list[int]:
         return [int(number) for number in np.arange(len(self._samples))[samples]]
 
-    def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
-        """Cosine similarity by part, over all samples as one vector."""
-        product = dict.fromkeys(self._signal, 0.0)
-        power = dict.fromkeys(self._signal, 0.0)
-        for sample, exact in zip(self._samples, self.exact, strict=True):
-            outputs = self._parts(self._trial(assignment, sample, keep_float))
+    def error(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
+    ) -> float:
+        """Error at the outputs in units of the targets (`toolkit.quantize.loss.judge.error_of`)."""
+        return error_of(self.trial.parts, *self.compared(assignment, keep_float, samples))
+
+    def cosine(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
+    ) -> dict[str, float]:
+        """Cosine similarity by part, over the selected samples as one vector."""
+        product, power = dict.fromkeys(self._signal, 0.0), dict.fromkeys(self._signal, 0.0)
+        signal = dict.fromkeys(self._signal, 0.0)
+        for exact, actual in zip(*self.compared(assignment, keep_float, samples), strict=True):
             for name in product:
-                array = np.asarray(outputs[name], np.float64)
-                product[name] += float(np.vdot(array, exact[name]))
+                finite = np.isfinite(exact[name])
+                array = np.asarray(actual[name], np.float64)[finite]
+                product[name] += float(np.vdot(array, exact[name][finite]))
                 power[name] += _power(array)
+                signal[name] += _power(exact[name])
         return {
-            name: product[name] / math.sqrt(power[name] * self._signal[name])
-            if power[name]
+            name: product[name] / math.sqrt(power[name] * signal[name])
+            if power[name] * signal[name]
             else 0.0
             for name in product
         }
@@ -237,19 +222,49 @@ def int8_macs(model: ir.Model) -> dict[str, float]:
     return {str(node.name): float(view(node).macs or 0) for node, _ in int8_nodes(model)}
 
 
+@dataclass(frozen=True)
+class Material:
+    """What metrics measure on.
+
+    `noise` on the selected `samples`, each with the ranges that it is judged with. `detector`,
+    `held_out`: how to decode the outputs, and labelled images.
+    """
+
+    noise: OutputNoise
+    samples: SampleSelection = field(default_factory=lambda: ALL)
+    detector: ModelConfig | None = None
+    held_out: HeldOut | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of METRICS. `float_value`: the metric of the float model, None: measure it."""
+
+    name: str
+    unit: str
+    summary: str
+    build: Callable[[Material], Measure]
+    float_value: float | None = None
+
+
 def _sqnr(material: Material) -> Measure:
-    noise = OutputNoise(material.trial, material.samples, material.exact)
-    return lambda assignment, keep: min(noise.sqnr_db(assignment, keep).values())
+    noise, samples = material.noise, material.samples
+    return lambda ranges, keep: min(noise.sqnr_db(ranges, keep, samples).values(), default=math.inf)
 
 
 def _cosine(material: Material) -> Measure:
-    noise = OutputNoise(material.trial, material.samples, material.exact)
-    return lambda assignment, keep: min(noise.cosine(assignment, keep).values())
+    noise, samples = material.noise, material.samples
+    return lambda ranges, keep: min(noise.cosine(ranges, keep, samples).values(), default=1.0)
 
 
 def _margin(material: Material) -> Measure:
-    noise = OutputNoise(material.trial, material.samples, material.exact)
-    return lambda assignment, keep: 1.0 - noise.judged(assignment, keep).spent
+    noise, samples = material.noise, material.samples
+    return lambda ranges, keep: 1.0 - noise.judged(ranges, keep, samples).spent
+
+
+def _target(material: Material) -> Measure:
+    noise, samples = material.noise, material.samples
+    return lambda ranges, keep: 1.0 - noise.judged(ranges, keep, samples).target_spent
 
 
 def _map50(material: Material) -> Measure:
@@ -259,7 +274,7 @@ def _map50(material: Material) -> Measure:
             "map50 needs to know how detections are read and what the pictures truly show: give a "
             "detector's model file with a folder that holds the truth, or take sqnr or cosine"
         )
-    trial = material.trial
+    trial = material.noise.trial
     (name,) = trial.inputs
 
     def measure(assignment: Assignment, keep_float: frozenset[str]) -> float:
@@ -280,6 +295,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             Metric(
                 "margin", "", "1 - the largest share of a limit that a loss spends", _margin, 1.0
             ),
+            Metric(
+                "target", "", "1 - the largest share of a target that a loss spends", _target, 1.0
+            ),
             Metric("map50", "points", "mAP50 on pictures whose truth is known, 0 to 100", _map50),
         )
     }
@@ -287,21 +305,11 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def _noise_between(outputs: Outputs, exact: Outputs) -> dict[str, float]:
-    return {
-        name: _power(np.asarray(outputs[name], np.float64) - array) for name, array in exact.items()
-    }
+    return {name: powers(array, outputs[name])[1] for name, array in exact.items()}
 
 
 def _power(array: NDArray[Any]) -> float:
-    flat = np.asarray(array, np.float64).reshape(-1)
-    return float(flat @ flat)
-
-
-def _decibels(signal: float, noise: float) -> float:
-    if noise == 0.0:
-        return math.inf
-    ratio = signal / noise  # 0 if the noise is infinite
-    return 10.0 * math.log10(ratio) if ratio else -math.inf
+    return powers(array, array)[0]
 
 
 def _silent(share: float) -> None:

@@ -1,0 +1,67 @@
+"""The `tensorrt` implementation of a segment: ONNX that the board's TensorRT makes an engine of.
+
+A segment is there in two forms, one for each way that TensorRT takes INT8 on the DLA. Both read the
+weights of the engine file, so that those are stored once:
+
+    ranged  TensorRT 8.5 to 10.7: a float network, and the range of each tensor
+    typed   TensorRT from 11.4.1 on: a strongly typed network in FP16, with Q/DQ in INT8
+"""
+
+from typing import Literal
+
+import msgspec
+
+WEIGHTS_FILE = "weights"
+"""The name under which the ONNX of a form refers to its weights, as one file beside it."""
+
+
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the parts: frozen, and unknown keys are refused."""
+
+
+class Weight(_Value, frozen=True, kw_only=True):
+    """A weight of a form: `entry`, as `dtype`, `offset` bytes into WEIGHTS_FILE.
+
+    With `scales`, an entry of float32, the weight is entry * scales, along `axis` if that is set.
+    """
+
+    entry: str
+    dtype: Literal["float32", "float16"]
+    offset: int
+    scales: str | None = None
+    axis: int | None = None
+
+
+class Form(_Value, frozen=True, kw_only=True):
+    """A segment as ONNX (an entry of uint8), with the weights that it keeps outside."""
+
+    model: str
+    weights: tuple[Weight, ...] = ()
+
+
+class Port(_Value, frozen=True, kw_only=True):
+    """An input or output of the segment as the DLA has it.
+
+    `tensor`: its name, in the manifest and in the ONNX. `format`: trtexec's name of the layout.
+    An int8 port holds real / `scale`.
+    """
+
+    tensor: str
+    dtype: Literal["int8", "float16"]
+    format: Literal["chw16", "chw32"]
+    scale: float | None = None
+
+
+class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kind"):
+    """A segment for TensorRT on one DLA core.
+
+    `ranges`: amax of each tensor of `ranged`, empty in FP16. `half_nodes`: those that compute in
+    FP16 in an INT8 segment.
+    """
+
+    ranged: Form
+    typed: Form
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    ranges: dict[str, float]
+    half_nodes: tuple[str, ...] = ()

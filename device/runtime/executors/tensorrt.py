@@ -1,0 +1,178 @@
+"""Runs a DLA segment through TensorRT: a plan that was finished on this board, on one DLA core.
+
+Inputs are packed into the DLA's formats in page-locked memory, and everything is enqueued on one
+stream: copies in, the DLA's task, copies out. TensorRT is imported when a segment is loaded.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device.engine.manifest import Dim
+from device.engine.tensorrt_manifest import Port, TensorRT
+from device.errors import SessionError
+from device.runtime.cuda.context import Context
+from device.runtime.cuda.driver import CudaError
+from device.runtime.executors.protocol import Executor, SegmentContext
+from device.runtime.tensorrt.board import read_board, tensorrt_version
+from device.runtime.tensorrt.layout import pack, packed_shape, unpack
+from device.runtime.tensorrt.plans import default_folder, find_plan, read_plan
+from device.runtime.tensorrt.releases import find_release
+
+Array = npt.NDArray[Any]
+
+
+def why_not() -> str | None:
+    """Return why no DLA segment can run through TensorRT here, or None if one can."""
+    version = tensorrt_version()
+    if not version:
+        return "TensorRT is not installed"
+    release = find_release(version)
+    return None if release.form else f"TensorRT {version} has no DLA here: {release.why}"
+
+
+def misfit(context: SegmentContext, implementation: TensorRT) -> str | None:
+    """Return why this segment has no plan for this board, or None if it has one."""
+    folder = context.options.plans or default_folder()
+    plan = find_plan(folder, context.engine, implementation, read_board())
+    if plan.record is None:
+        return f"it has no plan for this board: run `tandem-agent prepare {context.engine.path}`"
+    if plan.record.problem is not None:
+        return f"TensorRT refused it on this board: {plan.record.problem}"
+    if read_plan(plan) is None:
+        return f"its plan is damaged: run `tandem-agent prepare {context.engine.path}`"
+    return None
+
+
+def load(context: SegmentContext, implementation: TensorRT) -> Executor:
+    """Load a segment's plan; see `TensorRTExecutor`."""
+    return TensorRTExecutor(context, implementation)
+
+
+class TensorRTExecutor(Executor):
+    """One segment on one DLA core, with a stream and all its memory."""
+
+    def __init__(self, context: SegmentContext, implementation: TensorRT) -> None:
+        """Load the plan on its core and take memory for the ports.
+
+        Raises SessionError if TensorRT or the driver refuses.
+        """
+        import tensorrt
+
+        self._where = context.where
+        self._closed = False
+        core = context.options.dla_core
+        self._core = int(context.segment.processor.removeprefix("dla")) if core is None else core
+        self._version = str(tensorrt.__version__)
+        data = self._plan(context, implementation)
+        try:
+            self._cuda = Context()
+            self._cuda.activate()
+            self._stream = self._cuda.stream()
+            self._load(tensorrt, data)
+            shapes = {
+                name: _static(tensor.shape) for name, tensor in context.tensors.items()
+                if None not in tensor.shape
+            }  # fmt: skip
+            self._ports = {
+                port.tensor: (port, *self._take(port, shapes[port.tensor]))
+                for port in (*implementation.inputs, *implementation.outputs)
+            }
+        except CudaError as error:
+            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        self._shapes = shapes
+        self._inputs = tuple(port.tensor for port in implementation.inputs)
+        self._outputs = tuple(port.tensor for port in implementation.outputs)
+
+    @property
+    def description(self) -> str:
+        """TensorRT's version and the core."""
+        return f"TensorRT {self._version}, DLA core {self._core}"
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        """Enqueue copies and the DLA's task, and wait; see `Executor.run`."""
+        if self._closed:
+            raise SessionError(f"{self._where} is closed; open a new session")
+        results: dict[str, Array] = {}
+        try:
+            self._cuda.activate()
+            for name in self._inputs:
+                port, memory, address = self._ports[name]
+                pack(port, inputs[name], memory)
+                self._stream.upload(address, memory.reshape(-1).view(np.uint8))
+            if not self._execution.execute_async_v3(self._stream.handle.value or 0):
+                raise SessionError(
+                    f"{self._where} failed: TensorRT does not enqueue it on DLA core {self._core}"
+                )
+            for name in outputs:
+                _, memory, address = self._ports[name]
+                self._stream.download(memory.reshape(-1).view(np.uint8), address)
+            self._stream.wait()
+        except CudaError as error:
+            raise SessionError(f"{self._where} failed: {error}") from error
+        for name, given in outputs.items():
+            port, memory, _ = self._ports[name]
+            target = np.empty(self._shapes[name], self._dtypes[name]) if given is None else given
+            unpack(port, memory, target)
+            results[name] = target
+        return results
+
+    def close(self) -> None:
+        """Release the plan, then the memory and the stream."""
+        if self._closed:
+            return
+        self._closed = True
+        del self._execution, self._engine, self._runtime
+        self._cuda.close()
+
+    def _plan(self, context: SegmentContext, implementation: TensorRT) -> bytes:
+        self._dtypes = {name: tensor.dtype for name, tensor in context.tensors.items()}
+        folder = context.options.plans or default_folder()
+        data = read_plan(find_plan(folder, context.engine, implementation, read_board()))
+        if data is None:  # it was there when `misfit` looked
+            raise SessionError(f"{self._where}: its plan is gone; prepare the engine again")
+        return data
+
+    def _load(self, trt: Any, data: bytes) -> None:  # noqa: ANN401
+        """Deserialize the plan on the core."""
+        self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+        cores = self._runtime.num_DLA_cores
+        if self._core >= cores:
+            raise SessionError(
+                f"{self._where} is for DLA core {self._core}, and this board has {cores}"
+            )
+        self._runtime.DLA_core = self._core
+        self._engine = self._runtime.deserialize_cuda_engine(data)
+        if self._engine is None:
+            raise SessionError(
+                f"{self._where}: TensorRT {self._version} does not load its plan: run "
+                "`tandem-agent prepare --again`"
+            )
+        self._execution = self._engine.create_execution_context()
+        if self._execution is None:
+            raise SessionError(
+                f"{self._where}: DLA core {self._core} has no room for its plan; a core holds 16 "
+                "loadables, of all programs together"
+            )
+
+    def _take(self, port: Port, shape: tuple[int, ...]) -> tuple[Array, int]:
+        """Take memory for a port and tell TensorRT where it is."""
+        packed = packed_shape(port, shape)
+        size = int(np.prod(packed)) * np.dtype(port.dtype).itemsize
+        memory = self._cuda.allocate_host(size).view(port.dtype).reshape(packed)
+        address = self._cuda.allocate(size)
+        if not self._execution.set_tensor_address(port.tensor, address):
+            raise SessionError(f"{self._where}: its plan has no input or output {port.tensor!r}")
+        return memory, address
+
+
+def _static(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    """The shape of a tensor at the DLA's border, where every size is a number."""
+    return tuple(dim for dim in shape if isinstance(dim, int))

@@ -1,0 +1,12 @@
+"""DLA segments through the TensorRT of this board, the only way to its DLA.
+
+releases    which TensorRT takes which form of a segment, with which flags
+board       what a finished plan depends on: versions, cores, power mode
+messages    TensorRT's known refusals, as one sentence and a fix
+layout      arrays to and from the DLA's memory formats
+request     one segment to be finished: the values that pass to the child process
+build       the child: ONNX -> TensorRT plan
+plans       finished plans on disk, under everything that they depend on
+prepare     an engine -> its plans, each segment in a child process with limits
+__main__    `python -m device.runtime.tensorrt`: prepare from the command line
+"""

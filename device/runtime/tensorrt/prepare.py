@@ -1,0 +1,226 @@
+"""An engine -> plans for the DLA of this board, each segment in a child process with limits."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device.engine.file import Engine
+from device.engine.manifest import Segment
+from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, TensorRT
+from device.errors import SessionError
+from device.runtime.tensorrt.board import Board
+from device.runtime.tensorrt.messages import explain
+from device.runtime.tensorrt.plans import (
+    FORMAT,
+    Plan,
+    Record,
+    digest,
+    find_plan,
+    form_for,
+    keep_plan,
+    read_plan,
+)
+from device.runtime.tensorrt.releases import find_release
+from device.runtime.tensorrt.request import Answer, make_request
+from device.start.command import module_command
+
+Progress = Callable[[str, float], None]
+"""Gets the segment's name and the seconds that its build has taken."""
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one child process: its time, and its resident memory (None: no limit)."""
+
+    seconds: float = 1800.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One DLA segment. `problem`: why it has no plan; `cached`: nothing was built now."""
+
+    segment: str
+    cached: bool
+    seconds: float
+    refused_layers: tuple[str, ...]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An engine to finish on a board. `folder`: where plans are kept."""
+
+    engine: Engine
+    folder: Path
+    board: Board
+    limits: Limits
+    on_progress: Progress
+
+
+def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
+    """Finish every DLA segment of an engine that has no plan for this board yet.
+
+    `again`: also those that TensorRT refused before. Raises SessionError: the board has no
+    TensorRT for the DLA, or `folder` cannot be written.
+    """
+    prepared = []
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        for segment in job.engine.manifest.segments:
+            for implementation in segment.implementations:
+                if isinstance(implementation, TensorRT):
+                    plan = find_plan(job.folder, job.engine, implementation, job.board)
+                    ready = _ready(segment, plan, again=again)
+                    prepared.append(ready or _build(job, segment, implementation, plan))
+    except OSError as error:
+        raise SessionError(f"{job.folder} cannot be written: {error.strerror}") from error
+    return tuple(prepared)
+
+
+def _ready(segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:
+    """Return what the store says of a segment, None if it must be built."""
+    record = plan.record
+    if record is None or (record.problem is not None and again):
+        return None
+    if record.problem is None and read_plan(plan) is None:
+        return None
+    return Prepared(segment.name, True, record.seconds, record.refused_layers, record.problem)
+
+
+def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> Prepared:
+    """Build one segment, and keep its plan or the reason why there is none."""
+    release = find_release(job.board.tensorrt)
+    log = plan.path.with_suffix(".log")
+    begin = time.monotonic()
+    with _work_folder(plan.path.parent) as work:
+        _write_form(job.engine, form_for(implementation, job.board), work)
+        request = make_request(
+            implementation,
+            release,
+            model=str(work / "model.onnx"),
+            plan=str(work / "plan"),
+            log=str(log),
+            cache=str(plan.path.parent / "timing"),
+        )
+        (work / "request.json").write_bytes(msgspec.json.encode(request))
+        answer = _run(job, work, log, segment.name)
+        seconds = time.monotonic() - begin
+        record = Record(
+            format=FORMAT,
+            segment=segment.name,
+            board=asdict(job.board),
+            sha256="" if answer.problem else digest(work / "plan"),
+            seconds=seconds,
+            refused_layers=answer.refused_layers,
+            problem=answer.problem,
+        )
+        keep_plan(plan, record, None if answer.problem else work / "plan")
+    return Prepared(segment.name, False, seconds, answer.refused_layers, answer.problem)
+
+
+@contextmanager
+def _work_folder(parent: Path) -> Iterator[Path]:
+    """Yield a folder on the disk of the store, so that a plan can be moved into its place."""
+    folder = Path(tempfile.mkdtemp(prefix=".build-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_form(engine: Engine, form: Form, folder: Path) -> None:
+    """Write a form as ONNX with its weights beside it, restored to floating point."""
+    (folder / "model.onnx").write_bytes(engine.entry(form.model).tobytes())
+    with (folder / WEIGHTS_FILE).open("wb") as file:
+        for weight in form.weights:
+            array = engine.entry(weight.entry)
+            if weight.scales is not None:
+                scales = engine.entry(weight.scales)
+                if weight.axis is not None:
+                    shape = [-1 if axis == weight.axis else 1 for axis in range(array.ndim)]
+                    scales = scales.reshape(shape)
+                array = array.astype(np.float32) * scales
+            file.seek(weight.offset)
+            file.write(np.ascontiguousarray(array, dtype=weight.dtype).tobytes())
+
+
+def _run(job: Job, work: Path, log: Path, segment: str) -> Answer:
+    """Run the child; a child that dies, hangs or takes too much memory is a problem of its own."""
+    command = module_command("device.runtime.tensorrt.build", str(work / "request.json"))
+    begin = time.monotonic()
+    with (
+        (work / "stderr").open("wb") as errors,
+        (work / "stdout").open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True) as child,
+    ):
+        problem = _watch(job, child, begin, segment)
+    if problem is None and child.returncode != 0:
+        problem = _death(child.returncode, work / "stderr", log)
+    if problem is not None:
+        return Answer(tensorrt=job.board.tensorrt, problem=problem)
+    try:
+        return msgspec.json.decode((work / "stdout").read_bytes().splitlines()[-1], type=Answer)
+    except (ValueError, IndexError) as error:
+        return Answer(tensorrt=job.board.tensorrt, problem=f"the build gave no answer ({error})")
+
+
+def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str) -> str | None:
+    """Wait for the child; end it beyond a limit, and return that limit."""
+    limits = job.limits
+    try:
+        while child.poll() is None:
+            seconds = time.monotonic() - begin
+            job.on_progress(segment, seconds)
+            if seconds > limits.seconds:
+                return (
+                    f"the build took longer than {limits.seconds:.0f} s; give more with --timeout-s"
+                )
+            resident = _resident_bytes(child.pid)
+            if limits.memory_bytes is not None and resident > limits.memory_bytes:
+                return (
+                    f"the build took {resident / 2**20:.0f} MiB of memory, the limit is "
+                    f"{limits.memory_bytes / 2**20:.0f}; give more with "
+                    "`tandem-agent prepare --max-memory-mb`"
+                )
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_S)
+        return None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _resident_bytes(pid: int) -> int:
+    """The resident memory of a process, 0 once it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _death(status: int, errors: Path, log: Path) -> str:
+    """Why the child ended without an answer."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    if status < 0:
+        name = signal.Signals(-status).name
+        last = f", after: {lines[-1]}" if lines else ""
+        reason = f"TensorRT crashed ({name}) while it built the segment{last}"
+        known = explain(lines)
+        return f"{reason}; {known}" if known else reason
+    text = errors.read_text(errors="replace").strip().splitlines()
+    return f"the build failed: {text[-1] if text else f'exit status {status}'}"

@@ -1,0 +1,55 @@
+"""Which TensorRT takes which form of a segment, with which flags.
+
+Source: the Python API of 8.6.1, 10.3.0, 10.7.0 and 11.4.0, and the release notes on the DLA.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from device.errors import SessionError
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """TensorRT from `first` on, before `end`. `form` None: it has no DLA on Jetson, `why`.
+
+    `network_flags`, `builder_flags`: members of NetworkDefinitionCreationFlag and BuilderFlag.
+    `int8_flags` are added for a segment with ranges. GPU_FALLBACK is in no row: a layer that the
+    DLA refuses must fail the build, not run on the GPU in silence.
+    """
+
+    first: Version
+    end: Version | None
+    form: Literal["ranged", "typed"] | None
+    network_flags: tuple[str, ...] = ()
+    builder_flags: tuple[str, ...] = ()
+    int8_flags: tuple[str, ...] = ()
+    why: str = ""
+
+
+RELEASES: tuple[Release, ...] = (
+    Release((0,), (8, 5), None, why="it is older than 8.5, which JetPack 5.1 brings"),
+    Release((8, 5), (10,), "ranged", ("EXPLICIT_BATCH",),
+            ("FP16", "DIRECT_IO", "OBEY_PRECISION_CONSTRAINTS"), ("INT8",)),
+    Release((10,), (10, 8), "ranged", (),
+            ("FP16", "DIRECT_IO", "OBEY_PRECISION_CONSTRAINTS"), ("INT8",)),
+    Release((10, 8), (11, 4, 1), None,
+            why="10.8 to 11.4.0 have no DLA on Jetson; JetPack 6 has 10.3, 7.2.2 has 11.4.1"),
+    Release((11, 4, 1), None, "typed", ("STRONGLY_TYPED",), ("DIRECT_IO",)),
+)  # fmt: skip
+
+
+def find_release(version: str) -> Release:
+    """Return the row of a version such as "10.3.0". Raises SessionError: it is no version."""
+    try:
+        number = tuple(int(part) for part in version.split(".")[:3])
+    except ValueError as error:
+        raise SessionError(
+            f"TensorRT calls itself version {version!r}, which is not numbers with dots between; "
+            "install the TensorRT of this JetPack"
+        ) from error
+    return next(
+        row for row in RELEASES if row.first <= number and (row.end is None or number < row.end)
+    )

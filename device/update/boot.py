@@ -1,0 +1,53 @@
+"""The state from which an agent starts: what was interrupted is decided, what runs is whole."""
+
+import logging
+
+import msgspec
+
+from device.errors import BundleError, StateError
+from device.update import slots
+from device.update.slot_store import SlotStore
+from device.update.slots import SlotState
+
+LOG = logging.getLogger("tandem.agent")
+
+
+def boot_state(store: SlotStore, at: str = "") -> tuple[SlotState, bool]:
+    """Return the state to start from, and whether the disk has it.
+
+    A trial that was interrupted is counted on the disk before it goes on, or rolled back. The slot
+    that runs (the one on trial, else the active one) is whole. `at`: the time, for the records.
+    """
+    loaded = store.load()
+    store.clean()
+    state = slots.interrupted(loaded, at)
+    trial = state.trial
+    if trial is not None:
+        try:
+            state = store.save(state)  # an attempt that is not counted could go on for ever
+            store.verify(trial)
+        except (BundleError, StateError) as error:
+            state = slots.roll_back(state, str(error), at)
+        else:
+            return state, True
+    state = with_whole_active(store, state)
+    if state == loaded:
+        return state, True
+    try:
+        return store.save(state), True
+    except StateError as error:
+        LOG.error("%s", error)
+        return state, False
+
+
+def with_whole_active(store: SlotStore, state: SlotState) -> SlotState:
+    """Give up an active slot that is damaged for the idle one, if that was good and is whole."""
+    while state.active is not None:
+        try:
+            store.verify(state.active)
+        except BundleError as error:
+            LOG.error("%s", error)
+            state = msgspec.structs.replace(slots.lose_active(state), recovery=str(error))
+        else:
+            return state
+    return state

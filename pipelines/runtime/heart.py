@@ -1,0 +1,70 @@
+"""The heartbeat of a pipeline, from its own loop: a loop that hangs gives none."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from device.protocol.messages import ChildMessage, Heartbeat
+from pipelines.sinks.table import Sink
+from pipelines.sources.table import Source
+
+HEARTBEAT_S = 0.5
+
+# What the source and the sinks count that is a fault, not a limit that was asked for.
+FAULTS = ("corrupt", "jsonl_error", "video_error")
+
+
+class Heart:
+    """Emits a heartbeat at each change of state, and every HEARTBEAT_S while the loop turns."""
+
+    def __init__(self, emit: Callable[[ChildMessage], None]) -> None:
+        self._emit = emit
+        self._source: Source | None = None
+        self._sinks: Sequence[Sink] = ()
+        self._frames = 0
+        self._said = ("", "")
+        self._since_s = time.monotonic()
+        self._due_s = 0.0
+
+    def watch(self, source: Source, sinks: Sequence[Sink]) -> None:
+        """Begin to beat, for a loop over this source."""
+        self._source, self._sinks = source, sinks
+        self.tick()
+
+    def frame_done(self) -> None:
+        """Count a frame with a result."""
+        self._frames += 1
+        self.tick()
+
+    def tick(self) -> None:
+        """Emit what is due; the loop calls this, also while it waits for a frame."""
+        if self._source is None:
+            return
+        now_s = time.monotonic()
+        away = self._source.away
+        state: Literal["starting", "running", "degraded"] = "running"
+        if away is not None:
+            state = "degraded"
+        elif not self._frames:
+            state = "starting"
+        reason = "" if away is None else away.reason
+        changed = (state, reason) != self._said
+        if not changed and now_s < self._due_s:
+            return
+        if state != self._said[0]:
+            self._since_s = now_s if away is None else away.since_s
+        self._said, self._due_s = (state, reason), now_s + HEARTBEAT_S
+        self._emit(
+            Heartbeat(
+                frames=self._frames,
+                errors=self._errors(),
+                state=state,
+                reason=reason,
+                since_s=self._since_s,
+            )
+        )
+
+    def _errors(self) -> int:
+        droppers: tuple[Source | Sink, ...] = (*self._sinks, *filter(None, [self._source]))
+        counts = [dropper.dropped for dropper in droppers]
+        return sum(count.get(cause, 0) for count in counts for cause in FAULTS)

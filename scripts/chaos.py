@@ -1,0 +1,480 @@
+"""Hurt a board, its broker, camera, deployer and disk at random, and check all the time what holds.
+
+    python -m scripts.chaos                          30 minutes, a seed of the clock
+    python -m scripts.chaos --seed 7 --seconds 120   the same faults again
+
+Everything is real: mosquitto, an RTSP camera, the agent, its pipeline, `tandem deploy`. The faults
+and the invariants are the tables of `scripts/chaos_schedule.py`. Exit status 1: an invariant broke;
+the seed is printed, and the logs are kept.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.protocol.documents import Reported, StateDocument, decode
+from device.protocol.mqtt import Link, LinkDown, LinkSettings, Message, queue_putter
+from device.protocol.topics import Topics
+from scripts import chaos_parts as parts
+from scripts.chaos_schedule import (
+    AGENT_BYTES,
+    INVARIANTS,
+    PIPELINE_BYTES,
+    STATE_BYTES,
+    Step,
+    schedule,
+)
+
+TICK_S = 0.25
+RESTART_S = 1.0  # the agent is started again after an exit, as systemd does
+GIANT_BYTES = 8 * 2**20
+TOPICS = Topics(parts.DEVICE)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An invariant that did not hold at a time of the run, and what was seen."""
+
+    invariant: str
+    at_s: float
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is seen at one time: the process table, the newest report, the agent's state."""
+
+    processes: Mapping[int, parts.Process]
+    agent_pid: int
+    report: Reported | None
+    online: bool
+    state_bytes: int
+    slots: int
+
+    @property
+    def pipelines(self) -> list[parts.Process]:
+        """The processes that run a release."""
+        return [row for row in self.processes.values() if row.is_pipeline]
+
+
+class Watcher:
+    """Keeps the newest report and the state of the agent, from a connection of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._events: queue.Queue[object] = queue.Queue()
+        self._ended = threading.Event()
+        subscriptions = ((TOPICS.reported, 1), (TOPICS.state, 1))
+        settings = LinkSettings("127.0.0.1", port, "chaos-watcher", subscriptions)
+        self._link = Link(settings, queue_putter(self._events, self._ended))
+        self._link.start()
+        self.report: Reported | None = None
+        self.online = False
+
+    def look(self) -> None:
+        """Take all that has arrived."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, LinkDown):
+                    self.online, self.report = False, None
+                elif isinstance(event, Message) and event.payload:
+                    self._take(event)
+
+    def _take(self, message: Message) -> None:
+        with contextlib.suppress(ValueError):
+            if message.topic == TOPICS.reported:
+                self.report = decode(message.payload, Reported)
+            else:
+                self.online = decode(message.payload, StateDocument).state == "online"
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish a retained message, if there is a connection."""
+        self._link.publish(topic, payload, qos=1, retain=True)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._ended.set()
+        self._link.close()
+
+
+def runs_or_says_why(sight: Sight) -> str:
+    """A good release runs, or the report says why not."""
+    report = sight.report
+    if sight.pipelines or report is None or report.running is None:
+        return ""
+    if report.pipeline.status == "starting" or report.pipeline.reason:
+        return ""
+    return f"no pipeline runs, and the report says only {report.pipeline}"
+
+
+def report_is_true(sight: Sight) -> str:
+    """The report names the release that runs, and whether one runs."""
+    report = sight.report
+    if report is None or not sight.online:
+        return ""
+    expected = report.pipeline.status in ("starting", "running", "degraded", "stalled")
+    if expected != bool(sight.pipelines):
+        return f"reported {report.pipeline}, running {[row.pid for row in sight.pipelines]}"
+    names = {row.release for row in sight.pipelines}
+    in_trial = report.update.phase == "trial"
+    if names and not in_trial and (report.running is None or names != {report.running.name}):
+        return f"reported {report.running}, running {names}"
+    return ""
+
+
+def agent_is_online(sight: Sight) -> str:
+    """The agent is at the broker."""
+    return "" if sight.online and sight.report is not None else "the agent is not at the broker"
+
+
+def no_orphans(sight: Sight, kind: Callable[[parts.Process], bool]) -> str:
+    """Nothing of a kind lives without the agent above it."""
+    lost = [
+        row
+        for row in sight.processes.values()
+        if kind(row) and sight.agent_pid not in _above(row, sight.processes)
+    ]
+    return f"orphans: {[(row.pid, row.command[:6]) for row in lost]}" if lost else ""
+
+
+def _above(row: parts.Process, rows: Mapping[int, parts.Process]) -> Iterator[int]:
+    while row.parent in rows:
+        yield row.parent
+        row = rows[row.parent]
+
+
+def one_pipeline(sight: Sight) -> str:
+    """No two pipelines run."""
+    running = sight.pipelines
+    return f"{len(running)} pipelines run: {running}" if len(running) > 1 else ""
+
+
+def memory_is_flat(sight: Sight) -> str:
+    """The agent and the pipeline stay below their bounds."""
+    for row in sight.processes.values():
+        limit = AGENT_BYTES if row.pid == sight.agent_pid else PIPELINE_BYTES
+        if (row.pid == sight.agent_pid or row.is_pipeline) and row.resident_bytes > limit:
+            return f"{row.pid} has {row.resident_bytes >> 20} MiB, the bound is {limit >> 20}"
+    return ""
+
+
+def disk_is_bounded(sight: Sight) -> str:
+    """The state folder holds two slots and a download at most."""
+    return f"the state has {sight.state_bytes} bytes" if sight.state_bytes > STATE_BYTES else ""
+
+
+def slots_are_never_lost(sight: Sight) -> str:
+    """A slot folder is there for what the report says is live."""
+    lost = sight.report is not None and sight.report.running is not None and not sight.slots
+    return "the report names a release, but no slot is there" if lost else ""
+
+
+CHECKS: Mapping[str, Callable[[Sight], str]] = {
+    "runs-or-says-why": runs_or_says_why,
+    "report-is-true": report_is_true,
+    "agent-is-online": agent_is_online,
+    "no-orphaned-pipeline": lambda sight: no_orphans(sight, lambda row: row.is_pipeline),
+    "no-orphaned-camera-reader": lambda sight: no_orphans(sight, lambda row: row.is_camera_reader),
+    "one-pipeline": one_pipeline,
+    "memory-is-flat": memory_is_flat,
+    "disk-is-bounded": disk_is_bounded,
+    "slots-are-never-lost": slots_are_never_lost,
+}
+
+
+class Chaos:
+    """A run: the parts, the faults that are open, and since when each invariant does not hold."""
+
+    def __init__(self, folder: Path, seed: int, patience: float, say: Say) -> None:
+        self._folder, self._say, self._patience = folder, say, patience
+        self._mark = f"{seed}-{os.getpid()}"
+        self._bundles = parts.make_releases(folder)
+        broker_port, camera_port = parts.free_port(), parts.free_port()
+        self._wires = {"broker": parts.Wire(broker_port), "camera": parts.Wire(camera_port)}
+        self._broker_port = broker_port
+        ends = (self._wires["broker"].port, self._wires["camera"].port)
+        self._parts = {
+            "broker": parts.broker_part(folder, broker_port, self._mark),
+            "camera": parts.camera_part(folder, camera_port, self._mark),
+            "agent": parts.agent_part(folder, *ends, self._mark),
+        }
+        self._deployers: list[parts.Part] = []
+        self._open: list[tuple[float, Callable[[], None]]] = []  # (when a fault ends, how)
+        self._held: set[str] = set()  # parts that a fault keeps from being started again
+        self._wrong_since: dict[str, float] = {}
+        self._quiet_since = 0.0
+        self._agent_restart_s = 0.0
+        self.ticks = 0
+        self.judged = 0
+        self.broken: list[Broken] = []
+
+    def run(self, steps: Sequence[Step], seconds: float) -> None:
+        """Carry out the steps; end at the first invariant that breaks, or after `seconds`."""
+        for name in ("broker", "camera", "agent"):
+            self._parts[name].start()
+        _wait(lambda: parts.listens(self._broker_port), "the broker listens")
+        self._watcher = Watcher(self._broker_port)
+        try:
+            self._deploy("one")
+            _wait(lambda: self._live("one"), "the first release is live")
+            self._begin = self._quiet_since = time.monotonic()
+            self._follow(list(steps), seconds)
+            if not self.broken:
+                self._recover()
+        finally:
+            self._close()
+
+    def _live(self, name: str) -> bool:
+        self._watcher.look()
+        report = self._watcher.report
+        return report is not None and report.running is not None and report.running.name == name
+
+    def _follow(self, steps: list[Step], seconds: float) -> None:
+        while not self.broken and (now_s := self._now()) < seconds:
+            while steps and steps[0].at_s <= now_s:
+                self._hurt(steps.pop(0))
+            self._tick()
+            time.sleep(TICK_S)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        for end in [row for row in self._open if row[0] <= now_s]:
+            self._open.remove(end)
+            end[1]()
+            self._quiet_since = time.monotonic()
+        self._keep_agent(now_s)
+        sight = self._sight()
+        quiet = not self._open and all(part.alive for part in self._parts.values())
+        if not quiet:
+            self._quiet_since = now_s
+        self.ticks += 1
+        for row in INVARIANTS:
+            if row.on:
+                self._judge(row.name, row.grace_s * self._patience, sight, now_s)
+
+    def _judge(self, name: str, grace_s: float, sight: Sight, now_s: float) -> None:
+        seen = CHECKS[name](sight)
+        if not seen:
+            self._wrong_since.pop(name, None)
+            return
+        since = max(self._wrong_since.setdefault(name, now_s), self._quiet_since)
+        self.judged += 1
+        if now_s - since > grace_s:
+            self.broken.append(Broken(name, self._now(), seen))
+
+    def _sight(self) -> Sight:
+        self._watcher.look()
+        state = self._folder / "state"
+        return Sight(
+            processes=parts.processes(self._mark),
+            agent_pid=self._parts["agent"].pid,
+            report=self._watcher.report,
+            online=self._watcher.online,
+            state_bytes=_bytes_below(state),
+            slots=sum(1 for slot in ("a", "b") if (state / "slots" / slot).is_dir()),
+        )
+
+    def _keep_agent(self, now_s: float) -> None:
+        """Start an agent that ended by itself, as systemd would."""
+        agent = self._parts["agent"]
+        if agent.alive or "agent" in self._held:
+            self._agent_restart_s = now_s + RESTART_S
+        elif now_s >= self._agent_restart_s:
+            self._say("the agent ended and is started again")
+            agent.start()
+
+    # -- faults
+
+    def _hurt(self, step: Step) -> None:
+        self._say(f"{step.at_s:8.1f} s  {step.part} {step.action} {step.for_s:.1f} s")
+        self._quiet_since = time.monotonic()
+        getattr(self, f"_{step.action}")(step)
+
+    def _later(self, step: Step, heal: Callable[[], None]) -> None:
+        self._open.append((time.monotonic() + step.for_s, heal))
+
+    def _kill(self, step: Step) -> None:
+        if step.part == "pipeline":
+            for row in self._sight().pipelines:
+                _signal(row.pid, signal.SIGKILL)
+        elif step.part == "deployer":
+            for deployer in self._deployers:
+                deployer.kill()
+        else:
+            self._parts[step.part].kill()
+            self._restart_later(step)
+
+    def _end(self, step: Step) -> None:
+        self._parts[step.part].end()
+        self._restart_later(step)
+
+    def _restart_later(self, step: Step) -> None:
+        self._held.add(step.part)
+
+        def restart() -> None:
+            self._held.discard(step.part)
+            self._parts[step.part].start()
+
+        self._later(step, restart)
+
+    def _freeze(self, step: Step) -> None:
+        pids = [part.pid for part in self._deployers]
+        if step.part == "pipeline":
+            pids = [row.pid for row in self._sight().pipelines]
+        elif step.part != "deployer":
+            pids = [self._parts[step.part].pid]
+        frozen = [pid for pid in pids if pid]
+        for pid in frozen:
+            _signal(pid, signal.SIGSTOP)
+        self._later(step, lambda: [_signal(pid, signal.SIGCONT) for pid in frozen] and None)
+
+    def _cut(self, step: Step) -> None:
+        wire = self._wires[step.part]
+        wire.cut()
+        self._later(step, wire.mend)
+
+    def _fill(self, step: Step) -> None:
+        pid = self._parts["agent"].pid
+        if pid:
+            parts.fill_disk(pid, full=True)
+            self._later(step, lambda: parts.fill_disk(pid, full=False))
+
+    def _deploy(self, step: Step | str) -> None:
+        name = step if isinstance(step, str) else step.release
+        for deployer in self._deployers:  # one at a time, as its own rules want
+            deployer.kill()
+        port = self._wires["broker"].port
+        bundle = self._bundles[name]
+        deployer = parts.deployer_part(self._folder, bundle, port, self._mark)
+        deployer.start()
+        self._deployers = [deployer]
+
+    def _garbage(self, step: Step) -> None:
+        self._publish(TOPICS.desired, b'{"format": 1, "request": 7}')
+
+    def _giant(self, step: Step) -> None:
+        self._publish(TOPICS.chunk("0" * 64, "0"), bytes(GIANT_BYTES))
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        self._watcher.publish(topic, payload)
+
+    # -- the end
+
+    def _recover(self) -> None:
+        """After all faults a release is taken as if nothing had happened."""
+        for _, heal in self._open:
+            heal()
+        self._open.clear()
+        self._quiet_since = time.monotonic()
+        self._say("recover: deploy release two")
+        until = time.monotonic() + 60.0 * self._patience
+        self._deploy("two")
+        while not self.broken and not self._live("two"):
+            if time.monotonic() > until:
+                self.broken.append(
+                    Broken("recovers", self._now(), f"the last report: {self._watcher.report}")
+                )
+                return
+            if not self._deployers[0].alive:
+                self._deploy("two")
+            self._tick()
+            time.sleep(TICK_S)
+
+    def _close(self) -> None:
+        for _, heal in self._open:
+            heal()
+        self._watcher.close()
+        for part in (*self._deployers, self._parts["agent"]):
+            part.end()
+        for name in ("camera", "broker"):
+            self._parts[name].send(signal.SIGCONT)
+            self._parts[name].kill()
+        for wire in self._wires.values():
+            wire.close()
+        for pid in parts.processes(self._mark):
+            _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 2 * parts.START_S
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"never: {what}")
+        time.sleep(0.05)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; exit status 1 if an invariant broke."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, help="of the faults (the clock)")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="how long (1800)")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="factor on all times of grace (1)"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for the logs (kept after a failure)")
+    parser.add_argument("--list", action="store_true", help="print the faults and do nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else time.time_ns() // 10**6 % 10**6
+    steps = schedule(seed, options.seconds)
+    if options.list:
+        for step in steps:
+            print(step)
+        return 0
+    folder = options.keep or Path(tempfile.mkdtemp(prefix=f"tandem-chaos-{seed}-"))
+    folder.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    chaos = Chaos(folder, seed, options.patience, lambda line: print(line, file=sys.stderr))
+    chaos.run(steps, options.seconds)
+    _report(chaos, seed, len(steps), options.seconds, folder, as_json=options.json)
+    if not chaos.broken and options.keep is None:
+        shutil.rmtree(folder)
+    return 1 if chaos.broken else 0
+
+
+def _report(
+    chaos: Chaos, seed: int, steps: int, seconds: float, folder: Path, *, as_json: bool
+) -> None:
+    if as_json:
+        broken = [{"invariant": b.invariant, "at_s": b.at_s, "seen": b.seen} for b in chaos.broken]
+        row = {"seed": seed, "faults": steps, "ticks": chaos.ticks, "broken": broken}
+        print(json.dumps({**row, "folder": str(folder)}))
+        return
+    print(f"seed {seed}: {steps} faults, {chaos.ticks} looks, {len(chaos.broken)} broken")
+    for broken in chaos.broken:
+        print(f"{broken.invariant} at {broken.at_s:.1f} s: {broken.seen}")
+        print(
+            f"replay: python -m scripts.chaos --seed {seed} --seconds {seconds:g}; logs: {folder}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

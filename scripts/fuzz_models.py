@@ -1,0 +1,263 @@
+"""Plan and build damaged models: each ends in an engine or in one sentence that names the file.
+
+    python -m scripts.fuzz_models --count 2000 --seed 1 --jobs 2
+    python -m scripts.fuzz_models --only 1234 --keep bad/
+
+Mutants are made in child processes with a limit of memory and of time, so that a crash, a hang and
+a hunger for memory show as what they are. A seed always gives the same model and the same command.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from device.errors import TandemError
+from scripts.model_mutants import mutant
+from toolkit.build import plan
+from toolkit.engine.build import build_engine
+from toolkit.engine.options import BuildOptions
+from toolkit.graph.memory_limit import set_max_memory
+from toolkit.importers.onnx import ModelBytes
+from toolkit.partition.planning.plan import PlanOptions
+
+MEMORY_BYTES = 6 << 30  # address space of a child, libraries included
+MODEL_BYTES = 2 << 30  # what a model may take
+MAX_SECONDS = 60.0  # for one mutant, on a busy machine
+BATCH = 250  # mutants of one child
+NAME = "mutant.onnx"
+SEARCH = PlanOptions(seconds=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A command to give a mutant to; `precision` None: the default."""
+
+    command: str
+    profile: str
+    precision: str | None = None
+
+
+WAYS = (
+    Way("build", "laptop"),
+    Way("build", "agx-orin-64gb", "fp16"),
+    Way("build", "xavier-nx-16gb", "int8"),
+    Way("build", "jetson-nano"),
+    Way("plan", "agx-orin-64gb", "int8"),
+    Way("plan", "xavier-nx-16gb", "fp16"),
+    Way("plan", "laptop", "fp32"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A mutant that ended otherwise: `where` is the place of the fault, equal for equal faults."""
+
+    seed: int
+    where: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the mutants of a run."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def run_way(way: Way, data: bytes, folder: Path) -> None:
+    """Give a model to a command. Raises what the command raises."""
+    source = ModelBytes(NAME, data)
+    if way.command == "plan":
+        path = folder / NAME
+        path.write_bytes(data)
+        plan(path, profile=way.profile, precision=way.precision or "fp16", options=SEARCH)
+        return
+    options = BuildOptions(
+        precision=way.precision, dummy_ranges=way.precision == "int8", kernels=False, plan=SEARCH
+    )
+    build_engine(source, way.profile, folder / "mutant.engine", options)
+
+
+def outcome_of(seed: int, folder: Path) -> str | Fault:
+    """Return "done", "refused" or "refused without a name", or what went wrong."""
+    data = mutant(seed)
+    way = WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
+    try:
+        run_way(way, data, folder)
+    except TandemError as err:
+        return _judged(seed, way, str(err))
+    except MemoryError as err:
+        return Fault(seed, f"{way.command}: MemoryError {_place(err)}", traceback.format_exc())
+    except BaseException as err:
+        if isinstance(err, KeyboardInterrupt):
+            raise
+        return Fault(
+            seed, f"{way.command}: {type(err).__name__} {_place(err)}", traceback.format_exc()
+        )
+    return "done"
+
+
+def _judged(seed: int, way: Way, message: str) -> str | Fault:
+    """Judge the sentence of a refusal: one line that names the file."""
+    if "does not start" in message:
+        return Fault(seed, "the child of ONNX does not start", message)
+    if Path(NAME).stem not in message:
+        return Fault(seed, f"{way.command}: no file in {_shape(message)}", message)
+    if "\n" in message or len(message) > 7000:
+        return Fault(seed, f"{way.command}: a long message", message)
+    return "refused"
+
+
+def _place(err: BaseException) -> str:
+    """Name the innermost line of ours and the line that raised."""
+    frames = traceback.extract_tb(err.__traceback__)
+    root = str(Path(__file__).parents[1])
+    ours = [f for f in frames if f.filename.startswith(root) and "/scripts/" not in f.filename]
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in (*ours[-1:], *frames[-1:])]
+    return " ".join(dict.fromkeys(places))
+
+
+def _shape(message: str) -> str:
+    """Return a message without its names and numbers."""
+    return re.sub(r"'[^']*'|\d+", "_", message)[:90]
+
+
+class _TooSlow(BaseException):
+    """A mutant took longer than MAX_SECONDS."""
+
+
+def _end_mutant(number: int, frame: FrameType | None) -> None:
+    raise _TooSlow
+
+
+def child(first: int, count: int) -> None:
+    """Try some seeds; print a JSON line for each."""
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    set_max_memory(MODEL_BYTES)
+    signal.signal(signal.SIGALRM, _end_mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, first + count):
+            print(f"seed {seed}", file=sys.stderr, flush=True)  # the last one is the culprit
+            signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+            faulthandler.dump_traceback_later(2 * MAX_SECONDS, exit=True)
+            outcome = outcome_of(seed, Path(folder))
+            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            print(json.dumps(_row(seed, outcome)), flush=True)
+
+
+def _row(seed: int, outcome: str | Fault) -> dict[str, object]:
+    if isinstance(outcome, Fault):
+        return {"seed": seed, "where": outcome.where, "details": outcome.details}
+    return {"seed": seed, "outcome": outcome}
+
+
+def run(
+    first: int, count: int, jobs: int = 1, report: Callable[[str], None] = lambda line: None
+) -> Tally:
+    """Try `count` seeds from `first` in children; after a crash the next child goes on."""
+    tally = Tally()
+    spans = [
+        (begin, min(BATCH, first + count - begin)) for begin in range(first, first + count, BATCH)
+    ]
+    with ThreadPoolExecutor(jobs) as threads:
+        for rows in threads.map(_run_span, spans):
+            for row in rows:
+                tally.outcomes[row.get("outcome", "faulty")] += 1
+                if "where" in row:
+                    tally.faults.append(Fault(row["seed"], row["where"], row["details"]))
+            report(f"{sum(tally.outcomes.values())} mutants, {len(tally.faults)} faults")
+    return tally
+
+
+def _run_span(span: tuple[int, int]) -> list[dict[str, Any]]:
+    first, count = span
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        process = subprocess.run(
+            [
+                *(sys.executable, "-m", "scripts.fuzz_models"),
+                *("--child", str(first + len(rows)), str(count - len(rows))),
+            ],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            cwd=Path(__file__).parents[1],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        rows += [json.loads(line) for line in process.stdout.splitlines()]
+        if len(rows) < count:
+            rows.append(_crash(first + len(rows), process.returncode, process.stderr))
+    return rows
+
+
+def _crash(seed: int, code: int, errors: str) -> dict[str, Any]:
+    """Return the row of a mutant that took its process with it."""
+    if f"seed {seed}" not in errors:
+        raise RuntimeError(f"a child did not start: {errors[-2000:]}")
+    place = next(iter(re.findall(r'File "[^"]*/([^/"]+)", line (\d+)', errors)), ("?", "?"))
+    return {"seed": seed, "where": f"exit {code} at {':'.join(place)}", "details": errors[-3000:]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the fuzzer; exit status 1 if any mutant was neither built nor refused."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--count", type=int, default=2000, help="mutants to try (2000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="child processes at a time (1)")
+    parser.add_argument("--only", type=int, help="try this seed alone, here")
+    parser.add_argument("--keep", type=Path, help="folder for the models of faulty seeds")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.child:
+        child(*options.child)
+        return 0
+    if options.only is not None:
+        options.seed, options.count, options.jobs = options.only, 1, 1
+    begin = time.monotonic()
+    tally = run(
+        options.seed, options.count, options.jobs, lambda line: print(line, file=sys.stderr)
+    )
+    if options.keep is not None:
+        options.keep.mkdir(exist_ok=True)
+        for fault in tally.faults:
+            (options.keep / f"{fault.seed}.onnx").write_bytes(mutant(fault.seed))
+    _print(tally, time.monotonic() - begin, as_json=options.json)
+    return 1 if tally.faults else 0
+
+
+def _print(tally: Tally, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        faults = [{"seed": f.seed, "where": f.where, "details": f.details} for f in tally.faults]
+        print(json.dumps({"outcomes": tally.outcomes, "faults": faults, "seconds": seconds}))
+        return
+    print(f"{dict(tally.outcomes)} in {seconds:.0f} s")
+    places = Counter(fault.where for fault in tally.faults)
+    for where, count in places.most_common():
+        fault = next(fault for fault in tally.faults if fault.where == where)
+        print(f"\n{count} x {where}, as of seed {fault.seed}:\n{fault.details[-1500:]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,506 @@
+"""A strict double of the module tensorrt, for machines without a DLA.
+
+It stands for the real one, which runs on boards alone. Its surface is read from the API of one
+version (tests/data/tensorrt_api): a name, an argument or a type that this version does not have
+raises. What it does is small: it reads ONNX, asks the DLA's documented rules for each node, and
+computes with onnxruntime.
+
+    TENSORRT_DOUBLE_API      the file with the API
+    TENSORRT_DOUBLE_VERSION  what `__version__` says
+    TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
+"""
+
+import ctypes
+import enum
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+_API = json.loads(Path(os.environ["TENSORRT_DOUBLE_API"]).read_text())
+__version__ = os.environ["TENSORRT_DOUBLE_VERSION"]
+
+FAILURES = ("refuse", "segfault", "memory", "hang", "parse", "grow", "submit", "cores", "null")
+_fail, _, _what = os.environ.get("TENSORRT_DOUBLE_FAIL", "").partition(":")
+assert not _fail or _fail in FAILURES, _fail
+
+
+def _enum(name):
+    members = _API[name]["enum"]
+    return enum.IntEnum(name, {member: index for index, member in enumerate(sorted(members))})
+
+
+BuilderFlag = _enum("BuilderFlag")
+DataType = _enum("DataType")
+DeviceType = _enum("DeviceType")
+MemoryPoolType = _enum("MemoryPoolType")
+NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
+TensorFormat = _enum("TensorFormat")
+TensorIOMode = _enum("TensorIOMode")
+
+_DTYPES = {"INT8": np.int8, "HALF": np.float16, "FLOAT": np.float32}
+_ONNX = {1: "FLOAT", 3: "INT8", 10: "HALF"}
+_BASIC = {"int": int, "str": str, "float": (int, float), "bool": bool,
+          "typing.SupportsInt": int, "buffer": (bytes, bytearray, memoryview),
+          "typing_extensions.Buffer": (bytes, bytearray, memoryview)}  # fmt: skip
+
+
+def _parameters(text):
+    """The arguments of "name(self: X, a: T = d) -> R" as (name, type, has a default)."""
+    inside = text[text.index("(") + 1 : text.rindex(") ->")]
+    parts, depth, begin = [], 0, 0
+    for index, letter in enumerate(inside + ","):
+        depth += (letter in "[(<") - (letter in "])>")
+        if letter == "," and depth == 0:
+            parts.append(inside[begin:index].strip())
+            begin = index + 1
+    rows = []
+    for part in parts:
+        name, _, rest = part.partition(":")
+        kind, equals, _ = rest.partition("=")
+        rows.append((name.strip(), kind.strip(), bool(equals)))
+    return rows[1:]  # without self
+
+
+def _checked(class_name, name, texts, method):
+    """`method`, which raises unless one of the signatures takes its arguments."""
+    overloads = [_parameters(text) for text in texts if "*args" not in text]
+
+    def call(self, *args, **kwargs):
+        problems = []
+        for rows in overloads:
+            problem = _mismatch(rows, args, kwargs)
+            if problem is None:
+                return method(self, *args, **kwargs)
+            problems.append(problem)
+        raise TypeError(f"{class_name}.{name}(): incompatible arguments: {'; '.join(problems)}")
+
+    return call
+
+
+def _mismatch(rows, args, kwargs):
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if optional else inspect.Parameter.empty,
+        )
+        for name, _, optional in rows
+    ]
+    try:
+        bound = inspect.Signature(parameters).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    for name, kind, _ in rows:
+        if name not in bound.arguments:
+            continue
+        value = bound.arguments[name]
+        expected = _BASIC.get(kind) or globals().get(kind.rpartition(".")[2])
+        if isinstance(expected, (type, tuple)) and not isinstance(value, expected):
+            return f"{name} is {type(value).__name__}, {kind} is wanted"
+    return None
+
+
+def _strict(behaviour):
+    """A class with the members of the API alone: those of `behaviour`, and others not at all."""
+    name = behaviour.__name__.removeprefix("_")
+    api = _API[name]["class"]
+    body = {"__doc__": behaviour.__doc__}
+    for attribute, value in vars(behaviour).items():
+        if attribute.startswith("_") and attribute != "__init__":
+            body[attribute] = value
+        elif attribute in api or attribute == "__init__":
+            kind = api.get(attribute)
+            texts = kind if isinstance(kind, list) else None
+            body[attribute] = _checked(name, attribute, texts, value) if texts else value
+
+    def setattr_(self, attribute, value):
+        if not attribute.startswith("_") and attribute not in api:
+            raise AttributeError(f"TensorRT {__version__}: {name} has no attribute {attribute!r}")
+        object.__setattr__(self, attribute, value)
+
+    def getattr_(self, attribute):
+        if attribute in api and attribute not in body:
+            raise NotImplementedError(f"the double has no {name}.{attribute}")
+        raise AttributeError(f"TensorRT {__version__}: {name} has no attribute {attribute!r}")
+
+    body["__setattr__"], body["__getattr__"] = setattr_, getattr_
+    return type(name, (object,), body)
+
+
+class _Severity(enum.IntEnum):
+    INTERNAL_ERROR = 0
+    ERROR = 1
+    WARNING = 2
+    INFO = 3
+    VERBOSE = 4
+
+
+class ILogger:
+    """The base of loggers."""
+
+    Severity = _Severity
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = _Severity
+
+    def __init__(self):
+        self._made = True
+
+
+class Logger(ILogger):
+    """A logger to standard error."""
+
+    def __init__(self, min_severity=_Severity.WARNING):
+        ILogger.__init__(self)
+        assert isinstance(min_severity, _Severity)
+
+    def log(self, severity, msg):
+        sys.stderr.write(f"{msg}\n")
+
+
+@_strict
+class ITensor:
+    """A tensor of a network."""
+
+    def __init__(self, name, shape, dtype):
+        self._name, self._shape = name, shape
+        self.dtype, self.allowed_formats = dtype, 1 << int(TensorFormat.LINEAR)
+        self._amax = None
+
+    @property
+    def name(self):
+        return self._name
+
+    @property
+    def shape(self):
+        return tuple(self._shape)
+
+    def set_dynamic_range(self, min, max):
+        assert min == -max
+        self._amax = max
+        return True
+
+
+@_strict
+class ILayer:
+    """A layer: one node."""
+
+    def __init__(self, node, outputs):
+        self._node, self._outputs = node, outputs
+        self.name = node.name
+
+    @property
+    def num_outputs(self):
+        return len(self._outputs)
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+
+@_strict
+class INetworkDefinition:
+    """A network that was read from ONNX."""
+
+    def __init__(self, flags, logger):
+        self._flags, self._logger = flags, logger
+        self._layers, self._inputs, self._outputs = [], [], []
+        self._onnx = b""
+
+    num_layers = property(lambda self: len(self._layers))
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_layer(self, index):
+        return self._layers[index]
+
+    def get_input(self, index):
+        return self._inputs[index]
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+
+@_strict
+class ParserError:
+    """Why ONNX is refused."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def desc(self):
+        return self._text
+
+
+@_strict
+class OnnxParser:
+    """Reads ONNX, as far as the double goes."""
+
+    def __init__(self, network, logger):
+        assert logger._made
+        self._network, self._errors = network, []
+
+    num_errors = property(lambda self: len(self._errors))
+
+    def get_error(self, index):
+        return self._errors[index]
+
+    def parse_from_file(self, model):
+        import onnx
+
+        proto = onnx.load(model)  # with the weights beside it
+        if _fail == "parse":
+            self._errors.append(ParserError("Unsupported ONNX operator Foo"))
+            return False
+        implicit = "STRONGLY_TYPED" not in NetworkDefinitionCreationFlag.__members__ or not (
+            self._network._flags >> int(NetworkDefinitionCreationFlag.STRONGLY_TYPED) & 1
+        )
+        quantized = any(node.op_type == "QuantizeLinear" for node in proto.graph.node)
+        if implicit and quantized:
+            self._errors.append(ParserError("DLA does not support Explicit Quantization"))
+            return False
+        network = self._network
+        network._onnx = proto.SerializeToString()
+        tensors = {}
+        for value in (*proto.graph.input, *proto.graph.output):
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            dtype = DataType[_ONNX[value.type.tensor_type.elem_type]]
+            tensors[value.name] = ITensor(value.name, shape, dtype)
+        network._inputs = [tensors[value.name] for value in proto.graph.input]
+        network._outputs = [tensors[value.name] for value in proto.graph.output]
+        for node in proto.graph.node:
+            outputs = [
+                tensors.setdefault(name, ITensor(name, (), DataType.FLOAT)) for name in node.output
+            ]
+            network._layers.append(ILayer(node, outputs))
+        return True
+
+
+class _Memory(bytes):
+    """IHostMemory: a buffer with its size."""
+
+    nbytes = property(len)
+
+
+@_strict
+class ITimingCache:
+    """A timing cache."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def serialize(self):
+        return _Memory(self._data or b"timings")
+
+
+@_strict
+class IBuilderConfig:
+    """The settings of a build."""
+
+    def __init__(self):
+        self._flags, self._pools, self._cache = set(), {}, None
+        self.default_device_type, self.DLA_core = DeviceType.GPU, -1
+
+    def set_flag(self, flag):
+        self._flags.add(flag.name)
+
+    def set_memory_pool_limit(self, pool, pool_size):
+        if pool.name.startswith("DLA_"):
+            assert pool_size >= 4096
+            assert pool_size & (pool_size - 1) == 0
+        self._pools[pool.name] = pool_size
+
+    def create_timing_cache(self, serialized_timing_cache):
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        if cache._data not in {b"", b"timings"}:
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return self._cache
+
+    def can_run_on_DLA(self, layer):
+        return not (_fail == "refuse" and layer.name == _what)
+
+
+@_strict
+class Builder:
+    """Builds plans."""
+
+    def __init__(self, logger):
+        assert logger._made
+        self._logger = logger
+
+    @property
+    def num_DLA_cores(self):
+        return 0 if _fail == "cores" else 2
+
+    def create_network(self, flags=0):
+        known = sum(1 << int(flag) for flag in NetworkDefinitionCreationFlag)
+        assert flags & ~known == 0
+        return INetworkDefinition(flags, self._logger)
+
+    def create_builder_config(self):
+        return IBuilderConfig()
+
+    def build_serialized_network(self, network, config):
+        log = self._logger.log
+        log(ILogger.INFO, f"building with {sorted(config._flags)} and {sorted(config._pools)}")
+        assert config.default_device_type == DeviceType.DLA
+        assert config.DLA_core >= 0
+        assert "GPU_FALLBACK" not in config._flags
+        pools = {"DLA_MANAGED_SRAM", "DLA_LOCAL_DRAM", "DLA_GLOBAL_DRAM"}
+        assert pools <= set(config._pools)
+        if _fail == "segfault":
+            log(ILogger.INFO, "[DlaLayer] {ForeignNode[conv0...fc_Conv]}")
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if _fail == "hang":
+            time.sleep(3600)
+        if _fail == "grow":
+            blocks = []
+            while True:
+                blocks.append(bytearray(os.urandom(1) * 2**24))
+                time.sleep(0.01)
+        if _fail == "memory":
+            log(ILogger.ERROR, "NvMapMemAllocInternalTagged: 1075072515 error 12 out of memory")
+            return None
+        if _fail == "null":
+            return None
+        if _fail == "refuse":
+            log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
+            return None
+        return _Memory(_serialize(network))
+
+
+def _serialize(network):
+    ports = {}
+    for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
+        for tensor in tensors:
+            formats = [f for f in TensorFormat if tensor.allowed_formats >> int(f) & 1]
+            assert len(formats) == 1, "the build must choose the format"
+            ports[tensor.name] = {
+                "kind": kind,
+                "dtype": DataType(tensor.dtype).name,
+                "format": formats[0].name,
+                "shape": list(tensor._shape),
+                "amax": getattr(tensor, "_amax", None),
+            }
+    for name, port in ports.items():
+        assert port["format"] in {"CHW16", "CHW32", "DLA_LINEAR", "DLA_HWC4"}, name
+        assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
+    head = json.dumps({"version": __version__, "ports": ports}).encode()
+    return b"TRTDOUBLE" + len(head).to_bytes(8, "little") + head + network._onnx
+
+
+@_strict
+class Runtime:
+    """Loads plans."""
+
+    def __init__(self, logger):
+        assert isinstance(logger, ILogger)
+        self.DLA_core = -1
+
+    @property
+    def num_DLA_cores(self):
+        return 0 if _fail == "cores" else 2
+
+    def deserialize_cuda_engine(self, serialized_engine):
+        data = bytes(serialized_engine)
+        assert data[:9] == b"TRTDOUBLE"
+        size = int.from_bytes(data[9:17], "little")
+        head = json.loads(data[17 : 17 + size])
+        if head["version"] != __version__:
+            return None  # "The engine plan file is not compatible with this version of TensorRT"
+        assert 0 <= self.DLA_core < self.num_DLA_cores
+        return ICudaEngine(head["ports"], data[17 + size :])
+
+
+@_strict
+class ICudaEngine:
+    """A loaded plan."""
+
+    def __init__(self, ports, model):
+        self._ports, self._model = ports, model
+
+    def create_execution_context(self):
+        return IExecutionContext(self._ports, self._model)
+
+
+@_strict
+class IExecutionContext:
+    """Runs a plan. Addresses are those of CPU memory here."""
+
+    def __init__(self, ports, model):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._ports, self._addresses = ports, {}
+        self._session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+
+    def set_tensor_address(self, name, memory):
+        if name not in self._ports:
+            return False
+        self._addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle):
+        if _fail == "submit":
+            return False
+        assert set(self._addresses) == set(self._ports)
+        feeds = {
+            name: _read(port, self._addresses[name])
+            for name, port in self._ports.items()
+            if port["kind"] == "input"
+        }
+        names = [output.name for output in self._session.get_outputs()]
+        for name, array in zip(names, self._session.run(names, feeds), strict=True):
+            _write(self._ports[name], self._addresses[name], array)
+        return True
+
+
+def _view(port, address):
+    """The memory of a port: [N, blocks, H, W, vector]."""
+    dtype = np.dtype(_DTYPES[port["dtype"]])
+    n, c, h, w = (*port["shape"], 1, 1, 1, 1)[:4]
+    vector = 32 // dtype.itemsize
+    assert port["format"] == f"CHW{vector}"
+    shape = (n, -(-c // vector), h, w, vector)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape)
+
+
+def _read(port, address):
+    memory = _view(port, address)
+    n, blocks, h, w, vector = memory.shape
+    array = memory.transpose(0, 1, 4, 2, 3).reshape(n, blocks * vector, h, w)
+    channels = (*port["shape"], 1)[1]
+    assert not array[:, channels:].any(), "padding channels must be zero"
+    array = array[:, :channels].reshape(port["shape"])
+    if port["amax"] is not None:
+        return array.astype(np.float32) * np.float32(port["amax"] / 127)
+    return array if port["dtype"] == "INT8" or _typed_io() else array.astype(np.float32)
+
+
+def _typed_io():
+    return int(re.match(r"\d+", __version__)[0]) >= 11
+
+
+def _write(port, address, array):
+    memory = _view(port, address)
+    if port["amax"] is not None:
+        scaled = array / np.float32(port["amax"] / 127)
+        array = np.clip(np.trunc(scaled + np.copysign(0.5, scaled)), -128, 127)
+    n, blocks, h, w, vector = memory.shape
+    full = np.zeros((n, blocks * vector, h, w), memory.dtype)
+    full[:, : array.shape[1]] = array.reshape(n, array.shape[1], h, w).astype(memory.dtype)
+    memory[:] = full.reshape(n, blocks, vector, h, w).transpose(0, 1, 3, 4, 2)

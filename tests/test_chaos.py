@@ -1,0 +1,96 @@
+"""Faults of all kinds at once: schedules by seed, and short and long runs of `scripts/chaos.py`."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from device.protocol.documents import PipelineReport, Reported, Running, Update
+from scripts.chaos import CHECKS, Sight, no_orphans, report_is_true, runs_or_says_why
+from scripts.chaos_parts import Process
+from scripts.chaos_schedule import FAULTS, INVARIANTS, schedule
+
+ROOT = Path(__file__).parents[1]
+AGENT = Process(10, 1, ("python", "start", "device.agent"), "S", 1 << 20)
+
+
+def pipeline(pid: int, parent: int, bundle: Path = Path("/nowhere")) -> Process:
+    return Process(pid, parent, ("python", "start", "pipelines", "--bundle", str(bundle)), "S", 1)
+
+
+def reported(status: str, reason: str = "", name: str = "one") -> Reported:
+    return Reported(
+        agent="1", profile="laptop", dev=True, warning="", session=1,
+        running=Running(slot="a", sha256="0" * 64, name=name, version="1"),
+        pipeline=PipelineReport(status=status, reason=reason),
+        update=Update(phase="live"),
+    )  # fmt: skip
+
+
+def sight(report: Reported | None, *rows: Process) -> Sight:
+    table = {row.pid: row for row in (AGENT, *rows)}
+    return Sight(table, AGENT.pid, report, online=True, state_bytes=0, slots=2)
+
+
+def test_a_seed_always_gives_the_same_faults() -> None:
+    assert schedule(7, 600) == schedule(7, 600)
+    assert schedule(7, 600)[: len(schedule(7, 300))] == schedule(7, 300)
+    assert schedule(7, 600) != schedule(8, 600)
+    assert all(one.at_s < two.at_s for one, two in pairwise(schedule(7, 600)))
+    reached = {(step.part, step.action) for seed in range(20) for step in schedule(seed, 600)}
+    assert reached == {(fault.part, fault.action) for fault in FAULTS}
+
+
+def test_every_invariant_that_is_on_has_a_check() -> None:
+    assert {row.name for row in INVARIANTS if row.on} <= set(CHECKS)
+
+
+def test_a_pipeline_that_is_gone_must_be_explained() -> None:
+    assert runs_or_says_why(sight(reported("running")))
+    assert not runs_or_says_why(sight(reported("restarting", "it exited with status 1")))
+    assert not runs_or_says_why(sight(reported("running"), pipeline(11, 10)))
+
+
+def test_a_report_of_what_is_not_there_is_false(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.toml").write_text('name = "one"\n')
+    running = pipeline(11, 10, tmp_path)
+    assert not report_is_true(sight(reported("running"), running))
+    assert report_is_true(sight(reported("running")))
+    assert report_is_true(sight(reported("failed", "why"), running))
+    assert report_is_true(sight(reported("running", name="two"), running))
+
+
+def test_what_outlives_its_agent_is_an_orphan() -> None:
+    own, child = pipeline(11, 10), Process(12, 11, ("/usr/bin/gst-launch-1.0",), "S", 1)
+    assert not no_orphans(sight(None, own, child), lambda row: row.is_camera_reader)
+    assert no_orphans(sight(None, child), lambda row: row.is_camera_reader)
+    assert no_orphans(sight(None, pipeline(11, 1)), lambda row: row.is_pipeline)
+
+
+def run_chaos(folder: Path, seed: int, seconds: int) -> dict[str, object]:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "scripts.chaos", "--json", "--seed", str(seed)),
+            *("--seconds", str(seconds), "--patience", "6", "--keep", str(folder / "run")),
+        ],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
+
+
+def test_a_board_holds_its_promises_under_faults(tmp_path: Path) -> None:
+    result = run_chaos(tmp_path, seed=4, seconds=10)
+    assert result["broken"] == []
+    assert result["ticks"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_board_holds_its_promises_for_half_an_hour(tmp_path: Path) -> None:
+    result = run_chaos(tmp_path, seed=int.from_bytes(tmp_path.name.encode()) % 10**6, seconds=1800)
+    assert result["broken"] == []

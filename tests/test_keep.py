@@ -1,0 +1,271 @@
+"""Nodes that stay in floating point because an output misses its target with them in INT8."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from model_fixtures import save
+from onnx import helper
+
+from calibration.budget import Budget, BudgetResult, least_loss
+from calibration.errors import CalibrationError
+from calibration.observer import Histogram, Tally
+from calibration.table import read_table
+from toolkit.cli.commands.calibrate import calibrate
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.ranges import first_layer
+from toolkit.quantize.ranges.half import half_remark
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
+from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+
+Samples = list[dict[str, np.ndarray]]
+
+
+def lopsided(path: Path, rng: np.random.Generator) -> Path:
+    """x [1,3,16,16] -> y [1,4,16,16]: the head does not read the one large channel of its input.
+
+    The step of INT8 is that of the large channel, so the head reads little else than rounding.
+    """
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c"], "stem", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w1"], ["y"], "head"),
+    ]
+    stem, head = rng.normal(size=(16, 3, 3, 3)), rng.normal(size=(4, 16, 1, 1))
+    stem[0] *= 3000
+    head[:, 0] = 0
+    weights = {"w0": stem.astype(np.float32), "w1": head.astype(np.float32)}
+    return save(path, nodes, {"x": [1, 3, 16, 16]}, {"y": [1, 4, 16, 16]}, weights)
+
+
+def samples(rng: np.random.Generator, count: int) -> Samples:
+    return [{"x": rng.normal(size=(1, 3, 16, 16)).astype(np.float32)} for _ in range(count)]
+
+
+def measured(path: Path, data: Samples, options: RangeOptions) -> Ranges:
+    imported = import_model(path)
+    graph, _ = run_passes(imported.model)
+    return measure_ranges(graph, data, imported.sha256, options, lambda step, share: None)
+
+
+# The default without corrections of weights, which could mend the model as well.
+PLAIN = RangeOptions(equalise="off", correct_biases="off")
+
+
+def test_the_node_that_int8_ruins_is_kept_where_a_target_is_missed(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 12)
+    kept, all_int8 = measured(path, data, PLAIN), measured(path, data, replace(PLAIN, keep="none"))
+    assert kept.table.keep_float == ("head",)
+    assert all_int8.table.keep_float == ()
+    assert all_int8.sqnr_db["y"] < 10 < kept.sqnr_db["y"]
+    exact = onnx.reference.ReferenceEvaluator(onnx.load(path))
+    unseen = samples(rng, 4)
+    for ranges, reaches in ((kept, True), (all_int8, False)):
+        fit = ranges.fit
+        pairs = [
+            (exact.run(None, one)[0], fit.trial(fit.ranges, one, fit.keep_float)["y"])
+            for one in unseen
+        ]
+        noise = sum(float(((y - y_int8) ** 2).sum()) for y, y_int8 in pairs)
+        signal = sum(float((y**2).sum()) for y, _ in pairs)
+        assert (10 * np.log10(signal / noise) > 10) == reaches
+
+
+def test_the_report_names_the_nodes_and_what_they_bring(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = lopsided(tmp_path / "m.onnx", rng)
+    ranges = measured(path, samples(rng, 12), PLAIN)
+    text, content = ranges_text(ranges), ranges_builtins(ranges)["kept"]
+    assert "kept in floating point: 1 nodes with 12.9 % of the multiplications" in text
+    assert "chosen on 6 samples that do not judge" in text
+    assert "head: its INT8 makes" in text
+    assert list(content["nodes"]) == ["head"]
+    assert content["float_share"] == pytest.approx(64 / (64 + 432))
+    assert (content["judged_apart"], content["aim_met"]) == (True, True)
+    assert [row["beyond_target"] for row in content["before"]] == [True]
+
+
+def test_few_samples_choose_and_judge_and_the_report_says_so(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 4), PLAIN)
+    assert ranges.kept is not None
+    assert not ranges.kept.apart
+    assert "those that judge among them" in ranges_text(ranges)
+
+
+def test_nodes_are_chosen_on_samples_that_do_not_judge(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Whatever the samples are that judge, the choice is the same."""
+    path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 12)
+    others = [one if number % 2 == 0 else two for number, (one, two) in
+              enumerate(zip(data, samples(rng, 12), strict=True))]  # fmt: skip
+    for options in (
+        replace(PLAIN, method="minmax", keep="auto"),
+        replace(PLAIN, method="minmax", budget=Budget("sqnr", "least", 12)),
+    ):
+        first, second = (measured(path, one, options) for one in (data, others))
+        assert first.table.keep_float == second.table.keep_float == ("head",)
+        assert first.sqnr_db != second.sqnr_db
+
+
+def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 8)
+    assert measured(path, data, RangeOptions("minmax")).kept is None
+    easy = save(
+        tmp_path / "easy.onnx",
+        [helper.make_node("Conv", ["x", "w"], ["y"], "conv")],
+        {"x": [1, 3, 16, 16]},
+        {"y": [1, 4, 16, 16]},
+        {"w": rng.normal(size=(4, 3, 1, 1)).astype(np.float32)},
+    )
+    ranges = measured(easy, data, PLAIN)
+    assert ranges.kept is None
+    assert ranges.table.keep_float == ()
+
+
+def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Generator) -> None:
+    path, out = lopsided(tmp_path / "m.onnx", rng), tmp_path / "m.engine"
+    options = BuildOptions(data=samples(rng, 8), ranges=PLAIN, kernels=False)
+    result = build_engine(path, "orin-nano-8gb", out, options)
+    (note,) = [note for note in result.notes if "kept in floating point" in note]
+    assert "us a frame predicted" in note
+    assert "makes" in result.kept["head"]
+
+
+@pytest.mark.parametrize(
+    ("option", "nodes"), [([], ["head"]), (["--keep", "none"], []), (["--keep", "5%"], [])]
+)
+def test_the_command_keeps_what_it_is_told(
+    option: list[str], nodes: list[str], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = lopsided(tmp_path / "m.onnx", rng)
+    np.savez(tmp_path / "data.npz", x=np.concatenate([s["x"] for s in samples(rng, 8)]))
+    off = ["--equalise", "off", "--bias-correction", "off", "--json", "--accept-loss"]
+    result = CliRunner().invoke(
+        calibrate, [str(path), "--data", str(tmp_path / "data.npz"), *option, *off]
+    )
+    assert result.exit_code == 0, result.output
+    assert list(read_table(path.with_suffix(".calib.json")).keep_float) == nodes
+    kept = json.loads(result.stdout)["kept"]
+    assert (list(kept["nodes"]) if kept else []) == nodes
+
+
+@pytest.mark.parametrize("value", ["some", "0%", "101%", "0.2", "nan%"])
+def test_shares_that_are_none_are_a_usage_error(value: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(calibrate, ["m.onnx", "--data", "x", "--keep", value])
+    assert result.exit_code == 2
+    assert "auto, none or a percentage" in result.output
+
+
+def limit_on(errors: dict[str, float], least: float, most_float: float) -> BudgetResult:
+    """The nodes to keep where errors add up."""
+
+    def error(keep: frozenset[str]) -> float:
+        return sum(value for name, value in errors.items() if name not in keep)
+
+    return least_loss(
+        dict.fromkeys(errors, 1.0),
+        lambda keep: -error(keep),
+        Budget("m", "least", least),
+        error=error,
+        error_alone=error,
+        most_float=most_float,
+    )
+
+
+def test_the_work_in_floating_point_goes_where_it_saves_most_error(
+    rng: np.random.Generator,
+) -> None:
+    for _ in range(20):
+        errors = {f"n{i}": float(value) for i, value in enumerate(rng.exponential(size=20) ** 4)}
+        result = limit_on(errors, -1e-9, 0.25)
+        largest = sorted(errors, key=lambda name: -errors[name])[:5]
+        assert result.keep_float == set(largest)
+        assert not result.met
+        assert result.share == pytest.approx(0.75)
+
+
+def test_no_more_nodes_are_kept_than_the_limit_asks_for() -> None:
+    errors = dict.fromkeys((f"n{i}" for i in range(40)), 0.01) | {"n7": 5.0, "n9": 3.0}
+    result = limit_on(errors, -1.0, 0.4)
+    assert result.met
+    assert result.keep_float == {"n7", "n9"}
+
+
+def test_errors_that_cancel_are_not_torn_apart() -> None:
+    """The bias of one node takes that of another away: both in INT8 are best."""
+    shift = {"up": 1.0, "down": -1.0, "noisy": 0.1, "large": 0.0}
+
+    def error(keep: frozenset[str]) -> float:
+        return sum(value for name, value in shift.items() if name not in keep) ** 2
+
+    result = least_loss(
+        {"up": 1.0, "down": 8.0, "noisy": 8.0, "large": 8.0},
+        lambda keep: -error(keep),
+        Budget("m", "least", -1e-9),
+        error=error,
+        error_alone=error,
+        most_float=0.1,
+    )
+    assert result.keep_float == frozenset()
+    assert result.value == result.int8_value
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_a_share_beyond_its_ends_is_refused(share: float) -> None:
+    with pytest.raises(CalibrationError, match="a share lies above 0 and up to 1"):
+        least_loss(
+            {"n": 1.0},
+            lambda keep: 0.0,
+            Budget("m", "least", 0.0),
+            error=lambda keep: 0.0,
+            error_alone=lambda keep: 0.0,
+            most_float=share,
+        )
+
+
+def histogram_of(largest: float) -> Histogram:
+    tally = Tally("t", None, Histogram())
+    tally.add(np.array([0.0, largest], np.float32), 0)
+    return tally.histogram()
+
+
+@pytest.mark.parametrize(("largest", "remarked"), [(65504.0, False), (66000.0, True)])
+def test_values_that_fp16_does_not_hold_are_remarked(
+    largest: float, remarked: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph, _ = run_passes(import_model(lopsided(tmp_path / "m.onnx", rng)).model)
+    sentence = half_remark(graph, {"y": histogram_of(largest), "x": histogram_of(1e6)})
+    assert (sentence is not None) == remarked
+    if sentence is not None:
+        assert sentence.startswith("1 node gave values above 65504, the largest of FP16: head")
+
+
+def test_a_remark_that_cannot_be_made_ends_no_calibration(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    layer = first_layer.first_layer(import_model(lopsided(tmp_path / "m.onnx", rng)).model)
+    if layer is None:  # a layer without statistics is not compared
+        nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv")]
+        weights = {"w": rng.normal(size=(8, 3, 1, 1)), "b": rng.normal(size=8)}
+        path = save(
+            tmp_path / "b.onnx", nodes, {"x": [1, 3, 16, 16]}, {"y": [1, 8, 16, 16]},
+            {name: array.astype(np.float32) for name, array in weights.items()},
+        )  # fmt: skip
+        layer = first_layer.first_layer(import_model(path).model)
+    sentence = first_layer.remark(layer, [{"x": np.zeros((1, 5, 16, 16), np.float32)}])
+    assert sentence is not None
+    assert "were not compared" in sentence

@@ -1,0 +1,198 @@
+"""Damaged models: each is planned or built, or refused in a sentence that names its file.
+
+`scripts/fuzz_models.py` makes them and says how to repeat one.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from device.errors import TandemError
+from scripts.fuzz_models import Tally, run
+from scripts.model_mutants import mutant
+from toolkit.build import plan
+from toolkit.engine.build import build_engine
+from toolkit.engine.options import BuildOptions
+from toolkit.errors import ImportModelError
+from toolkit.graph import native
+from toolkit.graph.memory_limit import check_host_memory, set_max_memory
+from toolkit.graph.passes.shapes import infer_shapes
+from toolkit.importers.onnx import ModelBytes, import_model
+
+# Seeds that ended in a traceback or a crash, by what they hit.
+FOUND = {
+    10: "the version converter without an opset import",
+    149: "PRelu slopes of a false rank",
+    217: "pads of another number than the kernel",
+    232: "PRelu of three inputs",
+    357: "groups that do not divide the channels",
+    393: "a function that calls itself with fewer inputs",
+    420: "a convolution without channels",
+    545: "a convolution of rank 1",
+    582: "a constant that does not broadcast",
+    625: "a definition of fewer inputs",
+    667: "a Constant without a value",
+    952: "a crash in the version converter",
+    20761: "an attribute of a function outside one",
+    30795: "no groups",
+}
+
+
+def no_faults(tally: Tally, count: int) -> None:
+    assert not tally.faults, "\n".join(f"{f.seed} {f.where}\n{f.details}" for f in tally.faults)
+    assert sum(tally.outcomes.values()) == count
+    # The mutants reach every depth: some are built, some refused.
+    assert tally.outcomes["done"] > count // 20
+    assert tally.outcomes["refused"] > count // 4
+
+
+def test_damaged_models_are_built_or_refused_by_name() -> None:
+    no_faults(run(500_000, 150), 150)
+
+
+@pytest.mark.slow
+def test_thousands_of_damaged_models_are_built_or_refused_by_name() -> None:
+    no_faults(run(600_000, 4000, jobs=2), 4000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", FOUND, ids=str)
+def test_a_mutant_that_was_a_fault_is_none(seed: int) -> None:
+    assert not run(seed, 1).faults
+
+
+def test_a_seed_always_gives_the_same_model() -> None:
+    assert mutant(7) == mutant(7)
+    assert mutant(7) != mutant(8)
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto], opset: int = 19, **constants: np.ndarray
+) -> ModelBytes:
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return ModelBytes("model.onnx", model.SerializeToString())
+
+
+def build(model: ModelBytes, tmp_path, profile: str = "laptop") -> None:
+    build_engine(model, profile, tmp_path / "m.engine", BuildOptions(kernels=False))
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 18, 19])
+def test_a_maximum_over_all_axes_is_planned_and_built(opset: int, tmp_path) -> None:
+    model = model_of(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+            helper.make_node("ReduceMax", ["c"], ["y"], name="maximum", keepdims=0),
+        ],
+        opset,
+        w=np.ones((4, 3, 3, 3), np.float32),
+    )
+    placed = plan(onnx.load_from_string(model.data), profile="agx-orin-64gb")
+    assert "conv" in {row.node for row in placed.placements}
+    build(model, tmp_path, "agx-orin-64gb")
+
+
+def test_a_node_that_contradicts_its_operator_is_refused_by_name(tmp_path) -> None:
+    convolution = helper.make_node("Conv", ["x", "w"], ["y"], name="stem", group=2)
+    with pytest.raises(ImportModelError) as info:
+        build(model_of([convolution], w=np.ones((4, 3, 3, 3), np.float32)), tmp_path)
+    assert "model.onnx: node 'stem' (Conv) contradicts its operator" in str(info.value)
+    assert "2 groups" in str(info.value)
+
+
+def doubled(source: str, times: int) -> list[onnx.NodeProto]:
+    """Concatenate a tensor with itself again and again: 2^times of it."""
+    names = [source, *(f"d{turn}" for turn in range(times))]
+    return [
+        helper.make_node("Concat", [one, one], [two], name=f"double_{turn}", axis=0)
+        for turn, (one, two) in enumerate(itertools.pairwise(names))
+    ]
+
+
+BOMBS = {
+    "33 doublings of integers": (
+        [*doubled("c", 33), helper.make_node("Reshape", ["x", "d32"], ["y"], name="shape")],
+        {"c": np.array([1])},
+        "node 'double_24'",
+    ),
+    "33 doublings of an input": (
+        [*doubled("x", 33), helper.make_node("Relu", ["d32"], ["y"], name="relu")],
+        {},
+        "node 'double_",
+    ),
+    "Expand": (
+        [helper.make_node("Expand", ["x", "s"], ["y"], name="grow")],
+        {"s": np.array([2**31, 3, 8, 8])},
+        "node 'grow'",
+    ),
+    "ConstantOfShape": (
+        [
+            helper.make_node("ConstantOfShape", ["s"], ["c"], name="grow"),
+            helper.make_node("Add", ["x", "c"], ["y"], name="add"),
+        ],
+        {"s": np.array([2**26, 3, 8, 8])},
+        "node 'grow'",
+    ),
+    "Resize": (
+        [helper.make_node("Resize", ["x", "", "s"], ["y"], name="grow")],
+        {"s": np.array([1, 1, 2**14, 2**14], np.float32)},
+        "node 'grow'",
+    ),
+    "Pad": (
+        [helper.make_node("Pad", ["x", "s"], ["y"], name="grow")],
+        {"s": np.array([0, 0, 0, 0, 2**31, 0, 0, 0])},
+        "node 'grow'",
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_model_that_asks_for_terabytes_is_refused_at_its_node(bomb: str, tmp_path) -> None:
+    nodes, constants, node = BOMBS[bomb]
+    with pytest.raises(TandemError, match=node) as info:
+        build(model_of(nodes, **constants), tmp_path)
+    assert "model.onnx" in str(info.value)
+
+
+def test_the_limit_of_memory_is_at_the_last_byte() -> None:
+    """A tensor has 768 bytes; x and a live while the first node runs, a and y while the second."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="one"),
+        helper.make_node("Sigmoid", ["a"], ["y"], name="two"),
+    ]
+    imported = import_model(model_of(nodes))
+    infer_shapes(imported.model)
+    try:
+        set_max_memory(2 * 768)
+        check_host_memory(imported.model.graph)
+        set_max_memory(2 * 768 - 1)
+        with pytest.raises(
+            ImportModelError, match=r"'one' .* 1536 bytes are in use, above .* 1535"
+        ):
+            check_host_memory(imported.model.graph)
+    finally:
+        set_max_memory(None)
+
+
+def test_a_crash_of_onnx_is_an_error_and_the_next_model_is_served() -> None:
+    good = onnx.load_from_string(model_of([helper.make_node("Relu", ["x"], ["y"])]).data)
+    native.infer_shapes(good, strict=True, data_prop=True)
+    (child,) = native._children
+    child.process.kill()
+    child.process.wait()
+    inferred = native.infer_shapes(good, strict=True, data_prop=True)
+    assert [dim.dim_value for dim in inferred.graph.output[0].type.tensor_type.shape.dim] == [
+        *(1, 3, 8, 8)
+    ]

@@ -1,0 +1,156 @@
+"""Which release runs: what is tried, when a trial ends, when a live release is given up."""
+
+import msgspec
+import pytest
+
+from device.agent.health import PipelineHealth
+from device.agent.trial import (
+    Confirm,
+    Crashes,
+    Postpone,
+    RollBack,
+    Trial,
+    TrialLimits,
+    Verdict,
+    Wait,
+    judge,
+)
+from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
+from device.update import slots
+from device.update.decisions import (
+    Decision,
+    Failed,
+    FetchIt,
+    Live,
+    Refuse,
+    TryIdle,
+    Waits,
+    decide,
+    update_of_slots,
+)
+from device.update.slots import SlotFailure, SlotRecord, SlotState
+
+LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
+
+
+def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
+    """A trial that began at 0 s, after looks at (time, state, frames, errors)."""
+    trial = Trial(frame_s=0.0)
+    for now_s, state, frames, errors in looks:
+        trial = trial.observed(PipelineHealth(state, frames, errors, reason or None, 0.0), now_s)
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("trial", "now_s", "verdict"),
+    [
+        # no result: up to the limit, and at it
+        (seen((0, "starting", 0, 0)), 29.9, Wait(30.0)),
+        (seen((0, "starting", 0, 0)), 30.0, RollBack("no result within 30 s")),
+        # a time without a break
+        (seen((1, "running", 1, 0), (10.9, "running", 9, 0)), 10.9, Wait(11.0)),
+        (seen((1, "running", 1, 0), (11, "running", 9, 0)), 11.0, Confirm()),
+        (seen((1, "running", 1, 0), (5, "starting", 1, 0), (6, "running", 9, 0)), 15.9, Wait(16.0)),
+        # frames
+        (seen((1, "running", 1, 0), (11, "running", 4, 0)), 11.0, Wait(41.0)),
+        (seen((1, "running", 1, 0), (11, "running", 5, 0)), 11.0, Confirm()),
+        (seen((1, "running", 4, 0)), 31.0, RollBack("no frame after 4 within 30 s")),
+        # errors: one of ten is let pass, one of nine is not
+        (seen((1, "running", 9, 1)), 11.0, Confirm()),
+        (seen((1, "running", 8, 1)), 11.0, RollBack("1 of 9 frames failed, a trial allows 10%")),
+        # a source that is away stops the clock, however much ran before
+        (seen((1, "degraded", 0, 0), reason="no camera"), 30.9, Wait(31.0)),
+        (seen((1, "degraded", 0, 0), reason="no camera"), 31.0, Postpone("for 30 s: no camera")),
+        (seen((1, "running", 9, 0), (9, "degraded", 9, 0)), 20.0, Wait(39.0)),
+        (seen((1, "degraded", 0, 0), (28, "starting", 0, 0)), 57.9, Wait(58.0)),
+        (seen((1, "degraded", 0, 0), (28, "starting", 0, 0)), 58.0, RollBack("no result within")),
+        # a pipeline that broke
+        (seen((1, "stalled", 9, 0), reason="it hangs"), 1.0, RollBack("it hangs")),
+        (seen((1, "failed", 0, 0)), 1.0, RollBack("gave no reason")),
+    ],
+)
+def test_a_trial_ends_at_its_limits(trial: Trial, now_s: float, verdict: Verdict) -> None:
+    actual = judge(trial, LIMITS, now_s)
+    assert type(actual) is type(verdict)
+    if isinstance(actual, RollBack | Postpone) and isinstance(verdict, RollBack | Postpone):
+        assert verdict.reason in actual.reason
+    else:
+        assert actual == verdict
+
+
+def test_crashes_count_within_their_window() -> None:
+    crashes = Crashes(limit=3, window_s=60.0)
+    for now_s in (0.0, 59.0, 60.0):  # the first is out of the window of the last
+        crashes = crashes.crashed(now_s)
+    assert not crashes.loop
+    assert crashes.crashed(118.9).loop
+    assert not crashes.crashed(119.1).crashed(179.2).loop
+
+
+RELEASE = "1" * 64
+OTHER = "2" * 64
+
+
+def record(sha256: str, *, good: bool = True) -> SlotRecord:
+    return SlotRecord(
+        sha256=sha256, bytes=1, name="n", version="1", request="old", good=good, commit=good * 5
+    )
+
+
+def desired(request: str = "new", *, retry: bool = False, profile: str = "p") -> Desired:
+    blob = BlobSpec(sha256=RELEASE, bytes=1, chunk_bytes=4096, index_sha256="0" * 64)
+    release = ReleaseSpec(name="n", version="1", profile=profile, blob=blob)
+    return Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
+
+
+def failed(phase: str, request: str = "old", at: str = "") -> SlotState:
+    """The release is in the idle slot and has failed."""
+    failure = SlotFailure(sha256=RELEASE, request=request, phase=phase, reason="x", at=at, commit=5)  # type: ignore[arg-type]
+    state = SlotState(active="a", a=record(OTHER), b=record(RELEASE, good=False))
+    return msgspec.structs.replace(state, failures=(failure,))
+
+
+LIVE = SlotState(active="a", a=record(RELEASE))
+STAGED = SlotState(active="a", a=record(OTHER), b=record(RELEASE, good=False))
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "decision"),
+    [
+        (SlotState(), desired(), FetchIt()),
+        (LIVE, desired(), Live()),
+        (LIVE, desired(profile="q"), Live()),
+        (STAGED, desired(), TryIdle()),
+        (STAGED, desired(profile="q"), Refuse("is built for q")),
+        (failed("refused"), desired("old"), Failed("refused", "x")),
+        (failed("refused"), desired("new"), TryIdle()),
+        (failed("rolled_back"), desired("old"), Failed("rolled_back", "x")),
+        (failed("rolled_back"), desired("new"), Failed("rolled_back", "rolled back before: x;")),
+        (failed("rolled_back", at="T"), desired("new"), Failed("rolled_back", "before at T: x;")),
+        (failed("rolled_back"), desired("new", retry=True), TryIdle()),
+        (failed("rolled_back"), desired("old", retry=True), Failed("rolled_back", "x")),
+        (
+            slots.postpone(slots.begin_trial(STAGED, "r"), "no camera"),
+            desired(),
+            Waits("no camera"),
+        ),
+    ],
+)
+def test_what_is_done_about_a_desired_release(
+    state: SlotState, request_: Desired, decision: Decision
+) -> None:
+    actual = decide(request_, state, profile="p", dev=True)
+    assert type(actual) is type(decision)
+    if isinstance(actual, Failed | Refuse | Waits) and isinstance(
+        decision, Failed | Refuse | Waits
+    ):
+        assert decision.reason in actual.reason
+        assert ("--retry" in actual.reason) == ("before" in decision.reason)
+
+
+def test_a_failure_is_reported_until_another_release_is_live() -> None:
+    on_trial = slots.begin_trial(STAGED, "r")
+    rolled_back = slots.roll_back(on_trial, "x", "t")
+    assert update_of_slots(rolled_back).phase == "rolled_back"
+    newer = slots.stage(rolled_back, record("3" * 64))
+    assert update_of_slots(slots.confirm(slots.begin_trial(newer, "r"))).phase == "live"

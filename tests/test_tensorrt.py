@@ -1,0 +1,426 @@
+"""DLA segments through TensorRT: what is asked of it, what it refuses, and that nothing is lost.
+
+No board is at hand: tests/tensorrt_double stands for TensorRT, strict about the API of four
+versions, and tests/cuda_double for the driver.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_double import HostContext
+from model_fixtures import small_convnet
+
+from device.engine.file import open_engine
+from device.engine.manifest import Portable
+from device.engine.tensorrt_manifest import Port, TensorRT
+from device.errors import SessionError
+from device.runtime.tensorrt.board import Board, read_board
+from device.runtime.tensorrt.layout import pack, packed_shape, unpack
+from device.runtime.tensorrt.messages import MESSAGES, explain
+from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
+from device.runtime.tensorrt.releases import find_release
+from device.session import open_session
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.forced import Forced
+from toolkit.partition.planning.plan import PlanOptions
+
+HERE = Path(__file__).parent
+# The surface of 11.4.0 stands for 11.4.1, the first of its kind with a DLA on Jetson.
+VERSIONS = {"8.6.1": "8.6.1", "10.3.0": "10.3.0", "10.7.0": "10.7.0", "11.4.1": "11.4.0.106"}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network in INT8, all of it but the last node on the DLA."""
+    return build(tmp_path_factory.mktemp("engine"), precision="int8")
+
+
+def build(folder: Path, *, precision: str) -> Path:
+    rng = np.random.default_rng(5)
+    model = small_convnet(folder / "m.onnx", rng)
+    data = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
+    options = BuildOptions(
+        data=data if precision == "int8" else None,
+        precision="int8" if precision == "int8" else "fp16",
+        kernels=False,
+        accept_loss=True,
+        plan=PlanOptions(forced=Forced(dla=("all",))),
+    )
+    build_engine(model, "orin-nx-16gb", folder / f"{precision}.engine", options)
+    return folder / f"{precision}.engine"
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install the double as one version of TensorRT, for this process and its children."""
+    return install(str(request.param), tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=("8.6.1", "11.4.1"))
+def either_era(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The double as a release with ranges, or as a strongly typed one."""
+    return install(str(request.param), tmp_path, monkeypatch)
+
+
+def install(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    site = folder / "site"
+    site.mkdir()
+    (site / "tensorrt").symlink_to(HERE / "tensorrt_double" / "tensorrt")
+    info = site / f"tensorrt-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TENSORRT_DOUBLE_VERSION", version)
+    api = HERE / "data" / "tensorrt_api" / f"{VERSIONS[version]}.json"
+    monkeypatch.setenv("TENSORRT_DOUBLE_API", str(api))
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    monkeypatch.setattr("device.runtime.executors.tensorrt.Context", HostContext)
+    return version
+
+
+def prepare(
+    engine: Path, plans: Path, *, limits: Limits | None = None, again: bool = False
+) -> Prepared:
+    """Prepare the one DLA segment of an engine."""
+    with open_engine(engine) as opened:
+        job = Job(opened, plans, read_board(), limits or Limits(60), lambda *_: None)
+        (row,) = prepare_engine(job, again=again)
+    return row
+
+
+def test_a_finished_segment_computes_what_the_portable_one_does(
+    engine: Path, version: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    row = prepare(engine, tmp_path / "plans")
+    assert (row.problem, row.cached, row.refused_layers) == (None, False, ())
+    feeds = {"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)}
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+        actual = session.infer(feeds)["y"]
+        again = session.infer(feeds)["y"]
+    assert dla.implementation == "tensorrt"
+    assert f"TensorRT {version}, DLA core 0" in dla.reason
+    with open_session(engine, plans=tmp_path / "none") as session:
+        portable = session.infer(feeds)["y"]
+    # The double computes between the ports in floating point: a step or two of INT8 apart.
+    assert np.abs(actual - portable).max() < 0.06 * np.abs(portable).max()
+    assert np.array_equal(actual, again)
+
+
+def test_fp16_segments_run_with_half_ports(
+    either_era: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    engine = build(tmp_path, precision="fp16")
+    with open_engine(engine) as opened:
+        if not any(s.processor == "dla0" for s in opened.manifest.segments):
+            pytest.skip("the plan keeps FP16 off the DLA")
+    assert prepare(engine, tmp_path / "plans").problem is None
+    feeds = {"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)}
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        actual = session.infer(feeds)["y"]
+    with open_session(engine, plans=tmp_path / "none") as session:
+        assert np.allclose(actual, session.infer(feeds)["y"], rtol=0.01, atol=0.01)
+
+
+def test_a_plan_is_built_once(engine: Path, either_era: str, tmp_path: Path) -> None:
+    prepare(engine, tmp_path / "plans")
+    begin = time.monotonic()
+    row = prepare(engine, tmp_path / "plans")
+    assert row.cached
+    assert time.monotonic() - begin < 5
+    assert not list((tmp_path / "plans").glob(".build-*"))
+
+
+def test_the_other_core_is_chosen_when_it_is_loaded(
+    engine: Path, either_era: str, tmp_path: Path
+) -> None:
+    prepare(engine, tmp_path / "plans")
+    with open_session(engine, plans=tmp_path / "plans", dla_core=1) as session:
+        (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
+        assert "DLA core 1" in reason
+    with pytest.raises(SessionError, match="for DLA core 2, and this board has 2"):
+        open_session(engine, plans=tmp_path / "plans", dla_core=2)
+
+
+# --- what goes wrong
+
+
+FAILURES = [
+    ("refuse:conv0", r"does not run layer conv0 on the DLA; keep it off"),
+    ("segfault", r"crashed \(SIGSEGV\) while it built the segment, after: \[DlaLayer\]"),
+    ("memory", r"not enough memory to build; stop other programs"),
+    ("null", r"TensorRT builds no plan; its last line: building with"),
+    ("parse", r"cannot read the segment: Unsupported ONNX operator Foo"),
+    ("cores", r"TensorRT finds no DLA core"),
+]
+
+
+@pytest.mark.parametrize(("failure", "problem"), FAILURES)
+def test_a_failed_build_is_one_sentence_and_the_segment_runs_without_the_dla(
+    engine: Path, failure: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", failure)
+    row = prepare(engine, tmp_path / "plans")
+    assert row.problem is not None
+    assert re.search(problem, row.problem), row.problem
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+        session.infer({"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)})
+    assert dla.implementation == "portable"
+    assert "tensorrt: TensorRT refused it on this board: " in dla.reason
+    assert not list((tmp_path / "plans").glob("*.plan"))
+    # What was refused is not tried at each start, but on request.
+    monkeypatch.delenv("TENSORRT_DOUBLE_FAIL")
+    assert prepare(engine, tmp_path / "plans").cached
+    assert prepare(engine, tmp_path / "plans", again=True).problem is None
+
+
+def test_a_build_that_hangs_is_ended(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "hang")
+    row = prepare(engine, tmp_path / "plans", limits=Limits(5))
+    assert row.problem is not None
+    assert "longer than 5 s" in row.problem
+
+
+def test_a_build_that_takes_all_memory_is_ended(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "grow")
+    row = prepare(engine, tmp_path / "plans", limits=Limits(120, 600 * 2**20))
+    assert row.problem is not None
+    assert "the limit is 600" in row.problem
+
+
+def test_another_tensorrt_builds_again_and_the_old_plan_stays_for_the_old_one(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    with monkeypatch.context() as patch:
+        install("10.3.0", tmp_path / "old", patch)
+        assert not prepare(engine, tmp_path / "plans").cached
+    with monkeypatch.context() as patch:
+        install("10.7.0", tmp_path / "new", patch)
+        with open_session(engine, plans=tmp_path / "plans") as session:
+            (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
+            assert "no plan for this board: run `tandem-agent prepare" in reason
+        assert not prepare(engine, tmp_path / "plans").cached
+    assert len(list((tmp_path / "plans").glob("*.plan"))) == 2
+
+
+def test_a_damaged_plan_is_not_loaded_and_is_built_again(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    (plan,) = (tmp_path / "plans").glob("*.plan")
+    plan.write_bytes(plan.read_bytes()[:-1] + b"x")
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
+    assert "its plan is damaged" in reason
+    assert not prepare(engine, tmp_path / "plans").cached
+    (record,) = (tmp_path / "plans").glob("*.json")
+    record.write_text("{")
+    assert not prepare(engine, tmp_path / "plans").cached
+
+
+def test_a_task_that_is_not_enqueued_is_an_error(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "submit")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    feeds = {"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)}
+    with (
+        open_session(engine, plans=tmp_path / "plans") as session,
+        pytest.raises(SessionError, match=r"does not enqueue it on DLA core 0"),
+    ):
+        session.infer(feeds)
+
+
+def test_without_tensorrt_the_report_says_so(engine: Path, tmp_path: Path) -> None:
+    with open_session(engine, plans=tmp_path) as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+    assert "tensorrt: TensorRT is not installed" in dla.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "form"),
+    [
+        ("8.4.1", None), ("8.5.0", "ranged"), ("8.6.2", "ranged"), ("10.0.1", "ranged"),
+        ("10.7.0", "ranged"), ("10.8.0", None), ("10.16.2", None), ("11.4.0", None),
+        ("11.4.1", "typed"), ("12.0.0", "typed"),
+    ],
+)  # fmt: skip
+def test_each_release_takes_one_form_or_none(version: str, form: str | None) -> None:
+    assert find_release(version).form == form
+    assert "GPU_FALLBACK" not in find_release(version).builder_flags
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_double_has_nothing_that_its_version_lacks(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(version, tmp_path, monkeypatch)
+    import tensorrt as trt
+
+    builder = trt.Builder(trt.Logger())
+    config = builder.create_builder_config()
+    typed = version.startswith("11")
+    assert hasattr(trt.BuilderFlag, "INT8") is not typed
+    tensor = trt.ITensor("t", (1,), trt.DataType.INT8)
+    if typed:
+        with pytest.raises(AttributeError, match="no attribute 'set_dynamic_range'"):
+            tensor.set_dynamic_range(-1.0, 1.0)
+    else:
+        assert tensor.set_dynamic_range(-1.0, 1.0)
+        with pytest.raises(TypeError, match="min is str"):
+            tensor.set_dynamic_range("1", 1.0)
+    with pytest.raises(AttributeError, match="no attribute 'dla_core'"):
+        config.dla_core = 0
+    with pytest.raises(TypeError, match="incompatible arguments"):
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE)
+    with pytest.raises(TypeError, match="pool is BuilderFlag"):
+        config.set_memory_pool_limit(trt.BuilderFlag.DEBUG, 4096)
+
+
+# --- the engine
+
+
+def test_a_dla_segment_stores_its_weights_once(engine: Path) -> None:
+    with open_engine(engine) as opened:
+        (segment,) = [s for s in opened.manifest.segments if s.processor == "dla0"]
+        dla, portable = segment.implementations
+        assert isinstance(dla, TensorRT)
+        assert isinstance(portable, Portable)
+        large = {weight.entry for form in (dla.ranged, dla.typed) for weight in form.weights}
+        assert large
+        assert large <= set(portable.weights)
+
+
+def test_boards_without_a_dla_carry_nothing_for_tensorrt(tmp_path: Path) -> None:
+    model = small_convnet(tmp_path / "m.onnx", np.random.default_rng(1))
+    build_engine(model, "orin-nano-8gb", tmp_path / "e", BuildOptions(kernels=False))
+    with open_engine(tmp_path / "e") as opened:
+        kinds = {type(i) for s in opened.manifest.segments for i in s.implementations}
+    assert kinds == {Portable}
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize("channels", [1, 15, 16, 17, 31, 32, 33, 64])
+@pytest.mark.parametrize(("dtype", "layout"), [("int8", "chw32"), ("float16", "chw16")])
+def test_packing_is_undone_by_unpacking(
+    channels: int, dtype: str, layout: str, rng: np.random.Generator
+) -> None:
+    scale = 0.02 if dtype == "int8" else None
+    port = Port(tensor="t", dtype=dtype, format=layout, scale=scale)  # type: ignore[arg-type]
+    array = rng.uniform(-2, 2, (2, channels, 3, 5)).astype(np.float32)
+    memory = np.full(packed_shape(port, array.shape), 7, dtype)
+    pack(port, array, memory)
+    flat = memory.transpose(0, 1, 4, 2, 3).reshape(2, -1, 3, 5)
+    assert not flat[:, channels:].any()
+    target = np.empty_like(array)
+    unpack(port, memory, target)
+    assert np.abs(target - array).max() <= (0.0101 if scale else 0.002)
+
+
+def test_quantization_rounds_halves_away_from_zero_and_saturates() -> None:
+    port = Port(tensor="t", dtype="int8", format="chw32", scale=1.0)
+    values = np.array([0.5, 1.5, 2.5, -0.5, -2.5, 400, -400, 0.49], np.float32)
+    memory = np.zeros(packed_shape(port, (1, 8, 1, 1)), np.int8)
+    pack(port, values.reshape(1, 8, 1, 1), memory)
+    assert memory.ravel()[:8].tolist() == [1, 2, 3, -1, -3, 127, -128, 0]
+
+
+# --- the board
+
+
+def test_the_board_is_read_from_its_files(tmp_path: Path) -> None:
+    files = {
+        "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic",
+        "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,tegra234\0",
+        "var/lib/nvpmodel/status": "pmode:0002 fmode:fanNull",
+        "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so": "compiler",
+        "sys/bus/platform/devices/15880000.nvdla0/uevent": "",
+        "sys/bus/platform/devices/158c0000.nvdla1/uevent": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    board = read_board(tmp_path)
+    assert (board.l4t, board.soc, board.dla_cores, board.power_mode) == (
+        "36.4.3", "tegra234", 2, "0002",
+    )  # fmt: skip
+    assert len(board.dla_compiler) == 64
+    assert read_board(tmp_path / "empty") == Board(board.tensorrt, "", "", "", 0, "")
+
+
+# --- messages
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Cannot create DLA engine, 0 not available", "there is no DLA core 0 here"),
+        (
+            "[W] Layer '/model.22/Reshape' (SHUFFLE): Unsupported on DLA. Switching this layer's "
+            "device type to GPU.",
+            "does not run layer /model.22/Reshape on the DLA",
+        ),
+        ("DLA supports only 16 subgraphs per DLA core. Switching to GPU for layer x", "holds 16"),
+        ("DLA only supports concatenation on the C dimension.", "only supports concatenation on"),
+        (
+            "Could not find any implementation for node {ForeignNode[a...b]}.",
+            "no implementation of {ForeignNode[a...b]}",
+        ),
+        ("Failure to submit program to DLA engine.", "reboot the board"),
+        ("libnvdla_compiler.so: cannot open shared object file", "nvidia-l4t-dla-compiler"),
+        ("Missing scale and zero-point for tensor conv1, expect fall back", "tensor conv1 has no"),
+    ],
+)
+def test_a_known_line_becomes_a_sentence_and_a_fix(line: str, text: str) -> None:
+    sentence = explain(["something else", line, "the end"])
+    assert sentence is not None
+    assert text in sentence
+
+
+def test_an_unknown_log_has_no_explanation() -> None:
+    assert explain(["all is well"]) is None
+    assert len(MESSAGES) == len({row.pattern for row in MESSAGES})
+
+
+# --- the command
+
+
+def test_the_command_says_what_was_built(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from device.runtime.tensorrt.__main__ import main
+
+    install("10.3.0", tmp_path, monkeypatch)
+    command = ["prepare", str(engine), "--plans", str(tmp_path / "plans")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 0
+    assert "dla0.0: built in" in capfd.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*command, "--json"])
+    assert main() == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row["cached"]

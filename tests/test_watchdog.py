@@ -1,0 +1,316 @@
+"""The watchdog on a real board: pipelines that hang or die, and cameras that are away."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import pytest
+from board_fixtures import PATIENCE_S, Board, colour_bundle
+from video_fixtures import (
+    LABELS,
+    ColourDetector,
+    RtspServer,
+    colour_pipeline,
+    rtsp_server,
+    scene,
+    wait_for,
+    write_video,
+)
+
+from device.agent.config import AgentConfig, BrokerTable, PipelineTable
+from device.agent.health import PipelineHealth
+from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
+from device.agent.pipeline_runner import PipelineRunner
+from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
+from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.sources.live import BACKOFF_LAST_S
+
+
+@dataclass
+class Scene:
+    """A board that runs a release on an RTSP camera."""
+
+    board: Board
+    camera: RtspServer
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("board")
+    bundle = colour_bundle(folder / "release")
+    with rtsp_server() as camera:
+        board = Board(folder, camera.url, "stall_s = 2.0")
+        try:
+            assert board.deploy(bundle).live
+            yield Scene(board, camera)
+        finally:
+            board.close()
+
+
+def test_camera_that_freezes_is_reported_and_so_is_its_return(live: Scene) -> None:
+    live.board.wait_status("running")
+    pid = live.board.pipeline_pid()
+    live.camera.freeze()
+    report = live.board.wait_status("degraded")
+    live.camera.thaw()
+    assert f"{live.camera.port}/cam" in report.pipeline.reason
+    assert report.pipeline.since.endswith("Z")
+    live.board.wait_status("running")
+    assert live.board.pipeline_pid() == pid  # the pipeline was not at fault
+
+
+@pytest.mark.slow
+def test_camera_that_is_switched_off_is_reported_with_the_reason(live: Scene) -> None:
+    live.board.wait_status("running")
+    live.camera.kill()
+    report = live.board.wait_status("degraded")
+    since = report.pipeline.since
+    while "nothing answers there" not in report.pipeline.reason:
+        assert live.board.watcher.take(PATIENCE_S), report
+        report = live.board.watcher.seen.reports[-1]
+    assert report.pipeline.since == since
+    live.camera.start()
+    live.board.wait_status("running")
+
+
+def test_pipeline_that_hangs_is_killed_and_started_again(live: Scene) -> None:
+    live.board.wait_status("running")
+    pid = live.board.pipeline_pid()
+    os.kill(pid, signal.SIGSTOP)
+    report = live.board.wait_status("stalled")
+    assert "no sign of life for 2 s (stall_s)" in report.pipeline.reason
+    live.board.wait_status("running")
+    assert live.board.pipeline_pid() != pid
+    assert len(live.board.processes("gst_process")) == 1
+    assert report.update.phase == "live"
+
+
+@pytest.mark.slow
+def test_camera_that_is_absent_at_the_start_is_waited_for(live: Scene) -> None:
+    live.board.wait_status("running")
+    live.camera.kill()
+    live.board.box.kill()
+    live.board.box.start()
+    report = live.board.wait_status("degraded")
+    pid = live.board.pipeline_pid()
+    time.sleep(2.0)  # longer than the first back-offs: a pipeline that died would be another one
+    live.camera.start()
+    live.board.wait_status("running")
+    assert live.board.pipeline_pid() == pid, report
+
+
+def test_local_camera_that_is_absent_does_not_end_the_pipeline(tmp_path: Path) -> None:
+    messages: list[ChildMessage] = []
+    stop = threading.Event()
+    runner = threading.Thread(
+        target=run_pipeline,
+        args=(colour_pipeline("v4l2:///dev/video77"), Model(ColourDetector(), LABELS, "")),
+        kwargs={"emit": messages.append, "stop": stop, "patient": True},
+    )
+    runner.start()
+    try:
+        wait_for(lambda: any_degraded(messages), PATIENCE_S, "the camera is away")
+        assert runner.is_alive()
+    finally:
+        stop.set()
+        runner.join(PATIENCE_S)
+    (reason,) = {m.reason for m in messages if isinstance(m, Heartbeat) and m.reason}
+    assert "camera /dev/video77 is not there" in reason
+    assert BACKOFF_LAST_S <= 5.0
+
+
+def any_degraded(messages: list[ChildMessage]) -> bool:
+    return any(isinstance(m, Heartbeat) and m.state == "degraded" for m in list(messages))
+
+
+def test_heartbeats_count_frames_and_faults(tmp_path: Path) -> None:
+    for i in range(3):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), scene(i, 0))
+    (tmp_path / "3.png").write_bytes(b"broken")
+    messages: list[ChildMessage] = []
+    run_pipeline(
+        colour_pipeline(tmp_path), Model(ColourDetector(), LABELS, ""),
+        emit=messages.append, stop=threading.Event(),
+    )  # fmt: skip
+    beats = [m for m in messages if isinstance(m, Heartbeat)]
+    assert [(b.state, b.frames) for b in beats[:2]] == [("starting", 0), ("running", 1)]
+    assert isinstance(messages[0], Ready)
+    assert messages[0].warm_up_s >= 0.0
+
+
+class Hangs(ColourDetector):
+    """Infers a few frames, then never returns until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = threading.Event()
+        self.go_on = threading.Event()
+        self._left = 4
+
+    def infer(self, feeds):  # type: ignore[no-untyped-def]
+        self._left -= 1
+        if self._left < 0:
+            self.hangs.set()
+            self.go_on.wait()
+        return super().infer(feeds)
+
+
+def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.runtime.pipeline.STATS_S", 0.3)
+    monkeypatch.setattr("pipelines.runtime.heart.HEARTBEAT_S", 0.1)
+    path = write_video(tmp_path / "v.mp4", [scene(1, 1)] * 10, fps=20.0)
+    messages: list[ChildMessage] = []
+    stop, session = threading.Event(), Hangs()
+    runner = threading.Thread(
+        target=run_pipeline,
+        args=(colour_pipeline(path, loop=True), Model(session, LABELS, "")),
+        kwargs={"emit": messages.append, "stop": stop},
+    )
+    runner.start()
+    try:
+        wait_for(session.hangs.is_set, PATIENCE_S, "it hangs")
+        beats, stats = count(messages, Heartbeat), count(messages, Stats)
+        assert beats >= 2
+        wait_for(lambda: count(messages, Stats) >= stats + 2, PATIENCE_S, "time for six")
+        assert count(messages, Heartbeat) == beats
+    finally:
+        stop.set()
+        session.go_on.set()
+        runner.join(PATIENCE_S)
+
+
+def count(messages: list[ChildMessage], kind: type[ChildMessage]) -> int:
+    return sum(isinstance(message, kind) for message in list(messages))
+
+
+@pytest.mark.slow
+def test_slow_video_gives_heartbeats_between_its_frames(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.avi", [scene(1, 1)] * 2, fps=0.5, fourcc="MJPG")
+    messages: list[ChildMessage] = []
+    run_pipeline(
+        colour_pipeline(path), Model(ColourDetector(), LABELS, ""),
+        emit=messages.append, stop=threading.Event(),
+    )  # fmt: skip
+    assert count(messages, Heartbeat) >= 4  # starting, running, and in the two seconds between
+
+
+# --- decisions of the agent, with a clock that is given
+
+
+class FakeProcess:
+    """In place of the child: when it was last alive, and whether it was killed."""
+
+    def __init__(self) -> None:
+        self.run = 1
+        self.silent_since_s = (0.0, True)
+        self.kills = 0
+        self.stops = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.silent_since_s = (float("inf"), False)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> PipelineRunner:
+    config = AgentConfig(
+        device="d", profile="laptop", state_dir=str(tmp_path), broker=BrokerTable(host="h"),
+        pipeline=PipelineTable(stall_s=10.0, start_s=100.0),
+    )  # fmt: skip
+    made = PipelineRunner(config, "t", PIPELINE, lambda _event: None)
+    made._process = FakeProcess()  # type: ignore[assignment]
+    made._set("starting")
+    return made
+
+
+def look(runner: PipelineRunner, until_s: float, from_s: float = 0.0) -> int:
+    """Look once a second, as the agent does; return how often the pipeline was killed."""
+    for second in range(int(from_s), int(until_s) + 1):
+        runner.watch(float(second))
+    return runner._process.kills  # type: ignore[attr-defined,no-any-return]
+
+
+def say(runner: PipelineRunner, message: ChildMessage) -> ChildMessage | None:
+    return runner.on_message(PipelineOutput(1, message))
+
+
+@pytest.mark.parametrize(
+    ("beating", "until_s", "kills"),
+    [(True, 10, 0), (True, 11, 1), (False, 100, 0), (False, 101, 1)],
+)
+def test_silence_up_to_the_limit_is_let_pass(
+    runner: PipelineRunner, beating: bool, until_s: int, kills: int
+) -> None:
+    runner._process.silent_since_s = (0.0, beating)  # type: ignore[misc]
+    assert look(runner, until_s) == kills
+    assert (runner.health().state == "stalled") == (kills == 1)
+
+
+def test_slow_inference_has_the_time_of_three(runner: PipelineRunner) -> None:
+    say(runner, Ready(pipeline="p", engine_sha256="", warm_up_s=20.0))
+    assert look(runner, 60) == 0
+    assert look(runner, 61, 61) == 1
+
+
+def test_time_in_which_the_agent_was_held_up_does_not_count(runner: PipelineRunner) -> None:
+    assert look(runner, 8) == 0
+    runner.watch(40.0)  # it unpacked a large release, or the machine was suspended
+    assert look(runner, 50, 41) == 0
+    assert look(runner, 51, 51) == 1
+
+
+def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
+    assert say(runner, Result(seq=0, latency_ms=1.0)) is not None
+    assert say(runner, beat("running", 5)) is None
+    assert runner.health().state == "running"
+    say(runner, beat("degraded", 5, reason="the camera is away", since_s=77.0))
+    say(runner, beat("degraded", 5, reason="still away", since_s=78.0))
+    assert runner.health() == PipelineHealth("degraded", 5, 1, "still away", 77.0)
+    assert runner.report.status == "degraded"
+    say(runner, beat("running", 6))
+    assert runner.health().state == "running"
+    assert runner.report.reason == runner.report.since == ""
+
+
+def test_heartbeats_of_an_earlier_run_change_nothing(runner: PipelineRunner) -> None:
+    before = runner.health()
+    assert runner.on_message(PipelineOutput(0, beat("degraded", 3))) is None
+    assert runner.health() == before
+
+
+def test_stalled_pipeline_stays_so_until_it_starts_again(runner: PipelineRunner) -> None:
+    say(runner, Result(seq=0, latency_ms=1.0))
+    look(runner, 11)
+    say(runner, beat("running", 9))  # it was on the way
+    reason = runner.on_exit(PipelineExited(1, "the pipeline was killed by SIGKILL"))
+    assert reason == "the pipeline gave no sign of life for 10 s (stall_s): it was killed"
+    assert (runner.health().state, runner.health().reason) == ("stalled", reason)
+    assert runner.restart_at_s is not None
+
+
+def test_stalled_pipeline_that_does_not_even_die_is_given_up(runner: PipelineRunner) -> None:
+    look(runner, 11)
+    assert runner.restart_at_s is None
+    look(runner, 16, 12)
+    assert runner.restart_at_s is not None
+    assert runner._process.stops == 1  # type: ignore[attr-defined]
+
+
+def beat(state: str, frames: int, reason: str = "", since_s: float = 0.0) -> Heartbeat:
+    return Heartbeat(
+        frames=frames,
+        errors=1,
+        state=state,
+        reason=reason,
+        since_s=since_s,  # type: ignore[arg-type]
+    )

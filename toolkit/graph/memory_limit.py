@@ -1,0 +1,109 @@
+"""How much memory this process may take for one model: sizes are judged before they are made.
+
+The limit belongs to the process, as its address space does: `--max-memory` of the commands sets
+it, and what allocates for a model, or starts a child that does, asks for it.
+"""
+
+import math
+import os
+from pathlib import Path
+
+import onnx_ir as ir
+
+from device.profile import Profile
+from toolkit.errors import ImportModelError
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+GIB = 1 << 30
+
+_chosen: list[int] = []
+
+
+def max_memory_bytes() -> int:
+    """Return the limit: what was set last, else half of the machine's memory or the cgroup's."""
+    return _chosen[-1] if _chosen else machine_bytes() // 2
+
+
+def set_max_memory(limit_bytes: int | None) -> None:
+    """Set the limit of this process; None: the default again."""
+    _chosen[:] = [] if limit_bytes is None else [limit_bytes]
+
+
+def machine_bytes() -> int:
+    """Return the memory of the machine, or of the cgroup of this process where that is less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return machine
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as people read it: 3.2 GiB."""
+    for unit, bytes_per_unit in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20)):
+        if size_bytes >= bytes_per_unit:
+            return f"{size_bytes / bytes_per_unit:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def value_bytes(value: ir.Value) -> int | None:
+    """Return the bytes of a tensor, sizes that are not known counted as 1; None: no shape."""
+    if value.shape is None or value.dtype is None:
+        return None
+    bits = {ir.DataType.STRING: 64, ir.DataType.UNDEFINED: 8}.get(value.dtype)
+    return math.ceil(_elements(value) * (bits or value.dtype.bitwidth) / 8)
+
+
+def check_host_memory(graph: ir.Graph) -> None:
+    """Refuse a graph whose tensors would not fit into the limit while it runs on this machine.
+
+    A tensor lives from its node to its last reader. Raises ImportModelError, which names the node.
+    """
+    limit = max_memory_bytes()
+    nodes = list(graph)
+    last_read = {value: at for at, node in enumerate(nodes) for value in node.inputs}
+    last_read |= {value: len(nodes) for value in graph.outputs}
+    alive = {value: value_bytes(value) or 0 for value in graph.inputs}
+    total = sum(alive.values())
+    for at, node in enumerate(nodes):
+        made = {value: value_bytes(value) or 0 for value in node.outputs}
+        alive |= made
+        total += sum(made.values())
+        if total > limit:
+            raise _too_large(node, sum(made.values()), total, limit)
+        for value in (*node.inputs, *node.outputs):
+            if value in alive and last_read.get(value, at) <= at:
+                total -= alive.pop(value)
+
+
+def check_device_memory(graph: ir.Graph, profile: Profile) -> None:
+    """Refuse a node whose tensors alone have more bytes than the memory of the device.
+
+    An element counts as one byte, the least that an engine makes of it. Raises ImportModelError.
+    """
+    limit = int(profile.memory.gb.value * 1e9)
+    for node in graph:
+        tensors = {value for value in (*node.inputs, *node.outputs) if value is not None}
+        needed = sum(_elements(value) for value in tensors)
+        if needed > limit:
+            shapes = ", ".join(str(value.shape) for value in node.outputs)
+            raise ImportModelError(
+                f"node {node.name!r} ({node.op_type}) makes {shapes}; with what it reads that is "
+                f"more than {size_text(needed)}, but {profile.name} has {size_text(limit)}: give "
+                "smaller sizes with --shape, or take another profile"
+            )
+
+
+def _elements(value: ir.Value) -> int:
+    if value.shape is None:
+        return 0
+    return math.prod(max(0, dim) for dim in value.shape if isinstance(dim, int))
+
+
+def _too_large(node: ir.Node, made: int, total: int, limit: int) -> ImportModelError:
+    shapes = ", ".join(str(value.shape) for value in node.outputs)
+    return ImportModelError(
+        f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(made)}, so that "
+        f"{size_text(total)} are in use, above the limit of {size_text(limit)}; "
+        "give smaller sizes with --shape, or raise the limit with `tandem build --max-memory`"
+    )

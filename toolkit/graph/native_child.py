@@ -1,0 +1,263 @@
+"""The child of `toolkit.graph.native`: runs ONNX's C++ code, until its standard input ends.
+
+    request   8 bytes length, 8 bytes length; JSON with the step and its options; a ModelProto
+    answer    8 bytes length, 8 bytes length; "ok" or the name of an error; the result or message
+
+Lengths are little endian. The first argument is the memory that the process may take, in bytes.
+"""
+
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, BinaryIO
+
+import onnx
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import TensorProto, TypeProto, defs, helper
+
+# Elements of integer tensors whose values inference carries along: shapes, axes and indices have a
+# few. A chain of 33 Concats of a tensor with itself would carry 2^33.
+MAX_CARRIED = 1 << 20
+MAX_INTEGERS = 1 << 24  # of one Concat: inference makes a dimension of each that Reshape reads
+READY = b"+"  # said once, after start
+MAX_RANK = 64
+INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64})
+MAX_READ_ELEMENTS = 1024  # of constants that the check of a node reads: shapes, axes, scales
+SKIPPED = frozenset({"Constant", "If", "Loop", "Scan", "SequenceMap"})
+
+
+class TooLongError(Exception):
+    """A node makes more integers than inference can carry; the message goes to the user."""
+
+
+def infer(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Infer shapes; values are carried along only where they stay few."""
+    check_integers(proto.graph)
+    carried = bool(options["data_prop"]) and carried_elements(proto.graph) <= MAX_CARRIED
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=False, strict_mode=bool(options["strict"]), data_prop=carried
+    ).SerializeToString()
+
+
+def convert(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Convert to another opset."""
+    converted = onnx.version_converter.convert_version(proto, int(options["opset"]))
+    return bytes(converted.SerializeToString())
+
+
+def check(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Return (node, operator, reason) of the nodes that contradict their operators, as JSON."""
+    return json.dumps(list(_bad_nodes(proto))).encode()
+
+
+def check_integers(graph: onnx.GraphProto) -> None:
+    """Raise TooLongError where a Concat makes more than MAX_INTEGERS: Reshape may read them."""
+    for node, count in _concat_sizes(graph, INTEGERS):
+        if count > MAX_INTEGERS:
+            raise TooLongError(
+                f"node {node.name!r} (Concat) makes {count} integers, the limit is "
+                f"{MAX_INTEGERS}: the model is damaged, export it again"
+            )
+
+
+def carried_elements(graph: onnx.GraphProto) -> int:
+    """Return how many values inference would at most carry along from node to node."""
+    return sum(count for _, count in _concat_sizes(graph, None))
+
+
+def _concat_sizes(
+    graph: onnx.GraphProto, dtypes: frozenset[int] | None
+) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Yield each Concat with how many elements of `dtypes` and of rank 1 it makes at most.
+
+    It has the sum of its inputs, a Shape has at most a rank; others have no more than one input.
+    """
+    counts: dict[str, int] = {}
+    for tensor in graph.initializer:
+        counts[tensor.name] = _count(tensor.data_type, tensor.dims, dtypes)
+    for value in graph.input:
+        kind = value.type.tensor_type
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        counts.setdefault(value.name, _count(kind.elem_type, dims, dtypes))
+    for node in graph.node:
+        parts = [counts.get(name, 0) for name in node.input]
+        if node.op_type == "Constant" and node.attribute:
+            tensor = node.attribute[0].t
+            parts = [_count(tensor.data_type, tensor.dims, dtypes)]
+        elif node.op_type == "Shape":
+            parts = [MAX_RANK]
+        count = sum(parts) if node.op_type == "Concat" else max(parts, default=0)
+        counts.update(dict.fromkeys(node.output, count))
+        if node.op_type == "Concat":
+            yield node, count
+
+
+def _count(dtype: int, dims: Sequence[int], dtypes: frozenset[int] | None) -> int:
+    if len(dims) > 1 or (dtypes is not None and dtype not in dtypes):
+        return 0
+    return math.prod(max(1, dim) for dim in dims)
+
+
+def _elements(tensor: onnx.TensorProto) -> int:
+    return math.prod(max(0, dim) for dim in tensor.dims)
+
+
+def _bad_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, str, str]]:
+    graph = proto.graph
+    types: dict[str, TypeProto] = {
+        tensor.name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        for tensor in graph.initializer
+    }
+    types |= {
+        value.name: value.type
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.WhichOneof("value")
+    }
+    data = {t.name: t for t in graph.initializer if _elements(t) <= MAX_READ_ELEMENTS}
+    opsets = {opset.domain or "": opset.version for opset in proto.opset_import}
+    for node in graph.node:
+        known = all(name in types for name in node.input if name)
+        if node.domain not in ("", "ai.onnx") or node.op_type in SKIPPED or not known:
+            continue
+        reason = _contradiction(node, types, data, proto, opsets.get("", 1))
+        if reason:
+            yield node.name, node.op_type, reason
+
+
+def _contradiction(
+    node: onnx.NodeProto,
+    types: Mapping[str, TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+    proto: onnx.ModelProto,
+    opset: int,
+) -> str:
+    """Return what is wrong with a node, "" where nothing is."""
+    read = {name: types[name] for name in node.input if name}
+    constants = {name: data[name] for name in read if name in data}
+    try:
+        schema = defs.get_schema(node.op_type, opset, "")
+        if reason := _bad_attribute(node, schema) or _bad_convolution(node, types):
+            return reason
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema, node, read, constants, opset_imports=list(proto.opset_import)
+        )
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as err:
+        return str(err)
+    except (defs.SchemaError, KeyError, RuntimeError, TypeError, ValueError):
+        return ""  # not known to this onnx, or nothing that it can say of a node alone
+    return _bad_result(inferred, types, {value.name for value in proto.graph.output})
+
+
+def _bad_attribute(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            return f"its attribute {attribute.name!r} is one of a function, and it is in none"
+        if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.UNDEFINED):
+            return "it casts to no type"
+        known = schema.attributes.get(attribute.name)
+        if known is not None and int(known.type.value) != attribute.type:  # type: ignore[attr-defined]
+            return f"its attribute {attribute.name!r} has the wrong type"
+    return ""
+
+
+def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
+    """Return what is wrong with ranks and groups of a convolution; inference misses both."""
+    if node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
+        return ""
+    kinds = [types[name].tensor_type for name in node.input[:2] if name in types]
+    shapes = [[dim.dim_value for dim in kind.shape.dim] for kind in kinds if kind.HasField("shape")]
+    groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+    if any(len(shape) < 3 for shape in shapes) or len({len(shape) for shape in shapes}) > 1:
+        return f"its input and weights are {' and '.join(map(str, shapes))}"
+    if groups < 1:
+        return f"it has {groups} groups"
+    if len(shapes) < 2 or not (shapes[0][1] and shapes[1][0] and shapes[1][1]):
+        return ""  # a size is not known
+    (_, channels, *_), (first, second, *_) = shapes
+    expected = second * groups if node.op_type == "Conv" else first
+    if first % groups or channels != expected:
+        return f"{groups} groups and weights {shapes[1]} do not fit {channels} channels"
+    return ""
+
+
+def _bad_result(
+    inferred: Mapping[str, TypeProto], noted: Mapping[str, TypeProto], outputs: Set[str]
+) -> str:
+    """Return which result is not what the graph says; exporters misjudge shapes of outputs."""
+    for name, kind in inferred.items():
+        if name in noted and name not in outputs and not _agree(noted[name], kind):
+            return f"it makes {_text(kind)}, but {name!r} is noted as {_text(noted[name])}"
+    return ""
+
+
+def _agree(noted: TypeProto, inferred: TypeProto) -> bool:
+    """Whether two types can be those of one tensor; what one does not know, the other may."""
+    if noted.WhichOneof("value") != "tensor_type" or inferred.WhichOneof("value") != "tensor_type":
+        return True
+    one, two = noted.tensor_type, inferred.tensor_type
+    if one.elem_type and two.elem_type and one.elem_type != two.elem_type:
+        return False
+    if not one.HasField("shape") or not two.HasField("shape"):
+        return True
+    pairs = list(zip(one.shape.dim, two.shape.dim, strict=False))
+    known = [(a.dim_value, b.dim_value) for a, b in pairs
+             if a.HasField("dim_value") and b.HasField("dim_value")]  # fmt: skip
+    return len(one.shape.dim) == len(two.shape.dim) and all(a == b for a, b in known)
+
+
+def _text(kind: TypeProto) -> str:
+    tensor = kind.tensor_type
+    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?"
+            for dim in tensor.shape.dim]  # fmt: skip
+    shape = f"[{','.join(dims)}]" if tensor.HasField("shape") else ""
+    names = {number: name for name, number in TensorProto.DataType.items()}
+    return f"{names.get(tensor.elem_type, str(tensor.elem_type)).lower()}{shape}"
+
+
+STEPS = {"infer": infer, "convert": convert, "check": check}
+
+
+def answer_to(request: bytes, data: bytes) -> tuple[str, bytes]:
+    """Run a step; second, its result, or the message of what it raised."""
+    options = json.loads(request)
+    try:
+        return "ok", STEPS[options["step"]](onnx.ModelProto.FromString(data), options)
+    except MemoryError:
+        return "MemoryError", b""
+    except Exception as err:  # noqa: BLE001  (all of it goes to the parent by name)
+        name = "MemoryError" if "bad_alloc" in str(err) else type(err).__name__
+        return name, str(err).encode(errors="replace")
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until their stream ends."""
+    while head := requests.read(16):
+        sizes = [int.from_bytes(head[at : at + 8], "little") for at in (0, 8)]
+        request, data = (requests.read(size) for size in sizes)
+        status, answer = answer_to(request, data)
+        parts = (status.encode(), answer)
+        answers.write(b"".join(len(part).to_bytes(8, "little") for part in parts))
+        answers.write(b"".join(parts))
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the parent on standard input and output; what libraries print goes elsewhere."""
+    limit_bytes = int(sys.argv[1])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or hard > limit_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    answers.write(READY)
+    answers.flush()
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

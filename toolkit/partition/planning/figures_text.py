@@ -1,0 +1,39 @@
+"""Where 80 % of boards and models are, and what energies hold, as text."""
+
+from toolkit.partition.costs.constants import Constant
+from toolkit.partition.planning.figures import Bounds
+from toolkit.partition.planning.plan import Plan
+
+_SHOWN = (
+    ("latency_us", "us"),
+    ("frames_per_second", "frames/s"),
+    ("gpu_us", "us of the GPU"),
+    ("energy_mj", "mJ"),
+)
+
+
+def figures_lines(plan: Plan) -> list[str]:
+    """Return the intervals of the plan's figures, and what its energies hold."""
+    intervals = plan.figures[0].intervals
+    shown = ", ".join(_bounds(intervals[name], unit) for name, unit in _SHOWN if name in intervals)
+    lines = [f"this plan, 80 % of cases: {shown}"] if shown else []
+    return [*lines, energy_line(plan.idle, rated=plan.rate_hz is not None)]
+
+
+def energy_line(idle: Constant | None, *, rated: bool) -> str:
+    """Say whether energies hold what the idle board takes, how much, and how well that is known."""
+    if idle is None:
+        return "mJ: beyond the idle board, whose power is not known"
+    power = f"{idle.value:.3g} W, {idle.confidence} confidence"
+    if rated:
+        return f"mJ: beyond the idle board, which takes {power}"
+    return f"mJ: the whole board at the plug, of which idle {power}"
+
+
+def _bounds(bounds: Bounds, unit: str) -> str:
+    low, high = bounds
+    return f"{_number(low)} to {_number(high)} {unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,112 @@
+"""Takes back what moves to the DLA for less than the cost model's own error.
+
+An island of nodes on the DLA pays if moving it back to the GPU would make the plan worse by more
+than a share of what the island costs there; and the plan as a whole if it is better than the GPU
+alone by that share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from device.engine.manifest import Processor
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.objectives import Goal
+from toolkit.partition.solver.assess import (
+    overloads,
+    rate_of,
+    time_scale,
+    value_of,
+    violations,
+)
+from toolkit.partition.solver.baselines import costs_of, gpu_only
+from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution, Task
+from toolkit.partition.solver.segmentation import components, graph_of
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A solution that keeps only what pays; `foregone`: the share that the rest would gain."""
+
+    solution: Solution
+    min_gain: float
+    foregone: float = 0.0
+
+
+def default_min_gain(costs: CostModel, goal: Goal) -> float:
+    """Return half the spread of the rows concerned: those of the DLA, or of power, as a share."""
+    if costs.board.dla is None:
+        return 0.0
+    spread = costs.spread("power" if goal.aim == "energy" else "dla")
+    return spread.half / 2
+
+
+def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: float) -> Kept:
+    """Return the solution with islands moved back to the GPU that gain less than `min_gain`."""
+    if min_gain <= 0 or len(problem.processors) == 1 or goal.aim == "makespan":
+        return Kept(solution, min_gain)
+    best = solution.placement
+    for network, island in _islands(problem, solution.placement, goal.aim):
+        trial = _moved(best, network, island)
+        before, after = _value(problem, goal.aim, best), _value(problem, goal.aim, trial)
+        if after is not None and before is not None:
+            stake = sum(_stake(problem, network, task, goal.aim) for task in island)
+            if after - before < min_gain * stake:
+                best = trial
+    value = _value(problem, goal.aim, best)
+    if all("gpu" in task.time_us for network in problem.networks for task in network.tasks):
+        alone = gpu_only(problem)
+        without = _value(problem, goal.aim, alone)
+        if value is None or (without is not None and value > (1 - min_gain) * without):
+            best, value = alone, without
+    if best == solution.placement or value is None:
+        return Kept(solution, min_gain)
+    costs = costs_of(problem, best)
+    kept = replace(
+        solution,
+        placement=best,
+        segments=tuple(s for network in problem.networks for s in costs[network.name].segments),
+        value=value,
+        proven=False,
+    )
+    return Kept(kept, min_gain, foregone=1 - solution.value / value if value > 0 else 0.0)
+
+
+def _islands(
+    problem: Problem, placement: Placement, aim: Objective
+) -> list[tuple[Network, tuple[Task, ...]]]:
+    """Return the connected pieces on the DLA, those with the least at stake first."""
+    islands = []
+    for network in problem.networks:
+        homes = [placement[network.name][task.name] for task in network.tasks]
+        graph = graph_of(network)
+        for core in sorted({home for home in homes if home != "gpu"}):
+            for piece in components(graph, homes, core):
+                tasks = tuple(network.tasks[index] for index in piece)
+                if all("gpu" in task.time_us for task in tasks):  # none that the user forced
+                    islands.append((network, tasks))
+    return sorted(
+        islands, key=lambda row: sum(_stake(problem, row[0], task, aim) for task in row[1])
+    )
+
+
+def _moved(placement: Placement, network: Network, island: tuple[Task, ...]) -> Placement:
+    homes: Mapping[str, Processor] = placement[network.name]
+    return {**placement, network.name: {**homes, **dict.fromkeys((t.name for t in island), "gpu")}}
+
+
+def _value(problem: Problem, aim: Objective, placement: Placement) -> float | None:
+    """Return the objective, None if the placement breaks a limit or a rate."""
+    costs = costs_of(problem, placement)
+    if violations(problem, placement, costs) or overloads(problem, costs):
+        return None
+    return value_of(problem, aim, costs)
+
+
+def _stake(problem: Problem, network: Network, task: Task, aim: Objective) -> float:
+    """Return what a task adds to the objective on the GPU."""
+    if aim == "energy":
+        return rate_of(network) * task.energy_mj.get("gpu", 0.0)
+    time_us = task.time_us.get("gpu", 0.0)
+    if aim == "latency":
+        return time_us
+    return time_us * rate_of(network) * time_scale(problem, network.name)

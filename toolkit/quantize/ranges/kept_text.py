@@ -1,0 +1,73 @@
+"""The nodes that a calibration keeps in floating point for its targets, as text and for JSON."""
+
+from typing import Any
+
+from toolkit.quantize.loss.judge import loss_text
+from toolkit.quantize.ranges.measure import Ranges
+from toolkit.quantize.trials.keep import AIM, Kept
+
+SHOWN = 12  # nodes; the JSON holds all
+
+
+def kept_lines(ranges: Ranges) -> list[str]:
+    """Return the nodes, why they are kept, and what that brings."""
+    kept = ranges.kept
+    if kept is None:
+        return []
+    if not kept.nodes:
+        return [
+            "  a target is missed, but no set of nodes in floating point with at most "
+            f"{100 * kept.most_float:g} % of the multiplications loses less"
+        ]
+    lines = [
+        f"  kept in floating point: {len(kept.nodes)} nodes with {100 * kept.float_share:.1f} % of "
+        f"the multiplications, as INT8 missed a target; {_basis(kept)}; `tandem build --keep none` keeps none"
+    ]
+    after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
+    for loss in kept.before.missed:
+        now = after.get((loss.part, loss.metric.name))
+        value = "-" if now is None else f"{now.value:.3f}"
+        lines.append(f"    {loss_text(loss)}, now {value}")
+    if not kept.search.met:
+        lines.append(
+            f"    {100 * kept.most_float:g} % of the multiplications leave less than "
+            f"{100 * AIM.amount:g} % of a target on the samples that choose; a larger share may "
+            "lose less (`tandem build --keep 30%`)"
+        )
+    shares = list(kept.error_shares().items())
+    lines += [
+        f"    {node}: its INT8 makes {100 * share:.1f} % of the error"
+        for node, share in shares[:SHOWN]
+    ]
+    return lines + ([f"    and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else [])
+
+
+def kept_builtins(ranges: Ranges) -> dict[str, Any] | None:
+    """Return the nodes and their figures for programs."""
+    kept = ranges.kept
+    if kept is None:
+        return None
+    return {
+        "nodes": kept.error_shares(),
+        "float_share": kept.float_share,
+        "most_float": kept.most_float,
+        "chosen_on": kept.samples,
+        "judged_apart": kept.apart,
+        "aim_met": kept.search.met,
+        "before": [
+            {
+                "output": loss.part,
+                "metric": loss.metric.name,
+                "value": loss.value,
+                "beyond_target": loss.missed,
+            }
+            for loss in kept.before.losses
+        ],
+    }
+
+
+def _basis(kept: Kept) -> str:
+    count = f"{kept.samples} sample{'' if kept.samples == 1 else 's'}"
+    if kept.apart:
+        return f"chosen on {count} that do not judge"
+    return f"chosen on {count}, those that judge among them: give more data to judge apart"

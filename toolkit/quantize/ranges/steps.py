@@ -1,0 +1,328 @@
+"""The steps of a calibration, each on what the steps before it made (see `measure`)."""
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.budget import BudgetResult
+from calibration.calibrate import Checkpoint, Observation, Run
+from calibration.dataset import Sample, memory_dataset
+from calibration.errors import CalibrationError
+from calibration.state import read_state
+from toolkit.quantize.corrections.corrections import (
+    CORRECTION,
+    CORRECTION_SAMPLES,
+    EQUALISATION,
+    CorrectionOutcome,
+    FinalFit,
+    Rows,
+    corrected_graph,
+    final_fit,
+    try_bias_correction,
+    try_equalisation,
+)
+from toolkit.quantize.gpu_operands import operands_on_gpu
+from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.preprocess.decide import Decision
+from toolkit.quantize.quantize import calibrated_tensors
+from toolkit.quantize.ranges.data import Source, input_specs, open_data, preprocessing_of
+from toolkit.quantize.ranges.fit import (
+    AUTO_METHODS,
+    Fit,
+    Halves,
+    Outputs,
+    fit,
+    loses_no_more,
+    merge_observations,
+    search_ranges,
+    spent_shares,
+    widest_fit,
+)
+from toolkit.quantize.ranges.observe import observe_run, shared_runner
+from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report
+from toolkit.quantize.ranges.split import MIN_SAMPLES, Split
+from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
+from toolkit.quantize.trials.keep import Kept, keep_best
+
+WORSE = "minmax without it loses less of the scores, boxes or classes"
+FURTHER = "the outputs would be further from their targets"
+_NO_ROWS: Rows = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A calibration request; `tensors` of `graph` get ranges from `data`."""
+
+    graph: ir.Model
+    tensors: Sequence[str]
+    source: Source
+    preprocessing: Decision | None
+    data: Split
+    options: RangeOptions
+    model_sha256: str
+    report: Report
+
+    @property
+    def methods(self) -> Sequence[str]:
+        return AUTO_METHODS if self.options.method == AUTO else (self.options.method,)
+
+    @property
+    def chooses(self) -> bool:
+        """True if `auto` may leave out everything that loses more than the widest ranges."""
+        switches = (self.options.equalise, self.options.correct_biases)
+        return self.options.method == AUTO and "on" not in switches
+
+    @property
+    def corrects(self) -> bool:
+        """True if bias correction is tried."""
+        switch = self.options.switch(self.options.correct_biases)
+        return switch == "on" or (switch == "auto" and not _why_not(self.source, self.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """Validation samples; the first pass does not observe those at the indices `held_out`."""
+
+    validation: Sequence[Sample]
+    held_out: NDArray[np.intp]
+
+
+def opened(
+    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
+) -> Job:
+    """Open the samples, some of them held out; in two halves if they decide anything."""
+    switches = (options.switch(options.equalise), options.switch(options.correct_biases))
+    specs = input_specs(graph)
+    preprocessing = preprocessing_of(source, specs, options.preprocess, options.suggested)
+    config = None if preprocessing is None else preprocessing.config
+    data = Split(
+        open_data(source, specs, config, options.samples),
+        options.search or switches != ("off", "off"),
+    )
+    tensors = calibrated_tensors(graph)
+    return Job(graph, tensors, source, preprocessing, data, options, model_sha256, report)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What steps 3 to 6 chose; `factors`: of the equalisation, by tensor."""
+
+    fitted: Fit
+    final: FinalFit
+    factors: Rows
+    corrections: tuple[CorrectionOutcome, ...]
+    budget: BudgetResult | None
+    kept: Kept | None
+
+
+def choose_all(job: Job, judges: Judges, plain: Fit) -> Chosen:
+    """Steps 3 to 6: weights, ranges and nodes in floating point."""
+    options = job.options
+    fitted, factors, equalisation = _equalise(job, judges, plain)
+    learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
+    fitted = _choose(job, fitted, learning)
+    search, kept, budget = _budget_search(options), None, None
+    if search is not None:
+        budget = find_budget(fitted, search, _share(job.report, "spend the budget"))
+    elif options.keeps:
+        on_progress = _share(job.report, "look for nodes to keep in float")
+        kept = keep_best(fitted, options.keep_float, options.most_float, on_progress)
+    nodes = frozenset() if budget is None else budget.keep_float
+    nodes = nodes if kept is None else kept.nodes
+    final = final_fit(fitted, options.keep_float | nodes)
+    if budget is not None and search is not None:
+        forbidden = partial(budget_violation, budget, search, fitted)
+    else:
+        forbidden = partial(_further, fitted, final, kept)
+    final, correction = _correct(job, fitted, final, learning, forbidden)
+    corrections = tuple(one for one in (equalisation, correction) if one is not None)
+    if job.chooses and budget is None and fitted.trial.tensors:
+        widest = widest_fit(plain)
+        widest_final = final_fit(widest, final.keep_float)
+        if not loses_no_more(_spent(fitted, final), _spent(widest, widest_final)):
+            fitted, final, factors = widest, widest_final, _NO_ROWS
+            corrections = tuple(replace(one, kept=False, reason=WORSE) for one in corrections)
+    return Chosen(fitted, final, factors, corrections, budget, kept)
+
+
+def _further(fitted: Fit, before: FinalFit, kept: Kept | None, after: FinalFit) -> str:
+    """Return why corrected biases may not be used beside `kept` nodes, "" if they may."""
+    if kept is None:
+        return ""
+    share_before, share_after = (
+        one.noise.judged(one.ranges, one.keep_float, fitted.choosers).target_spent
+        for one in (before, after)
+    )
+    return FURTHER if share_after > max(share_before, 1.0) else ""
+
+
+def observe(job: Job, run: Run, checkpoint: Checkpoint | None) -> Observation:
+    """Step 1."""
+    return observe_run(run, job.data, job.tensors, _share(job.report, "calibrate"), checkpoint)
+
+
+def fit_ranges(
+    job: Job,
+    judges: Judges,
+    graph: ir.Model,
+    first: Observation,
+    exact: Sequence[Outputs] | None = None,
+) -> Fit:
+    """Step 2; held-out samples are observed here."""
+    nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
+    operands = operands_on_gpu(graph, nodes, job.options.keep_float)
+    on_progress = _share(job.report, "try methods")
+    if not judges.held_out.size:
+        return fit(
+            graph,
+            first,
+            job.methods,
+            judges.validation,
+            exact=exact,
+            operands=operands,
+            on_progress=on_progress,
+        )
+    held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
+    run = shared_runner(graph, job.tensors)
+    held_out = observe_run(run, held_out_data, job.tensors, _share(job.report, "calibrate"), None)
+    halves = Halves(first.histograms, held_out.histograms, judges.held_out, job.data.unseen)
+    merged = merge_observations(first, held_out)
+    return fit(
+        graph,
+        merged,
+        job.methods,
+        judges.validation,
+        exact=exact,
+        halves=halves,
+        operands=operands,
+        on_progress=on_progress,
+    )
+
+
+def _equalise(job: Job, judges: Judges, plain: Fit) -> tuple[Fit, Rows, CorrectionOutcome | None]:
+    """Step 3: the better fit, its factors by tensor, and the outcome."""
+    switch = job.options.switch(job.options.equalise)
+    if switch == "off":
+        return plain, _NO_ROWS, None
+    why_not = _why_not(job.source, job.data)
+    if switch == "auto" and why_not:
+        return plain, _NO_ROWS, CorrectionOutcome(EQUALISATION, "auto", False, reason=why_not)
+
+    def refit(changed: ir.Model, rows: Rows) -> Fit:
+        checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
+        observation = observe(job, shared_runner(changed, job.tensors), checkpoint)
+        return fit_ranges(job, judges, changed, observation, plain.noise.exact)
+
+    return try_equalisation(plain, job.data, refit, switch)
+
+
+def _choose(job: Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:
+    """Step 4, with method `auto`."""
+    if job.options.method != AUTO:
+        return fitted
+    correct = partial(corrected_graph, samples=learning) if job.corrects else None
+    shares = (_share(job.report, step) for step in ("compare methods", "choose ranges"))
+    return search_ranges(fitted, correct, *shares)
+
+
+def _correct(
+    job: Job,
+    fitted: Fit,
+    final: FinalFit,
+    learning: Sequence[Sample],
+    forbidden: Callable[[FinalFit], str],
+) -> tuple[FinalFit, CorrectionOutcome | None]:
+    """Step 6."""
+    switch = job.options.switch(job.options.correct_biases)
+    if job.corrects:
+        return try_bias_correction(
+            fitted,
+            final,
+            switch,
+            samples=learning,
+            forbidden=forbidden,
+            on_progress=_share(job.report, "correct biases"),
+        )
+    if switch == "off":
+        return final, None
+    why_not = _why_not(job.source, job.data)
+    return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
+
+
+def _spent(fitted: Fit, final: FinalFit) -> tuple[float, float]:
+    return spent_shares(fitted, final.noise, final.ranges, final.keep_float)
+
+
+def judge_final(job: Job, fitted: Fit, final: FinalFit) -> Judgement:
+    """Step 7."""
+    job.report("judge", 0.0)
+    exact, actual = final.noise.compared(final.ranges, final.keep_float, fitted.judges)
+    return judge(
+        final.trial.parts, exact, actual, basis="seen" if fitted.halves is None else "held out"
+    )
+
+
+def _share(report: Report, step: str) -> Callable[[int, int], None]:
+    """Progress as (done, total)."""
+    return lambda done, total: report(step, done / max(total, 1))
+
+
+def refuse_unknown(nodes: frozenset[str], graph: ir.Model) -> None:
+    known = {str(node.name) for node in graph.graph}
+    for name in sorted(nodes - known):
+        matches = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {matches[0]!r}?)" if matches else ""
+        raise CalibrationError(
+            f"there is no node {name!r} to keep in floating point{hint}: `tandem plan --nodes` "
+            "lists the nodes"
+        )
+
+
+def refuse_one_pass(source: Source, options: RangeOptions) -> None:
+    """Refuse corrections that need a second pass over an iterator."""
+    if isinstance(source, Iterator) and "on" in (options.equalise, options.correct_biases):
+        raise CalibrationError(
+            "equalisation and bias correction read the samples again, but an iterator gives them "
+            "once: give a list, or an object that makes a new iterator each time"
+        )
+
+
+def _why_not(source: Source, data: Split) -> str:
+    """Why a correction cannot be judged, "" if it can."""
+    if isinstance(source, Iterator):
+        return "it reads the samples again, but an iterator gives them once"
+    if data.unseen:
+        return ""
+    if data.count >= MIN_SAMPLES:  # an iterable without a length: known after the first pass only
+        return "samples without a known number leave none unseen to measure it on: give a list"
+    return (
+        f"{data.count} samples are too few to measure it on unseen ones: give at least "
+        f"{MIN_SAMPLES}"
+    )
+
+
+def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkpoint | None:
+    """The checkpoint beside `resume` for an equalised model; one of other factors is deleted."""
+    if resume is None:
+        return None
+    path = resume.with_name(f"{resume.name}.equalised")
+    sha256 = hashlib.sha256(model_sha256.encode() + msgspec.json.encode(rows)).hexdigest()
+    if path.exists() and read_state(path).model_sha256 != sha256:
+        path.unlink()
+    return Checkpoint(path, sha256)
+
+
+def _budget_search(options: RangeOptions) -> BudgetSearch | None:
+    """The request for the budget search; None without a budget."""
+    if options.budget is None:
+        return None
+    return BudgetSearch(options.budget, options.keep_float, options.detector, options.labels)

@@ -1,0 +1,116 @@
+"""Keep the nodes in floating point whose INT8 costs most, where an output misses its target.
+
+The search is `calibration.budget.least_loss`, with the metric `target` and the error of
+`toolkit.quantize.loss.judge.error_of`. The nodes are chosen on the samples that do not judge
+(`Fit.choosers`), with the ranges of the other half. Few samples show few detections, so the search
+goes on until half of each target is left.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.budget import Budget, BudgetResult, least_loss
+from toolkit.quantize.loss.judge import Judgement
+from toolkit.quantize.ranges.fit import Fit, trial_ranges
+from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
+
+MOST_FLOAT = 0.15
+"""The largest share of the multiplications in floating point, unless the user says another."""
+AIM = Budget("target", "least", 0.5)
+MAX_RUNS = 800
+"""Runs of the model that measure nodes alone; a large model has fewer samples for each node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The nodes that stay in floating point, and why.
+
+    `before`: the judgement with all nodes in INT8. `samples`: how many chose the nodes; `apart`:
+    True if none of them judges. `most_float`: the share that was allowed.
+    """
+
+    search: BudgetResult
+    before: Judgement
+    samples: int
+    apart: bool
+    most_float: float
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The names of the nodes."""
+        return self.search.keep_float
+
+    @property
+    def float_share(self) -> float:
+        """Share of the multiplications in floating point, of those that could be INT8."""
+        return 1.0 - self.search.share
+
+    def error_shares(self) -> dict[str, float]:
+        """Node -> its share of the error at the outputs, the largest first."""
+        total = sum(row.cost for row in self.search.costs) or 1.0
+        rows = [row for row in self.search.costs if row.node in self.nodes]
+        return {row.node: row.cost / total for row in sorted(rows, key=lambda row: -row.cost)}
+
+    def reasons(self) -> dict[str, str]:
+        """Node -> why it stays in floating point."""
+        return {
+            node: f"its INT8 makes {100 * share:.1f} % of the error, and an output misses a target"
+            for node, share in self.error_shares().items()
+        }
+
+
+def keep_best(
+    fitted: Fit,
+    always_float: frozenset[str],
+    most_float: float,
+    on_progress: Callable[[int, int], None],
+) -> Kept | None:
+    """Find the nodes to keep; None if no output misses its target, or nothing is INT8.
+
+    Raises CalibrationError: `most_float` is no share.
+    """
+    macs = {
+        node: count for node, count in int8_macs(fitted.graph).items() if node not in always_float
+    }
+    noise, ranges = fitted.noise, trial_ranges(fitted.trial, fitted.amax)
+    if not macs or noise.judged(ranges, always_float).target_spent <= 1.0:
+        return None
+    choosers, apart = _choosers(fitted, ranges, always_float)
+    few = _worst(fitted, ranges, choosers, max(1, MAX_RUNS // len(macs)))
+    measure = METRICS[AIM.metric].build(Material(noise, choosers))
+    search = least_loss(
+        macs,
+        lambda keep: measure(ranges, keep | always_float),
+        AIM,
+        error=lambda keep: noise.error(ranges, keep | always_float, choosers),
+        error_alone=lambda keep: noise.error(ranges, keep | always_float, few),
+        most_float=most_float,
+        on_progress=on_progress,
+    )
+    before = noise.judged(ranges, always_float, fitted.judges)
+    return Kept(search, before, choosers.size, apart, most_float)
+
+
+def _choosers(
+    fitted: Fit, ranges: Mapping[str, float], always_float: frozenset[str]
+) -> tuple[NDArray[np.intp], bool]:
+    """The samples to choose by, and whether none of them judges.
+
+    All, if those that do not judge show nothing to lose.
+    """
+    choosers = fitted.choosers
+    apart = fitted.halves is not None and choosers.size < fitted.noise.count
+    if apart and not fitted.noise.judged(ranges, always_float, choosers).target_spent:
+        return np.arange(fitted.noise.count), False
+    return choosers, apart
+
+
+def _worst(
+    fitted: Fit, ranges: Mapping[str, float], choosers: NDArray[np.intp], count: int
+) -> NDArray[np.intp]:
+    """The samples in which INT8 has the largest error."""
+    errors = [fitted.noise.error(ranges, frozenset(), np.array([number])) for number in choosers]
+    return choosers[np.argsort(-np.nan_to_num(errors, nan=np.inf), kind="stable")[:count]]
