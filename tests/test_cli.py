@@ -139,9 +139,9 @@ def options_of(command: click.Command) -> set[str]:
 
 # Options of other programs, and of processes that Tandem starts.
 FOREIGN = {
-    "--add", "--config", "--dump-resource-usage", "--exists", "--format", "--help", "--id",
-    "--opset", "--port", "--query-gpu", "--saved-model", "--system-site-packages", "--tag",
-    "--tflite", "--until-stdin-closes", "--version", "--write",
+    "--add", "--calib", "--config", "--dump-resource-usage", "--exists", "--format", "--help",
+    "--id", "--onnx", "--opset", "--port", "--query-gpu", "--saved-model",
+    "--system-site-packages", "--tag", "--tflite", "--until-stdin-closes", "--version", "--write",
 }  # fmt: skip
 
 

@@ -145,7 +145,9 @@ def test_rates_that_do_not_fit_are_refused_with_the_processor():
 
 
 def test_an_unknown_objective_is_refused_by_name():
-    with pytest.raises(PlanError, match="take one of energy, gpu-relief, latency, makespan, throughput"):
+    with pytest.raises(
+        PlanError, match="take one of energy, gpu-relief, latency, makespan, throughput"
+    ):
         goal_named("speed")
 
 

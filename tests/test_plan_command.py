@@ -230,7 +230,10 @@ def test_a_node_kept_on_the_gpu_says_so(model):
         (("--force-dla", "erf"), r"rule op.not-exposed refuses it: operator Erf, but"),
         (("--force-dla", "conv99"), r"no such node; the nearest names are conv9"),
         (("--force-gpu", "all"), r"--force-gpu all: the graph that is planned has no such node"),
-        (("--force-dla", "conv1", "--force-gpu", "conv1"), r"force-dla` and --force-gpu"),
+        (
+            ("--force-dla", "conv1", "--force-gpu", "conv1"),
+            r"--force-dla` and --force-gpu",
+        ),
         (("--force-dla", "conv1", "--precision", "fp32"), r"rule G1 refuses it"),
     ],
 )

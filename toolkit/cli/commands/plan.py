@@ -1,6 +1,9 @@
 """`tandem plan`: what runs where, why, what it takes, and what to change; no board needed."""
 
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,7 +114,8 @@ def plan(
         )
     members = _members(model, workload, rate_hz, table, shapes, inputs_as_nchw)
 
-    from toolkit.cli.actions import plan as action
+    with _no_collection():
+        from toolkit.cli.actions import plan as action
 
     request = action.PlanRequest(
         members=tuple(map(action.member_of, members)),
@@ -135,7 +139,7 @@ def plan(
         explanation = action.explain(request, explained)
         click.echo(json.dumps(explanation.as_builtins()) if as_json else explanation.as_text())
         return
-    with progress_bar("plan") as report:
+    with progress_bar("plan") as report, _no_collection():
         result = action.make_plan(request, report)
     if html:
         write_page(html, action.plan_html(result.shared, result.advice))
@@ -149,6 +153,18 @@ def plan(
         )
     )
     say_written(html, as_json=False)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave cyclic garbage for a while: looking for it takes 8 % of a plan, and finds little."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _members(

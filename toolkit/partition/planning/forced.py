@@ -57,7 +57,8 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
                 )
     if both := set(forced.dla) & set(forced.gpu):
         raise PlanError(
-            f"node {min(both)!r} is named with `tandem plan --force-dla` and --force-gpu: leave one out"
+            f"node {min(both)!r} is named with `tandem plan --force-dla` and --force-gpu: "
+            "leave one out"
         )
     for name in forced.dla:
         if (verdict := refused.get(name)) is not None:

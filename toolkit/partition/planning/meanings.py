@@ -10,7 +10,8 @@ MEANINGS: Mapping[str, Meaning] = {
         "it on the GPU. The reason gives the objective with the node's island moved there.",
         "Nothing is wrong. Build with another --objective to weigh it otherwise; "
         "`tandem plan --rate` asks for a frame rate."),
-    "F1": Meaning("The node is named with `tandem plan --force-gpu`.", "Leave it out to let the plan choose."),
+    "F1": Meaning("The node is named with `tandem plan --force-gpu`.",
+        "Leave it out to let the plan choose."),
     "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
         "it in floating point. What the DLA runs is INT8.",
         "Calibrate with a larger --budget, or without the node in --keep-float."),

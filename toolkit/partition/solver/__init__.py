@@ -5,9 +5,13 @@ solve           the best placement, proven or with a gap
 milp            a mixed-integer linear program, solved by HiGHS
 milp_placement  the program of every objective but the makespan
 milp_makespan   the program of the makespan
+makespan        the shortest time of one frame of each network: restricted answers first
+chain_search    the makespan by states, exact for chains
+jobs            segments in an order, and their schedule
 merge           merges tasks that are never separated
 join_cores      two DLA cores as one, for a bound
 intervals       heuristic placements to start from
+rounding        placements from the linear relaxation
 baselines       placements without a solver
 segmentation    segments and connected components of a placement
 assess          segments, crossings, latency, load and energy of a placement

@@ -96,7 +96,7 @@ class _Makespan:
             if exact:
                 self.bound = self._end
                 return not self.jobs
-        if max_switches is None:  # the time ended before the proof: all are chains then
+        if max_switches is None:  # chains too long to search; no program has so many slots
             self.bound = 0.0
             return False
         outcome = solve_slots(

@@ -101,7 +101,8 @@ class Rating:
 
     def allowed(self, on: OnDla) -> OnDla:
         """Return placements with each task where it can run."""
-        return (on | self._must) & self._may
+        allowed: OnDla = (on | self._must) & self._may
+        return allowed
 
     def rate(self, on: OnDla) -> Rated:
         """Return the costs of placements."""
@@ -144,4 +145,5 @@ class Rating:
             if parents:
                 enters = depth[list(parents)] + (inside[index] & ~inside[list(parents)])
                 depth[index] = enters.max(axis=0)
-        return depth.max(axis=0, initial=0).astype(float)
+        entries: Figures = depth.max(axis=0, initial=0).astype(np.float64)
+        return entries
