@@ -19,11 +19,13 @@ from qdq_fixtures import by_onnxruntime, int8_operands, run_onnx, steps_apart
 import configs
 from calibration.compare import sqnr_db
 from calibration.table import CalibrationTable
+from device.errors import TandemError
 from device.runtime.session import open_session
 from pipelines.config import load_model
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
+from toolkit.importers.onnx import ModelBytes, import_model
 from toolkit.quantize.qdq.export import FORMS, PORTABLE, TARGETS, export_form
 from toolkit.quantize.quantize import (
     calibrated_tensors,
@@ -182,3 +184,26 @@ def test_a_qdq_model_that_int8_cannot_take_says_why(
     (note,) = (note for note in result.notes if "Q/DQ" in note)
     assert "do not make the engine INT8" in note
     assert "zero point" in note
+
+
+@pytest.mark.parametrize("zero", [-128, -1])
+def test_int8_of_tensorflow_lite_says_why_not_and_what_to_do(tmp_path: Path, zero: int) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], "dequantize"),
+        helper.make_node("Conv", ["d", "w"], ["y"], "conv"),
+    ]
+    weights = {
+        "scale": np.float32(0.02),
+        "zero": np.int8(zero),
+        "w": np.ones((4, 3, 3, 3), np.float32),
+    }
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, weights)
+    model = ModelBytes("net.tflite", path.read_bytes())
+    words = rf"(?s)net\.tflite: .*a zero point.*--data.*zero point {zero} in INT8"
+    with pytest.raises(TandemError, match=words):
+        build_engine(model, "laptop", tmp_path / "e", BuildOptions(precision="int8"))
+    request = PlanRequest((PlanMember("net", model),), "agx-orin-64gb")
+    with pytest.raises(TandemError, match=words):
+        make_plan(request)
+    assert build_engine(model, "laptop", tmp_path / "e").manifest.provenance.precision == "fp32"

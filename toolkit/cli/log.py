@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +43,13 @@ class LogSettings:
         return (logging.WARNING, logging.INFO, logging.DEBUG)[min(self.verbose, 2)]
 
 
-class _Stderr(logging.StreamHandler[Any]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no parameter before Python 3.11
+
+
+class _Stderr(_StreamHandler):
     """A handler of ours on standard error."""
 
 

@@ -12,6 +12,7 @@ from calibration.table import CalibrationTable
 from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
+from toolkit.engine.own_ranges import without_qdq
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.errors import PlanError, about
@@ -30,7 +31,6 @@ from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
-from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
 
 TENSORRT_PLUGIN = (
@@ -229,7 +229,7 @@ def _load_member(
     )
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
-        plain = import_qdq(graph, any_weight_scale=True)
+        plain = without_qdq(imported)
         graph, table = plain.model, table_of_plain(plain, imported.sha256)
     if member.table is not None and options.precision == "int8":
         table = _table(member.table, member.shapes)

@@ -8,16 +8,17 @@ import onnx_ir as ir
 from device.choices import list_choices
 from device.engine.manifest import Precision
 from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.own_ranges import without_qdq
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
 from toolkit.importers.source import silent
 from toolkit.plugins.functions import give_shapes
-from toolkit.quantize.qdq.importer import PlainModel, import_qdq
+from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
@@ -46,7 +47,7 @@ def read_model(
         plugins=options.plugins,
         report=report,
     )
-    plain, qdq_notes = _plain(imported.model, options)
+    plain, qdq_notes = _plain(imported, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
@@ -58,22 +59,24 @@ def read_model(
     return BuildJob(options, target, imported, graph, passes, plain, plan, report)
 
 
-def _plain(model: ir.Model, options: BuildOptions) -> tuple[PlainModel | None, tuple[str, ...]]:
+def _plain(
+    imported: ImportedModel, options: BuildOptions
+) -> tuple[PlainModel | None, tuple[str, ...]]:
     """Return a Q/DQ model without its Q/DQ where it becomes INT8; else None; second, notes.
 
     INT8 is the default of a Q/DQ model. Where its Q/DQ are not such as INT8 engines have, they
     stay in the graph as they are.
     """
-    if not has_qdq(model):
+    if not has_qdq(imported.model):
         return None, ()
     if options.precision in ("int8", "best") or (
         options.precision is None and _has_ranges(options)
     ):
-        return import_qdq(model, any_weight_scale=True), ()
+        return without_qdq(imported), ()
     if options.precision is not None:
         return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
     try:
-        plain = import_qdq(model, any_weight_scale=True)
+        plain = without_qdq(imported)
     except ImportModelError as err:
         return None, (f"{KEPT_QDQ}: {err}",)
     if not plain.amax:

@@ -350,13 +350,13 @@ def _remedy(proto: onnx.ModelProto) -> str:
 
 def _name_nodes(graph: ir.Graph) -> None:
     """Give every node a name of its own: its old one, or its operator and first output."""
-    taken: set[str] = set()
+    names: set[str] = set()
     for node in graph.all_nodes():
         base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
         name, n = base, 1
-        while name in taken:
+        while name in names:
             name, n = f"{base}_{n}", n + 1
-        taken.add(name)
+        names.add(name)
         node.name = name
 
 

@@ -120,17 +120,17 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     read_elsewhere = {
         name for node in proto.graph.node if node.op_type != "PRelu" for name in node.input
     }
-    laid: dict[str, int] = {}
+    slope_ranks: dict[str, int] = {}
     for node in nodes:
         source, name, *more = (*node.input, "", "")
         rank = ranks.get(source)
         own = name in slopes and name not in read_elsewhere and not any(more)
-        if rank is None or rank < 2 or not own or laid.setdefault(name, rank) != rank:
+        if rank is None or rank < 2 or not own or slope_ranks.setdefault(name, rank) != rank:
             raise ImportModelError(
                 f"{path.name} has opset {opset}, and the slopes of its PRelu {source!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
             )
-    for name, rank in laid.items():
+    for name, rank in slope_ranks.items():
         tensor = slopes[name]
         tensor.dims[:] = [math.prod(tensor.dims), *(rank - 2) * [1]]
         for value in proto.graph.input:  # IR version 3 lists constants among the inputs
@@ -178,9 +178,11 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
             "coordinate_transformation_mode": "asymmetric",
             "nearest_mode": "ceil" if shrinks else "floor",
         }
-        kept = [attribute for attribute in node.attribute if attribute.name not in values]
+        other_attributes = [
+            attribute for attribute in node.attribute if attribute.name not in values
+        ]
         del node.attribute[:]
-        node.attribute.extend(kept)
+        node.attribute.extend(other_attributes)
         node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
 
 

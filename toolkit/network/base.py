@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,8 @@ class NetworkBase:
         if self._draft.is_computed(source):
             return self._draft.output(source, name)
         layer = self._draft.claim(None, "identity")
-        return self._draft.output(*self._draft.node(layer, "Identity", [source]), name)
+        (copy,) = self._draft.node(layer, "Identity", [source])
+        return self._draft.output(copy, name)
 
     def serialize(self) -> bytes:
         """Return the network as an ONNX file. Raises NetworkError: it has no output."""
@@ -96,13 +96,16 @@ def rank_of(layer: str, tensor: Tensor) -> int:
 
 def axes_of(layer: str, axes: int | Sequence[int], rank: int) -> list[int]:
     """Return sorted axes, from a bit mask or a sequence. Raises NetworkError: there is no such."""
-    if isinstance(axes, Integral) and axes < 0:
+    if isinstance(axes, int | np.integer) and axes < 0:
         raise NetworkError(
             f"layer {layer!r} has the axes {axes}, but one number is a bit mask, and that is not "
             f"negative; give the axis as a sequence: [{axes}]"
         )
     try:
-        indices = _axes_of_mask(axes) if isinstance(axes, Integral) else _integers(axes)
+        if isinstance(axes, int | np.integer):
+            indices = [axis for axis in range(int(axes).bit_length()) if int(axes) >> axis & 1]
+        else:
+            indices = [operator.index(axis) for axis in axes]
     except TypeError as error:
         raise NetworkError(
             f"layer {layer!r} has the axes {axes!r}; give a bit mask, such as 1 << 1, or a "
@@ -115,15 +118,6 @@ def axes_of(layer: str, axes: int | Sequence[int], rank: int) -> list[int]:
             "dimensions; give a bit mask, such as 1 << 1, or a sequence, such as [1]"
         )
     return sorted({axis % rank for axis in indices})
-
-
-def _axes_of_mask(mask: Integral) -> list[int]:
-    bits = int(mask)
-    return [axis for axis in range(bits.bit_length()) if bits >> axis & 1]
-
-
-def _integers(axes: Sequence[int]) -> list[int]:
-    return [operator.index(axis) for axis in axes]
 
 
 def one_axis_of(layer: str, axes: int | Sequence[int], rank: int) -> int:

@@ -146,9 +146,9 @@ class Draft:
 
     def _free(self, name: str) -> str:
         """Return a name for a tensor that the user does not name: this one, or with a number."""
-        taken = {value.name for value in self._tensors}
+        names = {value.name for value in self._tensors}
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        return next(free for free in itertools.chain([name], numbered) if free not in taken)
+        return next(free for free in itertools.chain([name], numbered) if free not in names)
 
     def _outputs(self, layer: str, count: int) -> list[ir.Value]:
         suffixes = [""] if count == 1 else [f"_{index}" for index in range(count)]

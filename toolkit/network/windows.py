@@ -42,8 +42,8 @@ def window(
     """Return the attributes of a window of `sizes`; `post_padding` None: the same as `padding`."""
     before = list(padding) if padding is not None else [0] * len(sizes)
     after = list(post_padding) if post_padding is not None else before
-    given = {"stride_nd": stride, "padding_nd": padding, "post_padding": post_padding}
-    for name, values in {**given, "dilation_nd": dilation}.items():
+    per_dimension = {"stride_nd": stride, "padding_nd": padding, "post_padding": post_padding}
+    for name, values in {**per_dimension, "dilation_nd": dilation}.items():
         if values is not None and len(values) != len(sizes):
             raise NetworkError(
                 f"layer {layer!r}: {name} has {len(values)} values, but the window has "

@@ -144,10 +144,10 @@ def reduce_model(
         write_model(model, whole)
         outcome = check.run(whole)
         if not outcome.failed:
-            said = " with that output" if check.pattern and outcome.status else ""
+            with_output = " with that output" if check.pattern and outcome.status else ""
             raise SurgeonError(
-                f"the command does not fail{said} on the whole model ({outcome.text}); --check "
-                "takes a command that exits with a status other than 0"
+                f"the command does not fail{with_output} on the whole model ({outcome.text}); "
+                "--check takes a command that exits with a status other than 0"
             )
         search.failure = outcome.text
         keep(model)

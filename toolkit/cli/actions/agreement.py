@@ -73,16 +73,16 @@ class Agreement:
         """Return the report for people."""
         parts = [compared_text(self.compared, every=every)]
         if self.finding is not None:
-            found = self.finding
-            parts.append(culprit_text(found.culprit, found.files, found.commands))
+            one = self.finding
+            parts.append(culprit_text(one.culprit, one.files, one.commands))
         return "\n\n".join([*parts, *([self.hint] if self.hint else [])])
 
     def builtins(self) -> dict[str, Any]:
         """Return what `--json` prints."""
-        found = self.finding
         values = None
-        if found is not None:
-            values = culprit_builtins(found.culprit, found.files, found.commands)
+        if self.finding is not None:
+            one = self.finding
+            values = culprit_builtins(one.culprit, one.files, one.commands)
         return compared_builtins(self.compared, values)
 
 

@@ -28,8 +28,14 @@ from toolkit.cli.options.tactics import tactic_options
 from toolkit.partition.planning.objectives import BUILD_GOALS
 
 if TYPE_CHECKING:
-    from device.runtime.timing_cache import TimingCache
+    from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.plugins import Plugin
+
+# Options that have an effect with --data alone.
+OF_CALIBRATION = (
+    *("samples", "save_table", "budget", "keep", "resume", "equalise", "bias_correction"),
+    *("keep_float", "accept_loss"),
+)
 
 
 def parse_dims(
@@ -109,7 +115,9 @@ def parse_dims(
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def build(
+    ctx: click.Context,
     model: Path,
     profile: str,
     out: Path | None,
@@ -132,9 +140,7 @@ def build(
     dims: tuple[DimRange, ...],
     inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
-    timings: "TimingCache | None",
-    exhaustive: bool,
-    workspace_mib: float | None,
+    tactics: "TacticOptions",
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
@@ -153,23 +159,11 @@ def build(
     The report says which node runs on which processor and why, in segments.
     """
     _refuse_two_sources(data, table, save_table, dummy_ranges)
-    of_calibration = {
-        "--samples": samples,
-        "--save-table": save_table,
-        "--budget": budget,
-        "--keep": keep,
-        "--resume": resume,
-        "--equalise": equalise,
-        "--bias-correction": bias_correction,
-        "--keep-float": keep_float,
-        "--accept-loss": accept_loss,
-    }
-    _refuse_unused(data, precision, of_calibration)
+    _refuse_unused(data, precision, ctx.params)
     need_folders(save_table, html)
 
     from toolkit.cli.actions.build import as_builtins, write_build_page
     from toolkit.engine.build import BuildOptions, build_engine
-    from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.importers.onnx import source_path
     from toolkit.importers.source import ModelPath
     from toolkit.partition.planning.forced import Forced
@@ -201,11 +195,7 @@ def build(
             max_latency_ms=max_latency_ms,
         ),
         plugins=plugins,
-        tactics=TacticOptions(
-            exhaustive=exhaustive,
-            workspace_bytes=None if workspace_mib is None else int(workspace_mib * 2**20),
-            timings=timings,
-        ),
+        tactics=tactics,
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)
@@ -227,13 +217,12 @@ def _refuse_two_sources(
         raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
 
 
-def _refuse_unused(
-    data: Path | None, precision: str | None, of_calibration: Mapping[str, object]
-) -> None:
-    """Refuse calibration options (`of_calibration`, by name) that would have no effect."""
+def _refuse_unused(data: Path | None, precision: str | None, values: Mapping[str, object]) -> None:
+    """Refuse calibration options that would have no effect; `values`: those of all options."""
     if not data:
-        for option, value in of_calibration.items():
-            if value:
+        for name in OF_CALIBRATION:
+            if values[name]:
+                option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
     elif precision not in (None, "int8", "best"):
         raise click.UsageError(

@@ -19,10 +19,10 @@ def explain(what: str | None, as_json: bool) -> None:
     """
     from toolkit.engine.reasons import entries, entry_text, find, list_text
 
-    found = entries() if what is None else find(what)
+    shown = entries() if what is None else find(what)
     if as_json:
-        click.echo(json.dumps([asdict(entry) for entry in found]))
+        click.echo(json.dumps([asdict(entry) for entry in shown]))
     elif what is None:
         click.echo(list_text())
     else:
-        click.echo("\n\n".join(entry_text(entry) for entry in found))
+        click.echo("\n\n".join(entry_text(entry) for entry in shown))

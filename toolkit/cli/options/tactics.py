@@ -1,6 +1,7 @@
 """The options and messages about tactics of GPU kernels."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,10 @@ def not_timed(cache: Path) -> str:
 
 
 def tactic_options(command: F) -> F:
-    """Add --timing-cache (as `timings`), --exhaustive and --workspace-mib."""
+    """Add --timing-cache, --exhaustive and --workspace-mib.
+
+    The command takes all of them as one `tactics`, a TacticOptions.
+    """
     options = (
         click.option(
             "--timing-cache",
@@ -52,6 +56,22 @@ def tactic_options(command: F) -> F:
             help="Limit of a GPU segment's workspace (memory without weights), in MiB.",
         ),
     )
+
+    @wraps(command)
+    def with_tactics(
+        *args: object,
+        timings: TimingCache | None,
+        exhaustive: bool,
+        workspace_mib: float | None,
+        **others: object,
+    ) -> object:
+        from toolkit.gpu.schedule.tactics import TacticOptions
+
+        limit = None if workspace_mib is None else int(workspace_mib * 2**20)
+        tactics = TacticOptions(exhaustive=exhaustive, workspace_bytes=limit, timings=timings)
+        return command(*args, tactics=tactics, **others)
+
+    decorated: Any = with_tactics
     for option in reversed(options):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
