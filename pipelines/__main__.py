@@ -33,7 +33,7 @@ from device.errors import TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
 
 if TYPE_CHECKING:
     from pipelines.sinks.files import OutputFiles
@@ -97,17 +97,22 @@ def _run(
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, engine.sha256),
+            files=_output_files(options, config, engine.sha256),
             patient=options.wait_for_source,
             frames=options.frames,
         )
 
 
-def _output_files(options: argparse.Namespace, engine_sha256: str) -> "OutputFiles":
-    """Return the files of a person's run, or of a release: its folder is named by its content."""
+def _output_files(
+    options: argparse.Namespace, config: PipelineConfig, engine_sha256: str
+) -> "OutputFiles":
+    """Return the files of a person's run, or of a release: its folder is named by its content.
+
+    A release without files needs no folder: it runs on a full disk too.
+    """
     from pipelines.sinks.files import OutputFiles, release_folder
 
-    if options.data is None:
+    if options.data is None or all(isinstance(sink, MqttSink) for sink in config.sinks):
         return OutputFiles(overwrite=options.overwrite)
     content = hashlib.sha256(engine_sha256.encode())
     for name in (PIPELINE, LABELS):

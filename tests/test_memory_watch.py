@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from device.agent.memory_watch import default_limit_bytes, used_bytes
+from device.agent.memory_watch import default_limit_bytes, group_limits, used_bytes
 from device.agent.pipeline_process import PipelineExited, PipelineProcess
 from device.agent.process_tree import mark_of
+from device.start.child import guarded
 
 PATIENCE_S = 60.0
 MIB = 2**20
@@ -40,12 +41,19 @@ def run(code: str, tmp_path: Path) -> str:
     return event.reason
 
 
-@pytest.mark.parametrize("code", [ALLOCATE, IN_A_CHILD], ids=["itself", "what it started"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(ALLOCATE, id="itself"),
+        pytest.param(IN_A_CHILD, id="what it started", marks=pytest.mark.slow),
+    ],
+)
 def test_pipeline_over_its_limit_is_ended_with_the_reason(tmp_path: Path, code: str) -> None:
     reason = run(code, tmp_path)
     assert "MiB of memory and may hold 120 MiB (memory_mb in agent.toml)" in reason
 
 
+@pytest.mark.slow
 def test_reserved_addresses_are_not_memory(tmp_path: Path) -> None:
     assert "by itself" in run(RESERVE, tmp_path)
 
@@ -67,12 +75,37 @@ def test_memory_of_a_process_that_ended_is_none() -> None:
 
 def test_board_that_declares_nothing_keeps_a_quarter_for_the_rest() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert default_limit_bytes() == pytest.approx(0.75 * total, rel=0.01)
+    groups = Path("/proc/self/cgroup").read_text()
+    limits = group_limits(groups, Path("/sys/fs/cgroup"))
+    assert default_limit_bytes() == pytest.approx(0.75 * min([total, *limits]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits"),
+    [
+        ("0::/system.slice/tandem.service\n", [2000, 9000]),
+        ("4:memory:/service\n1:cpu,cpuacct:/x\n0::/\n", [3000]),
+        ("9:name=systemd:/\n", []),
+        ("0::/gone\n", []),
+    ],
+    ids=["version 2", "version 1", "no memory", "gone"],
+)
+def test_limits_of_control_groups_count_with_those_above(
+    tmp_path: Path, groups: str, limits: list[int]
+) -> None:
+    for path, text in {
+        "memory.txt": "",
+        "system.slice/memory.max": "9000",
+        "system.slice/tandem.service/memory.max": "2000",
+        "memory/service/memory.limit_in_bytes": "3000",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert group_limits(groups, tmp_path) == limits
 
 
 def test_kernel_takes_a_pipeline_before_the_agent() -> None:
-    from device.start.child import guarded
-
     done = subprocess.run(
         guarded(("cat", "/proc/self/oom_score_adj")), capture_output=True, text=True, check=True
     )

@@ -68,9 +68,7 @@ def test_no_command_line_has_the_password_of_the_camera(board: Board, camera: Rt
     for pid in board.processes():
         assert Path(f"/proc/{pid}/environ").stat().st_mode & 0o077 == 0
     (gst,) = board.processes("gst_process")
-    assert SECRET.encode() not in Path(f"/proc/{gst}/environ").read_bytes().replace(
-        f"TANDEM_SOURCE=rtsp://viewer:{SECRET}".encode(), b""
-    )
+    assert SECRET.encode() not in Path(f"/proc/{gst}/environ").read_bytes()
     assert SECRET not in board.box.log()
 
 
@@ -93,6 +91,7 @@ def test_pipeline_that_is_killed_leaves_no_process_behind(board: Board, camera: 
     board.wait_status("running")
 
 
+@pytest.mark.slow
 def test_videos_that_were_cut_off_by_a_kill_can_be_played(board: Board) -> None:
     """Encoders are let finish: those of the kills before have done so."""
     wait_for(lambda: read_bytes(board.processes("seen")) > FRAMES_BYTES, PATIENCE_S, "a video")

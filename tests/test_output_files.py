@@ -190,6 +190,15 @@ def test_release_that_writes_elsewhere_fails_its_trial(
     assert target.read_text() == NOTES
 
 
+def test_release_without_files_needs_no_folder(
+    release: Path, pictures: Path, tmp_path: Path
+) -> None:
+    """It runs on a full disk, and on one that has become read-only."""
+    (tmp_path / "data").write_text("a file where the folder would be")
+    assert run_release(release, tmp_path / "data", pictures, "") == []
+
+
+@pytest.mark.slow
 def test_releases_have_folders_of_their_own_and_go_on_after_a_restart(
     release: Path, pictures: Path, tmp_path: Path
 ) -> None:

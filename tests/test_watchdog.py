@@ -64,6 +64,7 @@ def test_camera_that_freezes_is_reported_and_so_is_its_return(live: Scene) -> No
     assert live.board.pipeline_pid() == pid  # the pipeline was not at fault
 
 
+@pytest.mark.slow
 def test_camera_that_is_switched_off_is_reported_with_the_reason(live: Scene) -> None:
     live.board.wait_status("running")
     live.camera.kill()
@@ -89,6 +90,7 @@ def test_pipeline_that_hangs_is_killed_and_started_again(live: Scene) -> None:
     assert report.update.phase == "live"
 
 
+@pytest.mark.slow
 def test_camera_that_is_absent_at_the_start_is_waited_for(live: Scene) -> None:
     live.board.wait_status("running")
     live.camera.kill()
@@ -146,17 +148,23 @@ class Hangs(ColourDetector):
 
     def __init__(self) -> None:
         super().__init__()
+        self.hangs = threading.Event()
         self.go_on = threading.Event()
         self._left = 4
 
     def infer(self, feeds):  # type: ignore[no-untyped-def]
         self._left -= 1
         if self._left < 0:
+            self.hangs.set()
             self.go_on.wait()
         return super().infer(feeds)
 
 
-def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(tmp_path: Path) -> None:
+def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.runtime.pipeline.STATS_S", 0.3)
+    monkeypatch.setattr("pipelines.runtime.heart.HEARTBEAT_S", 0.1)
     path = write_video(tmp_path / "v.mp4", [scene(1, 1)] * 10, fps=20.0)
     messages: list[ChildMessage] = []
     stop, session = threading.Event(), Hangs()
@@ -167,10 +175,10 @@ def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(tmp_path: P
     )
     runner.start()
     try:
-        wait_for(lambda: count(messages, Stats) >= 1, PATIENCE_S, "figures")
+        wait_for(session.hangs.is_set, PATIENCE_S, "it hangs")
         beats, stats = count(messages, Heartbeat), count(messages, Stats)
         assert beats >= 2
-        wait_for(lambda: count(messages, Stats) >= stats + 2, PATIENCE_S, "two more seconds")
+        wait_for(lambda: count(messages, Stats) >= stats + 2, PATIENCE_S, "time for six")
         assert count(messages, Heartbeat) == beats
     finally:
         stop.set()
@@ -182,6 +190,7 @@ def count(messages: list[ChildMessage], kind: type[ChildMessage]) -> int:
     return sum(isinstance(message, kind) for message in list(messages))
 
 
+@pytest.mark.slow
 def test_slow_video_gives_heartbeats_between_its_frames(tmp_path: Path) -> None:
     path = write_video(tmp_path / "v.avi", [scene(1, 1)] * 2, fps=0.5, fourcc="MJPG")
     messages: list[ChildMessage] = []
@@ -220,6 +229,7 @@ def runner(tmp_path: Path) -> PipelineRunner:
     )  # fmt: skip
     made = PipelineRunner(config, "t", PIPELINE, lambda _event: None)
     made._process = FakeProcess()  # type: ignore[assignment]
+    made._set("starting")
     return made
 
 

@@ -57,8 +57,8 @@ class PipelineTable(_Table, frozen=True, kw_only=True):
 
     `stall_s`: without a heartbeat for so long (or three times its first inference) it is killed and
     started again. `start_s`: so long it may take to load. `memory_mb`: MiB that it and what it
-    starts may hold; None: three quarters of the machine. `data_mb`: MiB that the sinks of a release
-    may write.
+    starts may hold; None: three quarters of what the machine or the service has. `data_mb`: MiB
+    that the sinks of a release may write.
     """
 
     stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 10.0

@@ -6,6 +6,7 @@ gives the service a limit (`MemoryMax=`), the kernel holds it too, and ends the 
 agent (`device.start.child`).
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,43 @@ from device.agent.process_tree import marked
 LOOK_S = 0.25
 SEARCH_EVERY = 8  # looks; the pipeline itself is known, what it started is searched for
 DEFAULT_SHARE = 0.75  # of the machine's memory
+_CGROUPS = Path("/sys/fs/cgroup")
 _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 def default_limit_bytes() -> int:
-    """Return the limit of a board that declares none."""
-    return int(_kib_of(Path("/proc/meminfo"), ("MemTotal:",)) * 1024 * DEFAULT_SHARE)
+    """Return the limit of a board that declares none: a share of what the machine, or the control
+    group of the agent, has."""
+    machine = _kib_of(Path("/proc/meminfo"), ("MemTotal:",)) * 1024
+    try:
+        groups = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        groups = ""
+    return int(min(machine, *group_limits(groups, _CGROUPS)) * DEFAULT_SHARE)
+
+
+def group_limits(groups: str, mount: Path) -> list[int]:
+    """Return the memory limits of the control groups in /proc/self/cgroup, and of those above.
+
+    `mount`: where control groups are mounted. Version 2 has one tree, version 1 one for memory.
+    """
+    limits: list[int] = []
+    for line in groups.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, name = mount, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = mount / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            with contextlib.suppress(OSError):
+                text = (group / name).read_text().strip()
+                limits += [int(text)] if text.isdecimal() else []  # "max": no limit
+            if group == root:
+                break
+    return limits
 
 
 def used_bytes(pids: list[int]) -> int:

@@ -142,7 +142,7 @@ class PipelineRunner:
         if self.report.status == "stalled":
             if now_s - self._fair_s > KILL_WAIT_S and silent_s > limit_s + KILL_WAIT_S:
                 self._give_up_stalled()
-        elif silent_s > limit_s and alive_s < now_s:
+        elif silent_s > limit_s and (beating or self.report.status == "starting"):
             what = "no sign of life" if beating else "no first heartbeat"
             key = "stall_s" if beating else "start_s"
             reason = f"the pipeline gave {what} for {limit_s:g} s ({key}): it was killed"

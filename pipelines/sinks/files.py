@@ -148,11 +148,11 @@ def release_folder(root: Path, release: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         others = [entry for entry in root.iterdir() if entry.is_dir() and entry != folder]
+        others.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     except OSError as error:
         raise PipelineError(
             f"the data folder {folder} cannot be used ({error.strerror}): check state_dir."
         ) from error
-    others.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     for entry in others[KEPT_RELEASES - 1 :]:
         shutil.rmtree(entry, ignore_errors=True)
     return folder
