@@ -397,7 +397,7 @@ def test_a_trial_that_cannot_be_counted_waits(tmp_path: Path) -> None:
     older.unlink()
     older.mkdir()  # root may write everywhere, but not over a folder
     (older / "x").write_text("")
-    with mock.patch.object(SlotStore, "_set_aside", lambda _store, _path: None):
+    with mock.patch.object(SlotStore, "_set_aside", return_value=None):
         booted, saved = boot_state(store)
     assert not saved
     assert (booted.active, booted.trial, booted.failures) == ("b", None, ())
