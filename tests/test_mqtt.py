@@ -1,8 +1,11 @@
 """The link to the broker: brokers that freeze, lie, flood or throw out, and what a close costs."""
 
 import queue
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -117,6 +120,27 @@ def test_a_message_larger_than_any_that_is_meant_for_us_is_not_taken(broker: Mos
             assert link.publish("t/1", bytes(MAX_MESSAGE_BYTES + 1), qos=1, wait_s=WAIT_S)
             assert link.publish("t/2", b"x", qos=1, wait_s=WAIT_S)
             assert events.get(timeout=WAIT_S) == Message("t/2", b"x")
+
+
+GIANT_BYTES = 200 * 2**20
+WRITER = """
+import sys
+from paho.mqtt import publish
+publish.single("t/1", bytes(int(sys.argv[2])), qos=1, retain=True, port=int(sys.argv[1]))
+"""
+
+
+def test_a_retained_giant_ends_the_connection_before_it_is_read(broker: Mosquitto) -> None:
+    """A broker of MQTT 3.1.1 cannot be told the limit, so its header must be enough."""
+    # In a process of its own: this one's peak of memory is what is measured.
+    subprocess.run([sys.executable, "-c", WRITER, str(broker.port), str(GIANT_BYTES)], check=True)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with link_to(broker.port, version="3.1.1") as (_link, events):
+        while not isinstance(event := events.get(timeout=WAIT_S), LinkDown):
+            assert isinstance(event, LinkUp)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    assert f"sent a packet of {GIANT_BYTES + 7} bytes, the limit is" in event.reason
+    assert grown_kib < 16 * 1024
 
 
 CONNACK = bytes((0x20, 2, 0, 0))

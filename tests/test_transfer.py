@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from device.errors import TransferError
 from device.protocol.documents import BlobGet, BlobSpec
+from device.update.fetching import Fetching
 from device.update.part_file import Fetch, PartFile
 from device.update.transfer import (
     MAX_CORRUPT_IN_A_ROW,
     STALL_MAX_S,
+    STALL_S,
     WINDOW_MAX,
     WINDOW_START,
     Download,
@@ -201,6 +203,24 @@ def test_silence_is_asked_into_ever_more_rarely() -> None:
         now_s = wake_at_s
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_server_that_announces_the_blob_again_is_asked_at_once(tmp_path: Path) -> None:
+    blob = blob_of(40)
+    fetching = Fetching(tmp_path, WINDOW_MAX)
+    fetching.begin(spec_of(blob))
+    now_s = 0.0
+    fetching.next_request(now_s)
+    for _ in range(6):  # it is away: the pauses double
+        assert fetching.wake_at_s is not None
+        now_s = fetching.wake_at_s
+        assert fetching.next_request(now_s) is not None
+    assert fetching.wake_at_s is not None
+    assert fetching.wake_at_s - now_s == STALL_MAX_S
+    fetching.begin(spec_of(blob))
+    assert fetching.next_request(now_s + 0.5) is not None
+    assert fetching.wake_at_s == now_s + 0.5 + STALL_S
+    fetching.remove()
 
 
 def test_a_server_with_another_file_costs_no_release() -> None:

@@ -33,6 +33,7 @@ STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
 MAX_UNSENT = 64  # QoS 0
 MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
+MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,18 @@ class _Client(paho.Client):
         )
         self.ended = threading.Event()
         self.failure = ""
+        self.oversized_bytes = 0
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Read from the socket; paho asks for a whole packet once it has read its header.
+
+        Brokers of MQTT 5 are told the limit. Those of 3.1.1 are not, and paho would collect the
+        packet in memory first.
+        """
+        if bufsize > MAX_PACKET_BYTES:
+            self.oversized_bytes = bufsize
+            raise ConnectionError(f"a packet of {bufsize} bytes")
+        return super()._sock_recv(bufsize)
 
     def loop_forever(
         self, timeout: float = 1.0, retry_first_connection: bool = False
@@ -238,6 +251,11 @@ class _Connection:
         where = f"the broker at {host}:{port}"
         if self._client.failure:
             return f"{where} sent what is not MQTT ({self._client.failure})"
+        if self._client.oversized_bytes:
+            return (
+                f"{where} sent a packet of {self._client.oversized_bytes} bytes, the limit is "
+                f"{MAX_PACKET_BYTES}: clear the retained message on a topic of this device"
+            )
         return self._reason or f"the connection to {where} was lost"
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:

@@ -42,6 +42,7 @@ class Fetching:
     def begin(self, blob: BlobSpec) -> None:
         """Begin or resume this download in place of any other."""
         if self._fetch is not None and self._fetch.download.spec == blob:
+            self._fetch.download.on_server_back()
             return
         self.pause()
         self._fetch = Fetch(self._folder, blob, self._window_chunks)

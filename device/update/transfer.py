@@ -175,6 +175,11 @@ class Download:
             self._await_reply(now_s, stalled)
         return self._request(now_s)
 
+    def on_server_back(self) -> None:
+        """Ask at once: the server was away, and has announced the blob again."""
+        self.forget_requests()
+        self._stall_s = STALL_S
+
     def forget_requests(self) -> None:
         """Request all chunks in flight again, with the smallest window."""
         self._missing.extendleft(reversed(self._in_flight))
