@@ -336,14 +336,27 @@ def states(
     for operation in operations:
         claims.append(operation.claim if isinstance(operation, Mark) else claims[-1])
     cuts = range(len(operations) + 1)
+    start = _Disk(recording.files, recording.folders)
+    base, begin = start.copy(), 0  # what no cut from here on can lose
     for cut in cuts if in_order else chance.sample(cuts, len(cuts)):
         last = operations[cut - 1] if cut else None
-        for lost in _subsets(_unsynced(recording, cut), chance, most_subsets):
+        unsynced = _unsynced(recording, cut)
+        first = unsynced[0] if unsynced else cut
+        if first < begin:
+            base, begin = start.copy(), 0
+        for operation in operations[begin:first]:
+            base.apply(operation)
+        begin = first
+        for lost in _subsets(unsynced, chance, most_subsets):
             torn_at = [None]
             if isinstance(last, Write) and cut - 1 not in lost:
                 torn_at = [None, *_cuts(last)]
             for torn in torn_at:
-                yield CrashState(replay(recording, cut, lost, torn), claims[cut], cut, lost, torn)
+                disk = base.copy()
+                for number in range(begin, cut):
+                    if number not in lost:
+                        disk.apply(operations[number], torn if number == cut - 1 else None)
+                yield CrashState(disk.tree(), claims[cut], cut, lost, torn)
 
 
 ZEROS = -1  # a torn write whose length is on the disk and whose bytes are not
@@ -392,32 +405,48 @@ def _subsets(numbers: list[int], chance: random.Random, most: int) -> Iterator[t
         yield tuple(one for one in numbers if chance.random() < 0.5)
 
 
-def replay(recording: Recording, cut: int, lost: tuple[int, ...], torn: int | None) -> Tree:
-    """Return the disk after the operations before `cut` but the lost ones, the last write torn."""
-    files = dict(recording.files)
-    folders = {node: dict(names) for node, names in recording.folders.items()}
-    for number, operation in enumerate(recording.operations[:cut]):
-        if number in lost:
-            continue
+@dataclass
+class _Disk:
+    """The content of files and the names in folders, by node."""
+
+    files: dict[int, bytes]
+    folders: dict[int, dict[str, int]]
+
+    def copy(self) -> "_Disk":
+        return _Disk(dict(self.files), {n: dict(names) for n, names in self.folders.items()})
+
+    def apply(self, operation: Operation, torn: int | None = None) -> None:
         if isinstance(operation, Link):
-            folders[operation.folder][operation.name] = operation.node
+            self.folders[operation.folder][operation.name] = operation.node
         elif isinstance(operation, Unlink):
-            if folders[operation.folder].get(operation.name) == operation.node:
-                del folders[operation.folder][operation.name]
+            if self.folders[operation.folder].get(operation.name) == operation.node:
+                del self.folders[operation.folder][operation.name]
         elif isinstance(operation, Move):
-            folders[operation.folder].pop(operation.name, None)
-            folders[operation.new_folder][operation.new_name] = operation.node
+            self.folders[operation.folder].pop(operation.name, None)
+            self.folders[operation.new_folder][operation.new_name] = operation.node
         elif isinstance(operation, Write):
             data = operation.data
-            if torn is not None and number == cut - 1:
+            if torn is not None:
                 data = bytes(len(data)) if torn == ZEROS else data[:torn]
-            files[operation.node] = _written(files.get(operation.node, b""), operation.offset, data)
+            before = self.files.get(operation.node, b"")
+            self.files[operation.node] = _written(before, operation.offset, data)
         elif isinstance(operation, Resize):
-            content = files.get(operation.node, b"")
-            files[operation.node] = content[: operation.size].ljust(operation.size, b"\0")
-    tree: Tree = {}
-    _walk(ROOT, "", files, folders, tree)
-    return tree
+            content = self.files.get(operation.node, b"")[: operation.size]
+            self.files[operation.node] = content.ljust(operation.size, b"\0")
+
+    def tree(self) -> Tree:
+        tree: Tree = {}
+        _walk(ROOT, "", self.files, self.folders, tree)
+        return tree
+
+
+def replay(recording: Recording, cut: int, lost: tuple[int, ...], torn: int | None) -> Tree:
+    """Return the disk after the operations before `cut` but the lost ones, the last write torn."""
+    disk = _Disk(recording.files, recording.folders).copy()
+    for number, operation in enumerate(recording.operations[:cut]):
+        if number not in lost:
+            disk.apply(operation, torn if number == cut - 1 else None)
+    return disk.tree()
 
 
 def _written(content: bytes, offset: int, data: bytes) -> bytes:

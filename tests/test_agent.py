@@ -1,5 +1,6 @@
 """The agent as a process: what it says, what it survives, and what it never imports."""
 
+import contextlib
 import ctypes
 import os
 import queue
@@ -402,6 +403,43 @@ def test_a_release_is_live_only_once_the_disk_has_it(broker: Mosquitto, tmp_path
             assert again.running.version == "2"
     finally:
         board.close()
+
+
+def test_a_disk_that_is_full_at_the_confirm_has_room_for_it(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    board = AgentBox(tmp_path, broker.port, confirm_after_s=1.0)
+    board.state_dir.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=24m", "tandem-test", str(board.state_dir))
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    filler = board.state_dir / "filler"
+
+    def fill(progress: DeployProgress) -> None:
+        if progress.phase == "trial" and not filler.exists():
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+
+    try:
+        board.start()
+        assert deploy(broker, make_bundle(tmp_path / "1")).live
+        address = BrokerAddress("127.0.0.1", broker.port)
+        newer = make_bundle(tmp_path / "2", version="2")
+        result = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=fill)
+        assert result.live
+        assert os.statvfs(board.state_dir).f_bavail * 4096 < 2 * 1024**2
+        board.kill()
+        broker.kill()  # nobody desires anything any more: the board is on its own
+        broker.start()
+        board.start()
+        with Watcher(broker.port) as watcher:
+            report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+        assert report.running is not None
+        assert report.running.version == "2"
+    finally:
+        board.close()
+        subprocess.run(("umount", "--lazy", str(board.state_dir)), check=True)
 
 
 @pytest.mark.parametrize("damage", [b"", None])

@@ -26,7 +26,9 @@ from device.update.bundle import (
     MEMBERS,
     PIPELINE,
     BundleInfo,
+    check_bundle,
     extract_bundle,
+    hash_folder,
     read_bundle_info,
     verify_folder,
     write_bundle,
@@ -74,6 +76,12 @@ def test_what_goes_in_comes_out(good: Path, tmp_path: Path) -> None:
     assert (info.name, info.version, info.profile) == ("good", "1", "test-board")
     assert (tmp_path / "out" / ENGINE).read_bytes() == (good.parent / "e").read_bytes()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([INFO, *MEMBERS])
+    whole = good.read_bytes()
+    sha256 = hashlib.sha256(whole).hexdigest()
+    assert hash_folder(tmp_path / "out") == (info, sha256, len(whole))
+    checked, offset = check_bundle(good)
+    assert checked == info
+    assert whole[offset:].startswith((good.parent / "e").read_bytes())
 
 
 def test_a_failed_write_leaves_the_old_bundle_and_no_rubbish(tmp_path: Path) -> None:
@@ -120,6 +128,8 @@ def test_every_changed_byte_after_bundle_json_is_refused(good: Path, tmp_path: P
         changed.write_bytes(whole)
         with pytest.raises(BundleError):
             extract_bundle(changed, tmp_path / f"out{place}")
+        with pytest.raises(BundleError):
+            check_bundle(changed)
         whole[place] ^= 0x20
 
 
@@ -159,10 +169,12 @@ def test_mutated_bundles_raise_nothing_but_bundle_errors(
     try:
         info = extract_bundle(path, folder / "out")
     except BundleError:
+        with pytest.raises(BundleError):
+            check_bundle(path)
         return
     # What is left to change: the words in bundle.json (the hash of the whole file covers them).
     assert info.files == read_bundle_info(good).files
-    assert verify_folder(folder / "out") == info
+    assert verify_folder(folder / "out") == info == check_bundle(path)[0]
 
 
 def test_a_changed_file_in_a_slot_is_named(good: Path, tmp_path: Path) -> None:

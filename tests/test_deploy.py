@@ -358,8 +358,8 @@ def test_a_first_release_that_waits_gives_way_to_a_newer_one(
     port = address(broker.port)
     waiting = make_bundle(tmp_path / "waiting", "waits")
     try:
-        first = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
-        again = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
+        first = deploy_bundle(waiting, DEVICE, port, timeout_s=1.5)
+        again = deploy_bundle(waiting, DEVICE, port, timeout_s=1.5)
         newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
     finally:
         box.close()

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from mqtt_fixtures import make_bundle
 
 from device.errors import BundleError, StateError
 from device.update import slot_store, slots
+from device.update.boot import boot_state
 from device.update.slot_store import SlotStore
 from device.update.slots import SlotFailure, SlotRecord, SlotSeal, SlotState
 
@@ -371,6 +373,36 @@ def test_the_older_copy_gives_way_to_what_the_slots_know_better(tmp_path: Path) 
     other = {"a": SlotSeal(record=record("9"))}
     assert slots.agreeing(state, other).a is None  # type: ignore[arg-type]
     assert slots.agreeing(slots.lose_active(state), {}).active == "a"
+    store.close()
+
+
+def test_a_trial_whose_files_are_damaged_is_no_failure_of_the_release(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    state = store.load()
+    store.populate("a", make_bundle(tmp_path / "3", version="3"), record("3"))
+    state = store.save(slots.begin_trial(slots.stage(state, record("3")), "r"))
+    os.truncate(store.slot_folder("a") / "model.engine", 100)
+    booted, saved = boot_state(store)
+    assert saved
+    assert (booted.active, booted.trial, booted.a, booted.failures) == ("b", None, None, ())
+    store.close()
+
+
+def test_a_trial_that_cannot_be_counted_waits(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    state = store.load()
+    store.populate("a", make_bundle(tmp_path / "3", version="3"), record("3"))
+    state = store.save(slots.begin_trial(slots.stage(state, record("3")), "r"))
+    older = tmp_path / "state" / f"slots.{(state.generation + 1) % 2}"
+    older.unlink()
+    older.mkdir()  # root may write everywhere, but not over a folder
+    (older / "x").write_text("")
+    with mock.patch.object(SlotStore, "_set_aside", return_value=None):
+        booted, saved = boot_state(store)
+    assert not saved
+    assert (booted.active, booted.trial, booted.failures) == ("b", None, ())
+    assert booted.postponed is not None
+    assert "cannot write the state of the slots" in booted.postponed.reason
     store.close()
 
 

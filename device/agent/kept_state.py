@@ -2,10 +2,15 @@
 
 import logging
 import time
+from pathlib import Path
 
-from device.errors import StateError
+import msgspec
+
+from device.errors import BundleError, StateError
+from device.protocol.documents import Desired
 from device.update import slots
 from device.update.boot import boot_state
+from device.update.bundle import read_bundle_info
 from device.update.slot_store import SlotStore
 from device.update.slots import Slot, SlotRecord, SlotState
 
@@ -65,15 +70,40 @@ class KeptState:
         if self._unsaved and now_s >= self._retry_at_s:
             self.note(self.state)
 
+    def stage(self, bundle: Path, desired: Desired, profile: str) -> None:
+        """Unpack a fetched bundle into the idle slot.
+
+        Raises BundleError, StateError or OSError; what was in the slot may be lost by then.
+        """
+        info = read_bundle_info(bundle)
+        # The desired document names a profile too, but it is not what was built.
+        if info.profile != profile:
+            raise BundleError(
+                f"the engine in the bundle is built for {info.profile}, this device is {profile}: "
+                f"build an engine for {profile}"
+            )
+        record = SlotRecord(
+            sha256=desired.release.blob.sha256,
+            bytes=desired.release.blob.bytes,
+            name=info.name,
+            version=info.version,
+            request=desired.request,
+        )
+        self.save(slots.clear(self.state))
+        self._store.populate(self.state.idle, bundle, record)
+        self.save(slots.stage(self.state, record))
+
     # -- what has happened
 
     def roll_back(self, reason: str) -> None:
         """The trial failed."""
         self.note(slots.roll_back(self.state, reason, utc_now()))
 
-    def give_up_active(self, reason: str) -> None:
-        """The active release gives way to the one before."""
-        self.note(slots.give_up_active(self.state, reason, utc_now()))
+    def give_up_active(self, reason: str, request: str) -> None:
+        """The active release, asked for by `request`, gives way to the one before."""
+        state = slots.give_up_active(self.state, reason, utc_now())
+        last = msgspec.structs.replace(state.failures[-1], request=request)
+        self.note(msgspec.structs.replace(state, failures=(*state.failures[:-1], last)))
 
 
 def utc_now() -> str:

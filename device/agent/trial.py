@@ -7,6 +7,7 @@ of a steady clock.
 
 from dataclasses import dataclass, replace
 
+from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
 
 
@@ -18,6 +19,16 @@ class TrialLimits:
     confirm_after_s: float
     confirm_frames: int
     max_error_rate: float
+
+
+def trial_limits(table: UpdateTable) -> TrialLimits:
+    """Return the limits that agent.toml sets."""
+    return TrialLimits(
+        timeout_s=table.trial_timeout_s,
+        confirm_after_s=table.confirm_after_s,
+        confirm_frames=table.confirm_frames,
+        max_error_rate=table.max_error_rate,
+    )
 
 
 @dataclass(frozen=True, slots=True)

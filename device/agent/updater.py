@@ -22,16 +22,15 @@ from device.agent.trial import (
     Postpone,
     RollBack,
     Trial,
-    TrialLimits,
     Wait,
     judge,
+    trial_limits,
 )
 from device.errors import BundleError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
 from device.update.boot import with_whole_active
-from device.update.bundle import read_bundle_info
 from device.update.decisions import (
     Failed,
     FetchIt,
@@ -46,7 +45,7 @@ from device.update.decisions import (
 )
 from device.update.fetching import Fetching
 from device.update.slot_store import SlotStore
-from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotRecord, SlotState
+from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
 
 LOG = logging.getLogger("tandem.agent")
 
@@ -64,12 +63,7 @@ class Updater:
         """`report` publishes the reported state before something that takes long."""
         self.update = Update(phase="idle")
         self._config = config
-        self._limits = TrialLimits(
-            timeout_s=config.update.trial_timeout_s,
-            confirm_after_s=config.update.confirm_after_s,
-            confirm_frames=config.update.confirm_frames,
-            max_error_rate=config.update.max_error_rate,
-        )
+        self._limits = trial_limits(config.update)
         self._store = store
         self._kept = KeptState(store)
         self._pipeline = pipeline
@@ -256,32 +250,12 @@ class Updater:
         self.update = update_of(desired, "staging", desired.release.blob.bytes)
         self._report()
         try:
-            self._unpack(desired)
+            self._kept.stage(self._fetching.finish(), desired, self._config.profile)
         except (TandemError, OSError) as error:
             self._give_up_fetching(_reason(error))
             return
         self._fetching.remove()
         self._begin_trial(desired)
-
-    def _unpack(self, desired: Desired) -> None:
-        path = self._fetching.finish()
-        info = read_bundle_info(path)
-        # The desired document names a profile too, but it is not what was built.
-        if info.profile != self._config.profile:
-            raise BundleError(
-                f"the engine in the bundle is built for {info.profile}, this device is "
-                f"{self._config.profile}: build an engine for {self._config.profile}"
-            )
-        record = SlotRecord(
-            sha256=desired.release.blob.sha256,
-            bytes=desired.release.blob.bytes,
-            name=info.name,
-            version=info.version,
-            request=desired.request,
-        )
-        self._kept.save(slots.clear(self.state))
-        self._store.populate(self.state.idle, path, record)
-        self._kept.save(slots.stage(self.state, record))
 
     # -- trial
 
@@ -424,9 +398,11 @@ class Updater:
             f"it crashed {limits.max_crashes} times within {limits.crash_window_s:g} s "
             f"(max_crashes), the last time: {reason}"
         )
-        record = self._kept.record(self.state.active)
+        record, desired = self._kept.record(self.state.active), self._desired
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
-        self._kept.give_up_active(reason)
+        if desired is not None and desired.release.blob.sha256 == record.sha256:
+            record = msgspec.structs.replace(record, request=desired.request)
+        self._kept.give_up_active(reason, record.request)
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
         self._reconcile()

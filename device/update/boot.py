@@ -15,8 +15,10 @@ LOG = logging.getLogger("tandem.agent")
 def boot_state(store: SlotStore, at: str = "") -> tuple[SlotState, bool]:
     """Return the state to start from, and whether the disk has it.
 
-    A trial that was interrupted is counted on the disk before it goes on, or rolled back. The slot
-    that runs (the one on trial, else the active one) is whole. `at`: the time, for the records.
+    A trial that was interrupted is counted on the disk before it goes on, or rolled back. One that
+    cannot be counted is postponed, and one whose files are damaged is fetched again: neither is the
+    release's fault. The slot that runs (the one on trial, else the active one) is whole. `at`: the
+    time, for the records.
     """
     loaded = store.load()
     store.clean()
@@ -26,10 +28,15 @@ def boot_state(store: SlotStore, at: str = "") -> tuple[SlotState, bool]:
         try:
             state = store.save(state)  # an attempt that is not counted could go on for ever
             store.verify(trial)
-        except (BundleError, StateError) as error:
-            state = slots.roll_back(state, str(error), at)
-        else:
             return state, True
+        except StateError as error:
+            LOG.error("%s", error)
+            state = slots.postpone(state, str(error))
+        except BundleError as error:
+            LOG.error("%s", error)
+            state = slots.clear(slots.postpone(state, str(error)))
+    elif loaded.trial is not None and state.failure is not None:
+        LOG.error("%s", state.failure.reason)
     state = with_whole_active(store, state)
     if state == loaded:
         return state, True

@@ -154,7 +154,8 @@ class SlotStore:
             finally:
                 os.close(handle)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a part of the room is of no use
+                path.unlink()
             raise StateError(
                 f"{self.root} has no room for the {RESERVE_BYTES >> 10} KiB that a trial must "
                 f"have to record its result: {error.strerror}; make room and deploy again"
