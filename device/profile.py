@@ -10,6 +10,7 @@ import msgspec
 import configs
 from device.choices import list_choices
 from device.errors import ProfileError
+from device.toml_file import decode_toml
 
 Confidence = Literal["high", "medium", "low", "unverified"]
 DlaEra = Literal["calibration-cache", "none", "qdq"]
@@ -227,10 +228,10 @@ def _shipped(name: str) -> Path:
 def _decode(path: Path, kind: type[T]) -> T:
     """Read a TOML file strictly; every failure names the file, and the key where there is one."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=kind)
+        return decode_toml(path.read_bytes(), kind)
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ProfileError(
             f"{path}: {error}: correct it after one of the files in configs/profiles."
         ) from error

@@ -10,6 +10,7 @@ from msgspec import Meta
 from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
+from device.toml_file import decode_toml
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -146,11 +147,13 @@ def load_labels(path: str | Path) -> tuple[str, ...]:
 def _load(path: Path, kind: type[T]) -> T:
     text = _read(path)
     try:
-        tree = msgspec.toml.decode(text)
-    except msgspec.DecodeError as error:
+        tree = decode_toml(text.encode(), object)
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML ({error}): mend it there.") from error
     try:
         return msgspec.convert(tree, kind)
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deep: mend it there.") from error
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(path, tree, kind, str(error))) from error
 

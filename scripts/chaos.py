@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,9 @@ from device.protocol.documents import Reported, StateDocument, decode
 from device.protocol.mqtt import Link, LinkDown, LinkSettings, Message, queue_putter
 from device.protocol.topics import Topics
 from scripts import chaos_parts as parts
+from scripts.chaos_checks import CHECKS, Sight
 from scripts.chaos_schedule import (
-    AGENT_BYTES,
     INVARIANTS,
-    PIPELINE_BYTES,
-    STATE_BYTES,
     Step,
     schedule,
 )
@@ -50,23 +48,6 @@ class Broken:
     invariant: str
     at_s: float
     seen: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What is seen at one time: the process table, the newest report, the agent's state."""
-
-    processes: Mapping[int, parts.Process]
-    agent_pid: int
-    report: Reported | None
-    online: bool
-    state_bytes: int
-    slots: int
-
-    @property
-    def pipelines(self) -> list[parts.Process]:
-        """The processes that run a release."""
-        return [row for row in self.processes.values() if row.is_pipeline]
 
 
 class Watcher:
@@ -107,91 +88,6 @@ class Watcher:
         """End the connection."""
         self._ended.set()
         self._link.close()
-
-
-def runs_or_says_why(sight: Sight) -> str:
-    """A good release runs, or the report says why not."""
-    report = sight.report
-    if sight.pipelines or report is None or report.running is None:
-        return ""
-    if report.pipeline.status == "starting" or report.pipeline.reason:
-        return ""
-    return f"no pipeline runs, and the report says only {report.pipeline}"
-
-
-def report_is_true(sight: Sight) -> str:
-    """The report names the release that runs, and whether one runs."""
-    report = sight.report
-    if report is None or not sight.online:
-        return ""
-    expected = report.pipeline.status in ("starting", "running", "degraded", "stalled")
-    if expected != bool(sight.pipelines):
-        return f"reported {report.pipeline}, running {[row.pid for row in sight.pipelines]}"
-    names = {row.release for row in sight.pipelines}
-    in_trial = report.update.phase == "trial"
-    if names and not in_trial and (report.running is None or names != {report.running.name}):
-        return f"reported {report.running}, running {names}"
-    return ""
-
-
-def agent_is_online(sight: Sight) -> str:
-    """The agent is at the broker."""
-    return "" if sight.online and sight.report is not None else "the agent is not at the broker"
-
-
-def no_orphans(sight: Sight, kind: Callable[[parts.Process], bool]) -> str:
-    """Nothing of a kind lives without the agent above it."""
-    lost = [
-        row
-        for row in sight.processes.values()
-        if kind(row) and sight.agent_pid not in _above(row, sight.processes)
-    ]
-    return f"orphans: {[(row.pid, row.command[:6]) for row in lost]}" if lost else ""
-
-
-def _above(row: parts.Process, rows: Mapping[int, parts.Process]) -> Iterator[int]:
-    while row.parent in rows:
-        yield row.parent
-        row = rows[row.parent]
-
-
-def one_pipeline(sight: Sight) -> str:
-    """No two pipelines run."""
-    running = sight.pipelines
-    return f"{len(running)} pipelines run: {running}" if len(running) > 1 else ""
-
-
-def memory_is_flat(sight: Sight) -> str:
-    """The agent and the pipeline stay below their bounds."""
-    for row in sight.processes.values():
-        limit = AGENT_BYTES if row.pid == sight.agent_pid else PIPELINE_BYTES
-        if (row.pid == sight.agent_pid or row.is_pipeline) and row.resident_bytes > limit:
-            return f"{row.pid} has {row.resident_bytes >> 20} MiB, the bound is {limit >> 20}"
-    return ""
-
-
-def disk_is_bounded(sight: Sight) -> str:
-    """The state folder holds two slots and a download at most."""
-    return f"the state has {sight.state_bytes} bytes" if sight.state_bytes > STATE_BYTES else ""
-
-
-def slots_are_never_lost(sight: Sight) -> str:
-    """A slot folder is there for what the report says is live."""
-    lost = sight.report is not None and sight.report.running is not None and not sight.slots
-    return "the report names a release, but no slot is there" if lost else ""
-
-
-CHECKS: Mapping[str, Callable[[Sight], str]] = {
-    "runs-or-says-why": runs_or_says_why,
-    "report-is-true": report_is_true,
-    "agent-is-online": agent_is_online,
-    "no-orphaned-pipeline": lambda sight: no_orphans(sight, lambda row: row.is_pipeline),
-    "no-orphaned-camera-reader": lambda sight: no_orphans(sight, lambda row: row.is_camera_reader),
-    "one-pipeline": one_pipeline,
-    "memory-is-flat": memory_is_flat,
-    "disk-is-bounded": disk_is_bounded,
-    "slots-are-never-lost": slots_are_never_lost,
-}
 
 
 class Chaos:

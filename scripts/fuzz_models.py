@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from device.errors import TandemError
-from scripts.model_mutants import mutant
+from scripts.mutants.mutant import mutant
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions

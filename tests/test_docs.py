@@ -15,7 +15,7 @@ from toolkit.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "THIRD_PARTY.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY.md"),
     *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
 FILE = re.compile(

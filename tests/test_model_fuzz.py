@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from device.errors import TandemError
 from scripts.fuzz_models import Tally, run
-from scripts.model_mutants import mutant
+from scripts.mutants.mutant import mutant
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions

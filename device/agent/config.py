@@ -9,6 +9,7 @@ from msgspec import Meta
 from device.errors import ConfigError, ProfileError
 from device.profile import load_profile
 from device.protocol.topics import DeviceId
+from device.toml_file import decode_toml, user_path
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
@@ -97,11 +98,11 @@ def load_agent_config(path: Path) -> AgentConfig:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     try:
-        config = msgspec.toml.decode(text, type=AgentConfig)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        config = decode_toml(text, AgentConfig)
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     folder = path.resolve().parent
-    state_dir = folder / Path(config.state_dir).expanduser()
+    state_dir = folder / user_path(config.state_dir)
     profile = _profile_name(config.profile, path, folder)
     return msgspec.structs.replace(config, state_dir=str(state_dir), profile=profile)
 
@@ -110,6 +111,6 @@ def _profile_name(profile: str, path: Path, folder: Path) -> str:
     """Return the name of a profile that exists: no release fits another one."""
     is_file = profile.endswith(".toml")
     try:
-        return load_profile(folder / Path(profile).expanduser() if is_file else profile).name
+        return load_profile(folder / user_path(profile) if is_file else profile).name
     except ProfileError as error:
         raise ConfigError(f"{path}: profile: {error}") from error

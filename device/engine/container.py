@@ -140,12 +140,13 @@ def parse_header(blob: bytes, file_bytes: int, where: str) -> Header:
     _check_counts(blob, where)
     try:
         table = _TABLE.decode(blob)
-        if len(table) > MAX_ENTRIES + 1:
+        stated = table.pop(_METADATA, msgspec.Raw(b"{}"))
+        if len(table) > MAX_ENTRIES:
             raise EngineError(
-                f"{where} has {len(table) - 1} entries, the limit is {MAX_ENTRIES}; "
+                f"{where} has {len(table)} entries, the limit is {MAX_ENTRIES}; "
                 "give a file that 'tandem build' wrote"
             )
-        metadata = _METADATA_DECODER.decode(table.pop(_METADATA, msgspec.Raw(b"{}")))
+        metadata = _METADATA_DECODER.decode(stated)
         raw = {name: _ENTRY_DECODER.decode(value) for name, value in table.items()}
         again = repeated_key(blob)
     except (ValueError, RecursionError) as error:

@@ -5,11 +5,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol
 
 from device.choices import list_choices
 from device.errors import SourceError
+from device.toml_file import user_path
 from pipelines.config import SourceConfig
 from pipelines.frame import Away, Frame
 from pipelines.sources.cv_capture import open_camera_capture, open_rtsp_capture
@@ -48,6 +48,8 @@ def open_source(config: SourceConfig, waiting: Waiting | None = None) -> Source:
     Raises SourceError here, or on entering the `with` block, if there is nothing to read. Whoever
     is patient gets it for files and addresses that cannot be right, not for cameras that are away.
     """
+    if "\0" in config.uri:
+        raise SourceError(f"source {redact(config.uri)!r} holds the character NUL: leave it out.")
     scheme = scheme_of(config.uri)
     if scheme not in SOURCES:
         raise SourceError(
@@ -58,7 +60,7 @@ def open_source(config: SourceConfig, waiting: Waiting | None = None) -> Source:
 
 
 def _open_file(config: SourceConfig, waiting: Waiting) -> Source:
-    path = Path(file_path(config.uri)).expanduser()
+    path = user_path(file_path(config.uri))
     if not path.exists():
         raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:

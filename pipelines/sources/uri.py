@@ -45,7 +45,12 @@ def file_path(uri: str) -> str:
 
 def parse_camera(uri: str) -> Camera:
     """Read `v4l2:///dev/video0?width=1280&height=720&fps=30&format=mjpg`."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise SourceError(
+            f"camera address {uri!r} is none ({error}): write v4l2:///dev/video0."
+        ) from error
     device = parts.netloc + parts.path
     if not device.startswith("/dev/"):
         raise SourceError(

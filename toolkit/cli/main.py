@@ -90,6 +90,11 @@ LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or
 class _Commands(click.Group):
     """A group that lists COMMANDS and imports a command when it is used."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if nul := next((arg for arg in args if "\0" in arg), None):
+            raise click.UsageError(f"{nul!r} holds the character NUL, which no path can", ctx)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

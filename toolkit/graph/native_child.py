@@ -159,9 +159,14 @@ def _bad_attribute(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
         if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.UNDEFINED):
             return "it casts to no type"
         known = schema.attributes.get(attribute.name)
-        if known is not None and int(known.type.value) != attribute.type:  # type: ignore[attr-defined]
+        if known is not None and _type_number(str(known.type)) != attribute.type:
             return f"its attribute {attribute.name!r} has the wrong type"
     return ""
+
+
+def _type_number(name: str) -> int:
+    """Return the number of an attribute's type such as AttrType.INT."""
+    return int(onnx.AttributeProto.AttributeType.Value(name.rpartition(".")[2]))
 
 
 def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
@@ -187,11 +192,20 @@ def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> st
 def _bad_result(
     inferred: Mapping[str, TypeProto], noted: Mapping[str, TypeProto], outputs: Set[str]
 ) -> str:
-    """Return which result is not what the graph says; exporters misjudge shapes of outputs."""
+    """Return which result is not what the graph says.
+
+    Exporters misjudge the shapes of outputs, which is left to them where inference knows no better.
+    """
     for name, kind in inferred.items():
-        if name in noted and name not in outputs and not _agree(noted[name], kind):
+        judged = name in noted and (name not in outputs or _is_known(kind))
+        if judged and not _agree(noted[name], kind):
             return f"it makes {_text(kind)}, but {name!r} is noted as {_text(noted[name])}"
     return ""
+
+
+def _is_known(kind: TypeProto) -> bool:
+    tensor = kind.tensor_type
+    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def _agree(noted: TypeProto, inferred: TypeProto) -> bool:

@@ -122,6 +122,7 @@ def import_model(
     )
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
+    _refuse_bytes(model, path)
     _refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
@@ -215,9 +216,10 @@ def _read(source: ModelSource, report: Report) -> tuple[bytes, str, tuple[str, .
         return exported.data, model_sha256(file.path), exported.notes
     try:
         data = file.path.read_bytes()
-    except OSError as err:
+    except (OSError, ValueError) as err:  # ValueError: a NUL in the path
+        why = getattr(err, "strerror", None) or err
         raise ImportModelError(
-            f"Cannot read the model {file.path}: {err.strerror}; check the path."
+            f"Cannot read the model {file.path}: {why}; check the path."
         ) from err
     return data, hashlib.sha256(data).hexdigest(), ()
 
@@ -271,7 +273,7 @@ def _has_its_data(tensor: onnx.TensorProto) -> bool:
         return len(tensor.raw_data) == math.ceil(math.prod(tensor.dims) * bits / 8)
     try:
         return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
-    except (TypeError, ValueError):
+    except (AssertionError, TypeError, ValueError):  # onnx-ir asserts the field of the type
         return False
 
 
@@ -358,6 +360,17 @@ def _name_nodes(graph: ir.Graph) -> None:
             name, n = f"{base}_{n}", n + 1
         names.add(name)
         node.name = name
+
+
+def _refuse_bytes(model: ir.Model, path: Path) -> None:
+    """Refuse attributes whose text is not UTF-8: onnx-ir keeps their bytes."""
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.STRING and not isinstance(attribute.value, str):
+                raise ImportModelError(
+                    f"{path.name}: the attribute {attribute.name!r} of node {node.name!r} "
+                    f"({node.op_type}) is not UTF-8 text; export the model again."
+                )
 
 
 def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = False) -> None:

@@ -24,6 +24,7 @@ import msgspec
 
 from device.engine.manifest import Precision, Processor
 from device.errors import ConfigError
+from device.toml_file import decode_toml
 
 
 class MeasuredTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,12 +62,15 @@ def load_measured(path: Path) -> Measured:
 
     Raises ConfigError: it cannot be read, does not have the form, or holds a time below zero.
     """
-    decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
     try:
-        measured = decode(path.read_bytes(), type=Measured)
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            measured = msgspec.json.decode(data, type=Measured)
+        else:
+            measured = decode_toml(data, Measured)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: {error}: write it as `toolkit/partition/costs/measured.py` says."
         ) from error

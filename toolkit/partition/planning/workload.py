@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from device.toml_file import decode_toml
 from toolkit.errors import PlanError
 
 
@@ -47,12 +48,12 @@ def load_workload(path: Path) -> Workload:
     Raises PlanError: it cannot be read, holds something else, or names a model twice.
     """
     try:
-        workload = msgspec.toml.decode(path.read_bytes(), type=Workload, dec_hook=_path)
+        workload = decode_toml(path.read_bytes(), Workload, _path)
     except OSError as err:
         raise PlanError(
             f"{path}: cannot read the workload ({err.strerror}): check the path"
         ) from err
-    except (msgspec.MsgspecError, UnicodeDecodeError, NotImplementedError) as err:
+    except (ValueError, NotImplementedError) as err:
         raise PlanError(
             f"{path}: not a workload ({err}): write [[model]] tables with path and rate_hz"
         ) from err
