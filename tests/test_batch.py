@@ -94,4 +94,6 @@ def test_the_engine_has_the_batch_of_the_plan(tmp_path: Path) -> None:
     size = chosen["batch"]["size"]
     assert result.plan.batching.size == size > 1
     manifest = open_engine(tmp_path / "m.engine").manifest
-    assert [tensor.shape[0] for tensor in (*manifest.inputs, *manifest.outputs)] == [size, size]
+    shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}
+    ends = (*manifest.inputs, *manifest.outputs)
+    assert [shapes[name][0] for name in ends] == [size, size]
