@@ -33,7 +33,7 @@ from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_pl
 
 TENSORRT_PLUGIN = (
     "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem leave it out of "
-    "the model, or give its function with --plugin"
+    "the model, or give its function with `tandem build --plugin`"
 )
 
 

@@ -37,5 +37,5 @@ def _foregone(plan: Plan) -> str:
         return ""
     return (
         f" More on the DLA would gain {plan.search.foregone:.1%}, within the model's error: moves "
-        f"must gain {plan.search.min_gain:.0%} (--min-gain)."
+        f"must gain {plan.search.min_gain:.0%} (`tandem plan --min-gain`)."
     )
