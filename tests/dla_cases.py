@@ -136,7 +136,7 @@ def cast(before: str) -> NodeView:
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, WHOLE)
     nodes = [
         helper.make_node(before, ["a"] if before == "Relu" else ["a", "b"], ["m"]),
-        helper.make_node("Cast", ["m"], ["y"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["m"], ["y"], "node", to=TensorProto.FLOAT),
     ]
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, WHOLE) for n in "ab"]
     kind = TensorProto.FLOAT if before == "Relu" else TensorProto.BOOL

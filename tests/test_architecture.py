@@ -21,7 +21,7 @@ from pipelines.config import ModelConfig, PipelineConfig
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import COMMANDS
 from toolkit.cli.options import choices
-from toolkit.partition.costs.constants import Costs
+from toolkit.partition.costs.constants import Costs, Power
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.preprocess.presets import PRESETS
@@ -151,6 +151,7 @@ def test_the_board_never_loads_the_compiler() -> None:
 READERS: tuple[tuple[str, object], ...] = (
     ("agent.toml", AgentConfig),
     ("costs.toml", Costs),
+    ("power.toml", Power),
     ("jetpack.toml", JetPackFile),
     ("sources.toml", dict[str, Source]),
     ("models/*.toml", ModelConfig),

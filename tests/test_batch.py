@@ -76,8 +76,8 @@ def test_a_fixed_batch_says_that_it_needs_a_dimension(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--max-latency-ms", 0.001), "a frame takes .* ms at best"),
-        (("--max-latency-ms", 5, "--rate", 10), "belongs to the throughput"),
-        (("--max-latency-ms", 5, "--objective", "energy"), "belongs to the throughput"),
+        (("--max-latency-ms", 5, "--rate", 10), "for the throughput of one model"),
+        (("--max-latency-ms", 5, "--objective", "energy"), "for the throughput of one model"),
     ],
 )
 def test_a_bound_that_cannot_be_kept_is_refused(options, said, tmp_path: Path) -> None:
@@ -94,4 +94,6 @@ def test_the_engine_has_the_batch_of_the_plan(tmp_path: Path) -> None:
     size = chosen["batch"]["size"]
     assert result.plan.batching.size == size > 1
     manifest = open_engine(tmp_path / "m.engine").manifest
-    assert [tensor.shape[0] for tensor in (*manifest.inputs, *manifest.outputs)] == [size, size]
+    shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}
+    ends = (*manifest.inputs, *manifest.outputs)
+    assert [shapes[name][0] for name in ends] == [size, size]

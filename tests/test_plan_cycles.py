@@ -54,7 +54,7 @@ def test_no_segment_on_the_dla_has_no_cycles(tmp_path: Path) -> None:
 
 
 def test_orins_cycles_are_shown_as_inferred(tmp_path: Path) -> None:
-    path = small_convnet(tmp_path / "m.onnx", np.random.default_rng(1), 128, 64)
+    path = small_convnet(tmp_path / "m.onnx", np.random.default_rng(1), 256, 64)
     arguments = (path, "--profile", "agx-orin-64gb", "--objective", "gpu-relief")
     found = json.loads(plan(*arguments, "--json"))["plans"][0]
     cycles = found["dla_cycles"]

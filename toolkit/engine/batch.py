@@ -37,8 +37,8 @@ def chooses_batch(options: PlanOptions, *, rated: bool, models: int) -> bool:
         return False
     if options.objective != "throughput" or rated or models > 1:
         raise PlanError(
-            "a bound on latency belongs to the throughput of one model as fast as it goes; leave "
-            "`tandem plan --max-latency-ms` out, or the objective, the rate and the workload file"
+            "a bound on latency chooses the batch for the throughput of one model as fast as it "
+            "goes; leave the bound out, or the objective, the rate and the other models"
         )
     return True
 
@@ -75,8 +75,8 @@ def choose_batch(
             best = rate, batch, tried, planned
     if best is None:
         raise PlanError(
-            f"a frame takes {shortest_us / 1e3:.3g} ms at best, the bound of "
-            f"`tandem plan --max-latency-ms` is {options.max_latency_ms:g}; raise it, or take a smaller model or a faster board"
+            f"a frame takes {shortest_us / 1e3:.3g} ms at best, and the bound on latency is "
+            f"{options.max_latency_ms:g} ms; raise it, or take a smaller model or a faster board"
         )
     batching = Batching(best[1], tuple(rows), options.max_latency_ms, _note(dynamic))
     return Choice(best[3], best[2], batching)

@@ -120,7 +120,9 @@ def load_costs() -> Costs:
     return msgspec.toml.decode((configs.ROOT / "costs.toml").read_bytes(), type=Costs)
 
 
-class _Power(_Group, frozen=True, kw_only=True):
+class Power(_Group, frozen=True, kw_only=True):
+    """The file `configs/power.toml`."""
+
     idle_w: dict[str, Constant]
 
 
@@ -135,5 +137,5 @@ def idle_power(profile: str) -> Constant | None:
 
 
 @cache
-def _load_power() -> _Power:
-    return msgspec.toml.decode((configs.ROOT / "power.toml").read_bytes(), type=_Power)
+def _load_power() -> Power:
+    return msgspec.toml.decode((configs.ROOT / "power.toml").read_bytes(), type=Power)

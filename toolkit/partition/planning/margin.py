@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from device.engine.manifest import Processor
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import Goal
+from toolkit.partition.planning.rates import frames_per_second
 from toolkit.partition.solver.assess import (
     overloads,
     rate_of,
@@ -52,14 +53,15 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
             stake = sum(_stake(problem, network, task, goal.aim) for task in island)
             if after - before < min_gain * stake:
                 best = trial
-    value = _value(problem, goal.aim, best)
     if all("gpu" in task.time_us for network in problem.networks for task in network.tasks):
         alone = gpu_only(problem)
-        without = _value(problem, goal.aim, alone)
-        if value is None or (without is not None and value > (1 - min_gain) * without):
-            best, value = alone, without
+        gain = _gain(problem, goal.aim, best, alone)
+        if gain is not None and gain < min_gain:
+            best = alone
+    value = _value(problem, goal.aim, best)
     if best == solution.placement or value is None:
         return Kept(solution, min_gain)
+    foregone = _gain(problem, goal.aim, solution.placement, best) or 0.0
     costs = costs_of(problem, best)
     kept = replace(
         solution,
@@ -68,7 +70,24 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
         value=value,
         proven=False,
     )
-    return Kept(kept, min_gain, foregone=1 - solution.value / value if value > 0 else 0.0)
+    return Kept(kept, min_gain, max(0.0, foregone))
+
+
+def _gain(problem: Problem, aim: Objective, placement: Placement, other: Placement) -> float | None:
+    """Return the share of the objective that a placement saves, None if `other` breaks a limit.
+
+    A throughput without rates is that of frames in flight, as the plan shows it: with queues and
+    contention it is less than the busiest processor allows.
+    """
+    value, without = _value(problem, aim, placement), _value(problem, aim, other)
+    if value is None or without is None or without <= 0:
+        return None
+    gain = 1 - value / without
+    if aim == "utilisation" and len(problem.networks) == 1 and problem.networks[0].rate_hz is None:
+        network = problem.networks[0]
+        rate, slower = (frames_per_second(problem, network, p) for p in (placement, other))
+        gain = min(gain, 1 - slower / rate) if rate > 0 else gain
+    return gain
 
 
 def _islands(
