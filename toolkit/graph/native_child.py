@@ -27,6 +27,14 @@ READY = b"+"  # said once, after start
 MAX_RANK = 64
 INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64})
 MAX_READ_ELEMENTS = 1024  # of constants that the check of a node reads: shapes, axes, scales
+# Operators whose values come from their first operand; the others are sizes, axes and indices.
+FIRST_CARRIES = frozenset(
+    {
+        *("Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile"),
+        *("TopK", "Unsqueeze", "Upsample", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
+        *("ReduceSum",),
+    }
+)
 SKIPPED = frozenset({"Constant", "If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -90,6 +98,10 @@ def _concat_sizes(
             parts = [_count(tensor.data_type, tensor.dims, dtypes)]
         elif node.op_type == "Shape":
             parts = [MAX_RANK]
+        elif node.op_type == "ConstantOfShape":  # one value, however often
+            parts = []
+        elif node.op_type in FIRST_CARRIES:
+            parts = parts[:1]
         count = sum(parts) if node.op_type == "Concat" else max(parts, default=0)
         counts.update(dict.fromkeys(node.output, count))
         if node.op_type == "Concat":

@@ -21,7 +21,8 @@ def kept_lines(ranges: Ranges) -> list[str]:
         ]
     lines = [
         f"  kept in floating point: {len(kept.nodes)} nodes with {100 * kept.float_share:.1f} % of "
-        f"the multiplications, as INT8 missed a target; {_basis(kept)}; `tandem build --keep none` keeps none"
+        f"the multiplications, as INT8 missed a target; {_basis(kept)}; "
+        "`tandem build --keep none` keeps none"
     ]
     after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
     for loss in kept.before.missed:
