@@ -26,6 +26,12 @@ MAX_INTEGERS = 1 << 24  # of one Concat: inference makes a dimension of each tha
 READY = b"+"  # said once, after start
 MAX_RANK = 64
 INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64})
+# Operators whose result may hold the elements of an operand: what shapes are computed with.
+CARRIERS = frozenset(
+    {"Abs", "Add", "Cast", "Concat", "Div", "Flatten", "Gather", "Identity", "Max", "Min", "Mod"}
+    | {"Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze"}
+    | {"Where"}
+)
 MAX_READ_ELEMENTS = 1024  # of constants that the check of a node reads: shapes, axes, scales
 # Operators whose values come from their first operand; the others are sizes, axes and indices.
 FIRST_CARRIES = frozenset(
@@ -82,7 +88,8 @@ def _concat_sizes(
 ) -> Iterator[tuple[onnx.NodeProto, int]]:
     """Yield each Concat with how many elements of `dtypes` and of rank 1 it makes at most.
 
-    It has the sum of its inputs, a Shape has at most a rank; others have no more than one input.
+    It has the sum of its inputs, a Shape has at most a rank; other CARRIERS have no more than one
+    input, and the rest makes values of its own.
     """
     counts: dict[str, int] = {}
     for tensor in graph.initializer:
@@ -92,7 +99,7 @@ def _concat_sizes(
         dims = [dim.dim_value for dim in kind.shape.dim]
         counts.setdefault(value.name, _count(kind.elem_type, dims, dtypes))
     for node in graph.node:
-        parts = [counts.get(name, 0) for name in node.input]
+        parts = [counts.get(name, 0) for name in node.input if node.op_type in CARRIERS]
         if node.op_type == "Constant" and node.attribute:
             tensor = node.attribute[0].t
             parts = [_count(tensor.data_type, tensor.dims, dtypes)]
