@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from device.dla.convolution import Geometry
 from device.engine.manifest import DimRange
 from device.padding import same_padding
-from device.dla.convolution import Geometry
 from toolkit.gpu.emit.windows import read_transposed_window, read_window
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.shapes import formulas

@@ -94,9 +94,7 @@ def graph_of(model: "ModelProto", entry: Callable[[str], Array]) -> SegmentGraph
     constants: dict[str, Array] = {}
     for tensor in model.graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        constants[tensor.name] = (
-            entry(tensor.name) if external else numpy_helper.to_array(tensor)
-        )
+        constants[tensor.name] = entry(tensor.name) if external else numpy_helper.to_array(tensor)
     nodes = []
     for proto in model.graph.node:
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in proto.attribute}
