@@ -116,7 +116,8 @@ def test_refusals_are_grouped_by_rule_with_count_and_hint():
         ("op.not-exposed", ("pool",), True),
     }
     text = render_plan(plan)
-    assert "2 x op.not-exposed: operator Erf, but TensorRT does not offer it on the DLA" in text
+    assert "3 x op.not-exposed, for example: operator Erf, but TensorRT does not offer it" in text
+    assert "operators: 2 Erf, 1 GlobalAveragePool" in text
     assert "helps: use AveragePool" in text
 
 
