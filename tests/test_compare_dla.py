@@ -206,7 +206,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         model,
         "agx-orin-64gb",
         folder / "m.engine",
-        BuildOptions(data=data, plan=PlanOptions(objective="gpu-relief")),
+        BuildOptions(
+            data=data,
+            plan=PlanOptions(objective="gpu-relief", power_mode="15W", min_gain=0.0),
+        ),
     )
     return result.path, model, data
 

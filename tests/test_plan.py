@@ -38,7 +38,9 @@ def plan_of(model, profile=ORIN, objective="gpu-relief", **options) -> Plan:
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.path.stem)
 def test_the_plan_of_a_known_network_equals_its_golden_text(golden):
     plan = golden.plan()
-    assert plan.search.proven
+    on_gpu = all(row.processor == "gpu" for row in plan.placements)
+    taken_back = on_gpu or plan.search.gap <= plan.search.min_gain
+    assert plan.search.proven or taken_back
     assert render_plan(plan) == golden.path.read_text()
 
 
