@@ -208,8 +208,8 @@ def _applications(fit_run: Everything) -> str:
         f"{app.published_rate:.0f} frames/s published; the DLA alone does {app.dla_rate:.0f} in "
         f"INT8 ({app.dla_fp16_rate:.0f} in FP16), the GPU {app.gpu_rate:.0f}, and the network's "
         f"traffic is {app.memory_share:.0%} of the memory's peak. Neither DLA nor memory is the "
-        "bound: four cameras of 30 frames/s give 120 at most, of which the application took "
-        f"{app.published_rate / 120:.0%}. A rate of a whole application says nothing of the DLA.\n"
+        "bound by the model. Its four channels of about 27 frames/s would fit cameras of 30, whose "
+        "rate the source does not state. A rate of a whole application says nothing of the DLA.\n"
         for app in fit_run.applications
     ]
     return "## Whole applications\n\n" + "\n".join(lines)
