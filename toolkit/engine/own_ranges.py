@@ -10,8 +10,8 @@ from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 TFLITE_INT8 = (
     "TensorFlow Lite gives activations a zero point, and the INT8 of TensorRT and of the DLA has "
     "none: what follows a ReLU would lose one of 8 bits. For an INT8 engine give the float model "
-    "(Keras, SavedModel or a float .tflite) with --data; this file builds with --precision fp16 "
-    "or fp32."
+    "(Keras, SavedModel or a float .tflite) with `tandem build --data`; this file builds with "
+    "`tandem build --precision fp16` or fp32."
 )
 
 

@@ -11,7 +11,7 @@ from numpy.lib.npyio import NpzFile
 
 from device.engine.file import open_engine
 from device.engine.manifest import Manifest
-from toolkit.cli.options.tactics import not_timed
+from toolkit.cli.options.timings import not_timed
 from toolkit.cli.pages.bench_page import bench_page
 from toolkit.errors import BenchError
 from toolkit.evaluate.bench.measure import BenchOptions, Measured, measure

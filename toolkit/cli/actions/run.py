@@ -37,7 +37,7 @@ from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
 from toolkit.cli.log import warn
-from toolkit.cli.options.tactics import not_timed
+from toolkit.cli.options.timings import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
 

@@ -27,11 +27,6 @@ def parse_timings(
     return read_timings(value)
 
 
-def not_timed(cache: Path) -> str:
-    """Return the note for a timing cache when no segment runs on a GPU."""
-    return f"{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
-
-
 def tactic_options(command: F) -> F:
     """Add --timing-cache, --exhaustive and --workspace-mib.
 
