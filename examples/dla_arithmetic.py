@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from device import dla
+from device.dla import library as dla
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from toolkit.evaluate.agreement.compare import Compared, _Rows
 from toolkit.evaluate.agreement.figures import DECADES, Tally
 from toolkit.evaluate.agreement.report import compared_text
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
 ROOT = Path(__file__).parents[1]
@@ -449,7 +450,7 @@ def test_an_emulated_segment_shows_its_layers(tmp_path: Path) -> None:
     data = tmp_path / "x.npz"
     np.savez(data, x=rng.standard_normal((4, 3, 64, 64)).astype(np.float32))
     options = BuildOptions(
-        precision="int8", data=data, kernels=False, plan=PlanOptions(objective="energy")
+        precision="int8", data=data, kernels=False, plan=PlanOptions(forced=Forced(dla=("all",)))
     )
     engine = tmp_path / "net.engine"
     build_engine(net, "agx-orin-64gb", engine, options)

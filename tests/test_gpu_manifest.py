@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -314,9 +314,9 @@ def test_kernels_for_another_gpu_are_not_started(monkeypatch: pytest.MonkeyPatch
     one = manifest.segments[0].implementations[0]
     assert isinstance(one, Cuda)
     monkeypatch.setattr(cuda, "device_sm", lambda: 90)
-    assert "sm_87, this GPU is sm_90" in str(cuda.misfit(one))
+    assert "sm_87, this GPU is sm_90" in str(cuda.misfit(cast(Any, None), one))
     monkeypatch.setattr(cuda, "device_sm", lambda: 87)
-    assert cuda.misfit(one) is None
+    assert cuda.misfit(cast(Any, None), one) is None
 
 
 def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
