@@ -12,8 +12,8 @@ In the order of the data:
     scales          real factors as a 16-bit multiplier and a shift
     layers          whole layers, as a compiler sets the stages up
 
-`rounding` holds the one rule of rounding that all of them share, `checks` what they refuse. `library`
-has the names for users of the arithmetic, shown in examples/dla_arithmetic.py. Registers are frozen
+`rounding` holds the one rule of rounding that all of them share, `checks` what they refuse, and
+`library` has the names for users, shown in examples/dla_arithmetic.py. Registers are frozen
 dataclasses that raise DlaError for what the hardware's cannot hold.
 
 The rules are those of the open NVDLA, the ancestor of Xavier's DLA (hardware sources:
