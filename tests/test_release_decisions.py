@@ -78,6 +78,20 @@ def test_a_trial_ends_at_its_limits(trial: Trial, now_s: float, verdict: Verdict
         assert actual == verdict
 
 
+@pytest.mark.parametrize(
+    "trial",
+    [
+        seen((0, "starting", 0, 0)),
+        seen((1, "running", 9, 0)),
+        seen((1, "degraded", 0, 0)),
+    ],
+)
+def test_time_in_which_the_agent_stood_still_decides_nothing(trial: Trial) -> None:
+    assert not isinstance(judge(trial, LIMITS, 41.0), Wait)
+    assert isinstance(judge(trial.held_up(40.0), LIMITS, 41.0), Wait)
+    assert judge(trial.held_up(40.0), LIMITS, 81.0) == judge(trial, LIMITS, 41.0)
+
+
 def test_crashes_count_within_their_window() -> None:
     crashes = Crashes(limit=3, window_s=60.0)
     for now_s in (0.0, 59.0, 60.0):  # the first is out of the window of the last
