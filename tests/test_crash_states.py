@@ -337,6 +337,7 @@ def test_a_board_survives_a_power_cut_at_any_step(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_million_power_cuts(tmp_path: Path, disk: Path, bundles: list[Path]) -> None:
     count = different = 0
     for run in itertools.count():
