@@ -282,6 +282,16 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     assert runner.report.reason == runner.report.since == ""
 
 
+def test_a_first_result_that_comes_too_late_does_not_hide_the_stall(runner: PipelineRunner) -> None:
+    runner._process.silent_since_s = (0.0, True)  # type: ignore[misc]
+    assert look(runner, 11) == 1
+    say(runner, Result(seq=0, latency_ms=1.0))
+    assert runner.health().state == "stalled"
+    reason = runner.on_exit(PipelineExited(1, "the pipeline was killed by SIGKILL"))
+    assert reason is not None
+    assert "no sign of life for 10 s" in reason
+
+
 def test_heartbeats_of_an_earlier_run_change_nothing(runner: PipelineRunner) -> None:
     before = runner.health()
     assert runner.on_message(PipelineOutput(0, beat("degraded", 3))) is None
