@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.pipeline_process import Restarts
 from device.agent.trial import (
     Confirm,
     Crashes,
@@ -99,6 +101,18 @@ def test_crashes_count_within_their_window() -> None:
     assert not crashes.loop
     assert crashes.crashed(118.9).loop
     assert not crashes.crashed(119.1).crashed(179.2).loop
+
+
+def test_a_release_that_dies_soon_after_each_trial_time_is_given_up_by_default() -> None:
+    table = UpdateTable()
+    crashes = Crashes(table.max_crashes, table.crash_window_s)
+    restarts, now_s = Restarts(), 0.0
+    for _ in range(table.max_crashes):
+        now_s += 3.0 * table.confirm_after_s  # its loading included
+        crashes, restarts = crashes.crashed(now_s), restarts.started().died(now_s)
+        assert restarts.at_s is not None
+        now_s = restarts.at_s
+    assert crashes.loop
 
 
 RELEASE = "1" * 64
