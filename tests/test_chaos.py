@@ -6,13 +6,16 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from device.protocol.documents import PipelineReport, Reported, Running, Update
+from device.protocol.documents import Desired, PipelineReport, Reported, Running, Update, decode
+from device.protocol.mqtt import MAX_PACKET_BYTES
 from device.start.child import guarded
 from device.start.command import module_command
 from pipelines.sources.gst import CHILD
+from scripts.chaos import TOPICS, Chaos
 from scripts.chaos_checks import (
     CHECKS,
     Sight,
@@ -105,6 +108,25 @@ def test_a_frozen_pipeline_must_not_stay() -> None:
     assert not hung_pipeline_is_killed(sight(reported("running"), own))
     assert hung_pipeline_is_killed(sight(reported("running"), frozen))
     assert not hung_pipeline_is_killed(sight(reported("starting"), frozen))
+
+
+def test_every_fault_can_be_done() -> None:
+    assert [fault for fault in FAULTS if not hasattr(Chaos, f"_{fault.action}")] == []
+
+
+def test_hostile_messages_go_to_topics_of_the_board() -> None:
+    chaos = Chaos.__new__(Chaos)  # nothing is started
+    chaos._watcher = mock.Mock()
+    for action in ("garbage", "giant"):
+        getattr(chaos, f"_{action}")(schedule(1, 60)[0])
+    (desired, garbage), (chunk, giant) = [
+        call.args for call in chaos._watcher.publish.call_args_list
+    ]
+    assert desired == TOPICS.desired
+    with pytest.raises(ValueError, match="request"):
+        decode(garbage, Desired)
+    assert chunk.startswith(TOPICS.chunks.partition("+")[0])
+    assert len(giant) > MAX_PACKET_BYTES
 
 
 def run_chaos(folder: Path, seed: int, seconds: int) -> dict[str, object]:
