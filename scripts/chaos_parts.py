@@ -228,7 +228,7 @@ def agent_part(folder: Path, broker_port: int, camera_port: int, mark: str) -> P
     config.write_text(
         f'device = "{DEVICE}"\nprofile = "laptop"\nstate_dir = "state"\ndev = true\n'
         f'[broker]\nhost = "127.0.0.1"\nport = {broker_port}\nkeepalive_s = 5\n'
-        f"[update]\ntrial_timeout_s = 20.0\nstop_grace_s = 1.0\n"
+        f"[update]\ntrial_timeout_s = 20.0\nconfirm_after_s = 3.0\nstop_grace_s = 1.0\n"
         f"[pipeline]\nstall_s = {STALL_S}\n"
         f'[source]\nuri = "rtsp://127.0.0.1:{camera_port}/cam"\n'
     )
