@@ -57,7 +57,8 @@ def run_pipeline(
         engine = stack.enter_context(open_engine(folder / ENGINE))
         if engine.manifest.uncalibrated:
             _log.warning(UNCALIBRATED)
-        model = Model(stack.enter_context(Session(engine)), labels, engine.sha256)
+        session = stack.enter_context(Session(engine))
+        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
         return run_frames(
             config,
             model,

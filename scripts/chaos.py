@@ -28,11 +28,7 @@ from device.protocol.mqtt import Link, LinkDown, LinkSettings, Message, queue_pu
 from device.protocol.topics import Topics
 from scripts import chaos_parts as parts
 from scripts.chaos_checks import CHECKS, Sight
-from scripts.chaos_schedule import (
-    INVARIANTS,
-    Step,
-    schedule,
-)
+from scripts.chaos_schedule import INVARIANTS, Invariant, Step, schedule
 
 TICK_S = 0.25
 RESTART_S = 1.0  # the agent is started again after an exit, as systemd does
@@ -90,6 +86,15 @@ class Watcher:
         self._link.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A fault that goes on: when it ends, and what ends it."""
+
+    part: str
+    until_s: float
+    heal: Callable[[], None]
+
+
 class Chaos:
     """A run: the parts, the faults that are open, and since when each invariant does not hold."""
 
@@ -107,13 +112,12 @@ class Chaos:
             "agent": parts.agent_part(folder, *ends, self._mark),
         }
         self._deployers: list[parts.Part] = []
-        self._open: list[tuple[float, Callable[[], None]]] = []  # (when a fault ends, how)
+        self._open: list[_Open] = []
         self._held: set[str] = set()  # parts that a fault keeps from being started again
         self._wrong_since: dict[str, float] = {}
-        self._quiet_since = 0.0
+        self._unquiet_s: dict[str, float] = {}  # part: when a fault last hurt it
         self._agent_restart_s = 0.0
         self.ticks = 0
-        self.judged = 0
         self.broken: list[Broken] = []
 
     def run(self, steps: Sequence[Step], seconds: float) -> None:
@@ -123,9 +127,9 @@ class Chaos:
         _wait(lambda: parts.listens(self._broker_port), "the broker listens")
         self._watcher = Watcher(self._broker_port)
         try:
-            self._deploy("one")
+            self._send("one")
             _wait(lambda: self._live("one"), "the first release is live")
-            self._begin = self._quiet_since = time.monotonic()
+            self._begin = time.monotonic()
             self._follow(list(steps), seconds)
             if not self.broken:
                 self._recover()
@@ -149,29 +153,27 @@ class Chaos:
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        for end in [row for row in self._open if row[0] <= now_s]:
-            self._open.remove(end)
-            end[1]()
-            self._quiet_since = time.monotonic()
+        hurt = {row.part for row in self._open}
+        hurt |= {name for name, part in self._parts.items() if not part.alive}
+        for row in [row for row in self._open if row.until_s <= now_s]:
+            self._open.remove(row)
+            row.heal()
+        self._unquiet_s |= dict.fromkeys(hurt, time.monotonic())
         self._keep_agent(now_s)
         sight = self._sight()
-        quiet = not self._open and all(part.alive for part in self._parts.values())
-        if not quiet:
-            self._quiet_since = now_s
         self.ticks += 1
-        for row in INVARIANTS:
-            if row.on:
-                self._judge(row.name, row.grace_s * self._patience, sight, now_s)
+        for invariant in INVARIANTS:
+            self._judge(invariant, sight, now_s)
 
-    def _judge(self, name: str, grace_s: float, sight: Sight, now_s: float) -> None:
-        seen = CHECKS[name](sight)
+    def _judge(self, invariant: Invariant, sight: Sight, now_s: float) -> None:
+        seen = CHECKS[invariant.name](sight)
         if not seen:
-            self._wrong_since.pop(name, None)
+            self._wrong_since.pop(invariant.name, None)
             return
-        since = max(self._wrong_since.setdefault(name, now_s), self._quiet_since)
-        self.judged += 1
-        if now_s - since > grace_s:
-            self.broken.append(Broken(name, self._now(), seen))
+        others = (at for part, at in self._unquiet_s.items() if part != invariant.despite)
+        since = max(self._wrong_since.setdefault(invariant.name, now_s), *others, 0.0)
+        if now_s - since > invariant.grace_s * self._patience:
+            self.broken.append(Broken(invariant.name, self._now(), seen))
 
     def _sight(self) -> Sight:
         self._watcher.look()
@@ -181,6 +183,8 @@ class Chaos:
             agent_pid=self._parts["agent"].pid,
             report=self._watcher.report,
             online=self._watcher.online,
+            camera_up=self._parts["camera"].alive
+            and all(row.part != "camera" for row in self._open),
             state_bytes=_bytes_below(state),
             slots=sum(1 for slot in ("a", "b") if (state / "slots" / slot).is_dir()),
         )
@@ -198,11 +202,11 @@ class Chaos:
 
     def _hurt(self, step: Step) -> None:
         self._say(f"{step.at_s:8.1f} s  {step.part} {step.action} {step.for_s:.1f} s")
-        self._quiet_since = time.monotonic()
+        self._unquiet_s[step.part] = time.monotonic()
         getattr(self, f"_{step.action}")(step)
 
     def _later(self, step: Step, heal: Callable[[], None]) -> None:
-        self._open.append((time.monotonic() + step.for_s, heal))
+        self._open.append(_Open(step.part, time.monotonic() + step.for_s, heal))
 
     def _kill(self, step: Step) -> None:
         if step.part == "pipeline":
@@ -250,13 +254,15 @@ class Chaos:
             parts.fill_disk(pid, full=True)
             self._later(step, lambda: parts.fill_disk(pid, full=False))
 
-    def _deploy(self, step: Step | str) -> None:
-        name = step if isinstance(step, str) else step.release
+    def _deploy(self, step: Step) -> None:
+        self._send(step.release)
+
+    def _send(self, release: str, *options: str) -> None:
         for deployer in self._deployers:  # one at a time, as its own rules want
             deployer.kill()
         port = self._wires["broker"].port
-        bundle = self._bundles[name]
-        deployer = parts.deployer_part(self._folder, bundle, port, self._mark)
+        bundle = self._bundles[release]
+        deployer = parts.deployer_part(self._folder, bundle, port, self._mark, *options)
         deployer.start()
         self._deployers = [deployer]
 
@@ -264,7 +270,7 @@ class Chaos:
         self._publish(TOPICS.desired, b'{"format": 1, "request": 7}')
 
     def _giant(self, step: Step) -> None:
-        self._publish(TOPICS.chunk("0" * 64, "0"), bytes(GIANT_BYTES))
+        self._publish(TOPICS.chunk("0" * 64, 0, "chaos"), bytes(GIANT_BYTES))
 
     def _publish(self, topic: str, payload: bytes) -> None:
         self._watcher.publish(topic, payload)
@@ -272,14 +278,14 @@ class Chaos:
     # -- the end
 
     def _recover(self) -> None:
-        """After all faults a release is taken as if nothing had happened."""
-        for _, heal in self._open:
-            heal()
-        self._open.clear()
-        self._quiet_since = time.monotonic()
+        """After all faults a release is taken as if nothing had happened.
+
+        With --retry: a fault may have hit its trial.
+        """
+        self._heal_all()
         self._say("recover: deploy release two")
         until = time.monotonic() + 60.0 * self._patience
-        self._deploy("two")
+        self._send("two", "--retry")
         while not self.broken and not self._live("two"):
             if time.monotonic() > until:
                 self.broken.append(
@@ -287,13 +293,18 @@ class Chaos:
                 )
                 return
             if not self._deployers[0].alive:
-                self._deploy("two")
+                self._send("two", "--retry")
             self._tick()
             time.sleep(TICK_S)
 
+    def _heal_all(self) -> None:
+        for row in self._open:
+            row.heal()
+        self._unquiet_s |= dict.fromkeys((row.part for row in self._open), time.monotonic())
+        self._open.clear()
+
     def _close(self) -> None:
-        for _, heal in self._open:
-            heal()
+        self._heal_all()
         self._watcher.close()
         for part in (*self._deployers, self._parts["agent"]):
             part.end()

@@ -16,6 +16,7 @@ class Sight:
     agent_pid: int
     report: Reported | None
     online: bool
+    camera_up: bool
     state_bytes: int
     slots: int
 
@@ -40,7 +41,9 @@ def report_is_true(sight: Sight) -> str:
     report = sight.report
     if report is None or not sight.online:
         return ""
-    expected = report.pipeline.status in ("starting", "running", "degraded", "stalled")
+    if report.pipeline.status == "stalled":  # it is killed, or waits for its next start
+        return ""
+    expected = report.pipeline.status in ("starting", "running", "degraded")
     if expected != bool(sight.pipelines):
         return f"reported {report.pipeline}, running {[row.pid for row in sight.pipelines]}"
     names = {row.release for row in sight.pipelines}
@@ -97,6 +100,24 @@ def slots_are_never_lost(sight: Sight) -> str:
     return "the report names a release, but no slot is there" if lost else ""
 
 
+def camera_away_is_said(sight: Sight) -> str:
+    """The report calls no pipeline running whose camera is away."""
+    report = sight.report
+    if sight.camera_up or not sight.online or report is None:
+        return ""
+    said = report.pipeline.status != "running"
+    return "" if said else f"the camera is away, reported {report.pipeline}"
+
+
+def hung_pipeline_is_killed(sight: Sight) -> str:
+    """No pipeline stays frozen while the agent runs. One that loads has start_s, which is long."""
+    agent, report = sight.processes.get(sight.agent_pid), sight.report
+    if agent is None or agent.is_frozen or report is None or report.pipeline.status == "starting":
+        return ""
+    frozen = [row.pid for row in sight.pipelines if row.is_frozen]
+    return f"frozen and not killed: {frozen}" if frozen else ""
+
+
 CHECKS: Mapping[str, Callable[[Sight], str]] = {
     "runs-or-says-why": runs_or_says_why,
     "report-is-true": report_is_true,
@@ -107,4 +128,6 @@ CHECKS: Mapping[str, Callable[[Sight], str]] = {
     "memory-is-flat": memory_is_flat,
     "disk-is-bounded": disk_is_bounded,
     "slots-are-never-lost": slots_are_never_lost,
+    "camera-away-is-said": camera_away_is_said,
+    "hung-pipeline-is-killed": hung_pipeline_is_killed,
 }

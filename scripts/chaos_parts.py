@@ -25,6 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from device.start.command import module_command
 from device.update.bundle import read_bundle_info, write_bundle
+from pipelines.sources.gst import CHILD
+from scripts.chaos_schedule import STALL_S
 from toolkit.engine.build import BuildOptions, build_engine
 
 MARK = "TANDEM_CHAOS"
@@ -226,17 +228,18 @@ def agent_part(folder: Path, broker_port: int, camera_port: int, mark: str) -> P
     config.write_text(
         f'device = "{DEVICE}"\nprofile = "laptop"\nstate_dir = "state"\ndev = true\n'
         f'[broker]\nhost = "127.0.0.1"\nport = {broker_port}\nkeepalive_s = 5\n'
-        f"[update]\ntrial_timeout_s = 20.0\nstop_grace_s = 1.0\n"
+        f"[update]\ntrial_timeout_s = 20.0\nconfirm_after_s = 3.0\nstop_grace_s = 1.0\n"
+        f"[pipeline]\nstall_s = {STALL_S}\n"
         f'[source]\nuri = "rtsp://127.0.0.1:{camera_port}/cam"\n'
     )
     command = module_command("device.agent", "--config", str(config))
     return Part(command, folder / "agent.log", mark)
 
 
-def deployer_part(folder: Path, bundle: Path, broker_port: int, mark: str) -> Part:
+def deployer_part(folder: Path, bundle: Path, broker_port: int, mark: str, *options: str) -> Part:
     """Return `tandem deploy` of a bundle."""
-    options = ("--device", DEVICE, "--broker", f"127.0.0.1:{broker_port}", "--timeout", "60")
-    command = module_command("toolkit.cli", "deploy", str(bundle), *options)
+    where = ("--device", DEVICE, "--broker", f"127.0.0.1:{broker_port}", "--timeout", "60")
+    command = module_command("toolkit.cli", "deploy", str(bundle), *where, *options)
     return Part(command, folder / "deployer.log", mark)
 
 
@@ -296,12 +299,17 @@ class Process:
     @property
     def is_guard(self) -> bool:
         """Whether it is about to become its command."""
-        return "device.agent.child" in self.command
+        return "device.start.child" in self.command
 
     @property
     def is_camera_reader(self) -> bool:
-        """Whether it is a gst-launch."""
-        return bool(self.command) and "gst-launch" in Path(self.command[0]).name
+        """Whether it reads the camera for a pipeline."""
+        return CHILD in self.command
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is stopped by SIGSTOP."""
+        return self.state == "T"
 
     @property
     def release(self) -> str:

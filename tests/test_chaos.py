@@ -6,13 +6,27 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from device.protocol.documents import PipelineReport, Reported, Running, Update
-from scripts.chaos_checks import CHECKS, Sight, no_orphans, report_is_true, runs_or_says_why
+from device.protocol.documents import Desired, PipelineReport, Reported, Running, Update, decode
+from device.protocol.mqtt import MAX_PACKET_BYTES
+from device.start.child import guarded
+from device.start.command import module_command
+from pipelines.sources.gst import CHILD
+from scripts.chaos import TOPICS, Chaos
+from scripts.chaos_checks import (
+    CHECKS,
+    Sight,
+    camera_away_is_said,
+    hung_pipeline_is_killed,
+    no_orphans,
+    report_is_true,
+    runs_or_says_why,
+)
 from scripts.chaos_parts import Process
-from scripts.chaos_schedule import FAULTS, INVARIANTS, schedule
+from scripts.chaos_schedule import FAULTS, INVARIANTS, STALL_S, schedule
 
 ROOT = Path(__file__).parents[1]
 AGENT = Process(10, 1, ("python", "start", "device.agent"), "S", 1 << 20)
@@ -31,9 +45,9 @@ def reported(status: str, reason: str = "", name: str = "one") -> Reported:
     )  # fmt: skip
 
 
-def sight(report: Reported | None, *rows: Process) -> Sight:
+def sight(report: Reported | None, *rows: Process, camera_up: bool = True) -> Sight:
     table = {row.pid: row for row in (AGENT, *rows)}
-    return Sight(table, AGENT.pid, report, online=True, state_bytes=0, slots=2)
+    return Sight(table, AGENT.pid, report, online=True, camera_up=camera_up, state_bytes=0, slots=2)
 
 
 def test_a_seed_always_gives_the_same_faults() -> None:
@@ -45,8 +59,14 @@ def test_a_seed_always_gives_the_same_faults() -> None:
     assert reached == {(fault.part, fault.action) for fault in FAULTS}
 
 
-def test_every_invariant_that_is_on_has_a_check() -> None:
-    assert {row.name for row in INVARIANTS if row.on} <= set(CHECKS)
+def test_every_invariant_has_a_check() -> None:
+    assert {row.name for row in INVARIANTS} == set(CHECKS)
+
+
+def test_freezes_of_a_pipeline_are_long_enough_to_be_noticed() -> None:
+    grace_s = {row.name: row.grace_s for row in INVARIANTS}["hung-pipeline-is-killed"]
+    freeze = next(row for row in FAULTS if (row.part, row.action) == ("pipeline", "freeze"))
+    assert STALL_S < grace_s < freeze.seconds[1]
 
 
 def test_a_pipeline_that_is_gone_must_be_explained() -> None:
@@ -65,10 +85,48 @@ def test_a_report_of_what_is_not_there_is_false(tmp_path: Path) -> None:
 
 
 def test_what_outlives_its_agent_is_an_orphan() -> None:
-    own, child = pipeline(11, 10), Process(12, 11, ("/usr/bin/gst-launch-1.0",), "S", 1)
+    own, child = pipeline(11, 10), Process(12, 11, module_command(CHILD, "11"), "S", 1)
     assert not no_orphans(sight(None, own, child), lambda row: row.is_camera_reader)
     assert no_orphans(sight(None, child), lambda row: row.is_camera_reader)
     assert no_orphans(sight(None, pipeline(11, 1)), lambda row: row.is_pipeline)
+
+
+def test_a_process_that_is_about_to_become_a_pipeline_is_none_yet() -> None:
+    command = tuple(guarded(pipeline(11, 10).command))
+    assert not Process(11, 10, command, "S", 1).is_pipeline
+
+
+def test_a_camera_that_is_away_must_be_said() -> None:
+    assert not camera_away_is_said(sight(reported("running")))
+    assert camera_away_is_said(sight(reported("running"), camera_up=False))
+    assert not camera_away_is_said(sight(reported("degraded", "why"), camera_up=False))
+
+
+def test_a_frozen_pipeline_must_not_stay() -> None:
+    own = pipeline(11, 10)
+    frozen = Process(own.pid, own.parent, own.command, "T", 1)
+    assert not hung_pipeline_is_killed(sight(reported("running"), own))
+    assert hung_pipeline_is_killed(sight(reported("running"), frozen))
+    assert not hung_pipeline_is_killed(sight(reported("starting"), frozen))
+
+
+def test_every_fault_can_be_done() -> None:
+    assert [fault for fault in FAULTS if not hasattr(Chaos, f"_{fault.action}")] == []
+
+
+def test_hostile_messages_go_to_topics_of_the_board() -> None:
+    chaos = Chaos.__new__(Chaos)  # nothing is started
+    chaos._watcher = mock.Mock()
+    for action in ("garbage", "giant"):
+        getattr(chaos, f"_{action}")(schedule(1, 60)[0])
+    (desired, garbage), (chunk, giant) = [
+        call.args for call in chaos._watcher.publish.call_args_list
+    ]
+    assert desired == TOPICS.desired
+    with pytest.raises(ValueError, match="request"):
+        decode(garbage, Desired)
+    assert chunk.startswith(TOPICS.chunks.partition("+")[0])
+    assert len(giant) > MAX_PACKET_BYTES
 
 
 def run_chaos(folder: Path, seed: int, seconds: int) -> dict[str, object]:

@@ -7,9 +7,13 @@ import numpy as np
 import onnx
 import pytest
 from model_fixtures import small_convnet
+from msgspec.structs import replace
 
 import configs
 import tandem
+from device.engine.file import open_engine, write_engine
+from device.engine.preprocessing import Preprocessing
+from device.engine.purposes import entries_read
 from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import ENGINE, LABELS, PIPELINE, write_bundle
 
@@ -115,6 +119,19 @@ def test_a_pipeline_runs_without_a_broker(bundle: Path, tmp_path: Path, packed: 
     found = {one.label for result in results for one in result.event.detections}
     assert found
     assert found <= labels
+
+
+def test_a_pipeline_that_preprocesses_otherwise_than_the_calibration_does_not_run(
+    bundle: Path, tmp_path: Path
+) -> None:
+    with open_engine(bundle / ENGINE) as engine:
+        entries = {name: engine.entry(name) for name in entries_read(engine.manifest)}
+        manifest = replace(engine.manifest, preprocessing=Preprocessing(color="bgr"))
+        write_engine(tmp_path / ENGINE, manifest, entries)
+    for name in (PIPELINE, LABELS):
+        (tmp_path / name).write_bytes((bundle / name).read_bytes())
+    with pytest.raises(tandem.TandemError, match="is not the preprocessing that the engine was"):
+        tandem.run_pipeline(tmp_path, source=str(configs.ROOT / "scenes" / "heldout"), frames=1)
 
 
 def test_a_pipeline_stops_when_told(bundle: Path) -> None:

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.pipeline_process import Restarts
 from device.agent.trial import (
     Confirm,
     Crashes,
@@ -78,6 +80,20 @@ def test_a_trial_ends_at_its_limits(trial: Trial, now_s: float, verdict: Verdict
         assert actual == verdict
 
 
+@pytest.mark.parametrize(
+    "trial",
+    [
+        seen((0, "starting", 0, 0)),
+        seen((1, "running", 9, 0)),
+        seen((1, "degraded", 0, 0)),
+    ],
+)
+def test_time_in_which_the_agent_stood_still_decides_nothing(trial: Trial) -> None:
+    assert not isinstance(judge(trial, LIMITS, 41.0), Wait)
+    assert isinstance(judge(trial.held_up(40.0), LIMITS, 41.0), Wait)
+    assert judge(trial.held_up(40.0), LIMITS, 81.0) == judge(trial, LIMITS, 41.0)
+
+
 def test_crashes_count_within_their_window() -> None:
     crashes = Crashes(limit=3, window_s=60.0)
     for now_s in (0.0, 59.0, 60.0):  # the first is out of the window of the last
@@ -85,6 +101,18 @@ def test_crashes_count_within_their_window() -> None:
     assert not crashes.loop
     assert crashes.crashed(118.9).loop
     assert not crashes.crashed(119.1).crashed(179.2).loop
+
+
+def test_a_release_that_dies_soon_after_each_trial_time_is_given_up_by_default() -> None:
+    table = UpdateTable()
+    crashes = Crashes(table.max_crashes, table.crash_window_s)
+    restarts, now_s = Restarts(), 0.0
+    for _ in range(table.max_crashes):
+        now_s += 3.0 * table.confirm_after_s  # its loading included
+        crashes, restarts = crashes.crashed(now_s), restarts.started().died(now_s)
+        assert restarts.at_s is not None
+        now_s = restarts.at_s
+    assert crashes.loop
 
 
 RELEASE = "1" * 64

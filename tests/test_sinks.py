@@ -277,7 +277,7 @@ def test_full_disk_is_counted_and_said_once(caplog):
     with open_sink(JsonlSink(path="/dev/full"), context()) as sink:
         for seq in range(3):
             sink.write(result(seq))
-        assert sink.dropped == {"jsonl_error": 3}
+        assert sink.dropped == {"jsonl_full": 3}
     assert caplog.text.count("No space left on device") == 1
 
 
@@ -292,7 +292,7 @@ def test_disk_that_fills_up_within_a_line_leaves_whole_lines(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         sink.write(result(3))
-        assert sink.dropped == {"jsonl_error": 1}
+        assert sink.dropped == {"jsonl_full": 1}
     assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 3]
 
 

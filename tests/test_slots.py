@@ -62,6 +62,17 @@ def test_a_roll_back_keeps_the_active_slot_and_remembers_why() -> None:
     assert state.failure.reason == "it did not start"
 
 
+def test_an_earlier_good_release_that_fails_its_new_trial_is_good_no_more() -> None:
+    two = live("2", live("1"))
+    assert two.a is not None
+    assert two.a.good
+    failed = slots.roll_back(slots.begin_trial(two, "back to 1"), "x")
+    assert failed.a is not None
+    assert not failed.a.good
+    with pytest.raises(ValueError, match="no good release"):
+        slots.give_up_active(failed, "it crashed")
+
+
 def test_a_release_that_was_rolled_back_is_remembered_until_it_is_live() -> None:
     failed = slots.roll_back(on_trial("2", live("1")), "x")
     other = live("3", failed)

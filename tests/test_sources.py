@@ -32,6 +32,7 @@ from device.errors import SourceError
 from device.start.command import module_command
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
+from pipelines.sources import live as live_source
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.cv_capture import open_rtsp_capture
 from pipelines.sources.gdp import Nv12, parse_caps, parse_header
@@ -428,6 +429,23 @@ def test_stop_ends_the_wait_for_the_first_frame():
     with LiveSource("camera", open_silent, "latest", Waiting(stop)) as source:
         assert list(source) == []
     assert time.monotonic() - start < 10.0  # it would be 30 s
+
+
+def test_camera_that_never_gave_a_frame_is_away_however_patient_its_limit_is(monkeypatch):
+    monkeypatch.setattr(live_source, "FIRST_FRAME_S", 0.2)
+    stop = threading.Event()
+
+    def open_silent(ended):
+        return GstCapture("camera", ["appsrc", "!", "fdsink"], 60.0, ended)
+
+    waiting = Waiting(stop, patient=True)
+    with LiveSource("camera", open_silent, "latest", waiting, stall_s=60.0) as source:
+        until_s = time.monotonic() + 20.0
+        while (away := source.away) is None and time.monotonic() < until_s:
+            time.sleep(0.05)
+        stop.set()
+    assert away is not None
+    assert away.reason == "camera has given no frame for 0.2 s"
 
 
 def test_gstreamer_that_cannot_be_started_is_one_sentence(monkeypatch):

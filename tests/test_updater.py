@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,16 @@ def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
     assert board.pipeline.report.status == "stopped"
+
+
+def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    awake_s = time.monotonic() + 100.0  # frozen, for longer than trial_timeout_s
+    for second in range(30):
+        board.updater.advance(awake_s + second)
+        assert board.updater.update.phase == "trial"
+    for second in range(30, 33):
+        board.updater.advance(awake_s + second)
+    assert board.updater.update.phase == "rolled_back"
+    assert "no result within 30 s" in board.updater.update.reason

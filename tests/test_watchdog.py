@@ -1,5 +1,6 @@
 """The watchdog on a real board: pipelines that hang or die, and cameras that are away."""
 
+import errno
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import cv2
 import pytest
 from board_fixtures import PATIENCE_S, Board, colour_bundle
+from msgspec.structs import replace
 from video_fixtures import (
     LABELS,
     ColourDetector,
@@ -27,6 +29,7 @@ from device.agent.health import PipelineHealth
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
+from pipelines.config import JsonlSink
 from pipelines.runtime.pipeline import Model, run_pipeline
 from pipelines.sources.live import BACKOFF_LAST_S
 
@@ -131,16 +134,43 @@ def any_degraded(messages: list[ChildMessage]) -> bool:
 def test_heartbeats_count_frames_and_faults(tmp_path: Path) -> None:
     for i in range(3):
         cv2.imwrite(str(tmp_path / f"{i}.png"), scene(i, 0))
-    (tmp_path / "3.png").write_bytes(b"broken")
+    (tmp_path / "-.png").write_bytes(b"broken")  # the first by name
     messages: list[ChildMessage] = []
     run_pipeline(
         colour_pipeline(tmp_path), Model(ColourDetector(), LABELS, ""),
         emit=messages.append, stop=threading.Event(),
     )  # fmt: skip
     beats = [m for m in messages if isinstance(m, Heartbeat)]
-    assert [(b.state, b.frames) for b in beats[:2]] == [("starting", 0), ("running", 1)]
+    assert [(b.state, b.frames, b.errors) for b in beats[:2]] == [
+        ("starting", 0, 0),
+        ("running", 1, 1),
+    ]
     assert isinstance(messages[0], Ready)
     assert messages[0].warm_up_s >= 0.0
+
+
+@pytest.mark.parametrize(("path", "errors"), [("/dev/full", 0), ("/dev/null", 1)])
+def test_a_full_disk_is_no_fault_of_a_release(
+    tmp_path: Path, path: str, errors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "/dev/null":  # a disk that fails otherwise
+        real = os.write
+
+        def write(handle: int, data: bytes) -> int:
+            if b'"detections"' in data:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(handle, data)
+
+        monkeypatch.setattr(os, "write", write)
+    cv2.imwrite(str(tmp_path / "0.png"), scene(0, 0))
+    messages: list[ChildMessage] = []
+    config = replace(colour_pipeline(tmp_path), sinks=(JsonlSink(path=path),))
+    run_pipeline(
+        config, Model(ColourDetector(), LABELS, ""),
+        emit=messages.append, stop=threading.Event(),
+    )  # fmt: skip
+    (beat,) = [m for m in messages if isinstance(m, Heartbeat) and m.state == "running"]
+    assert (beat.frames, beat.errors) == (1, errors)
 
 
 class Hangs(ColourDetector):
@@ -280,6 +310,16 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     say(runner, beat("running", 6))
     assert runner.health().state == "running"
     assert runner.report.reason == runner.report.since == ""
+
+
+def test_a_first_result_that_comes_too_late_does_not_hide_the_stall(runner: PipelineRunner) -> None:
+    runner._process.silent_since_s = (0.0, True)  # type: ignore[misc]
+    assert look(runner, 11) == 1
+    say(runner, Result(seq=0, latency_ms=1.0))
+    assert runner.health().state == "stalled"
+    reason = runner.on_exit(PipelineExited(1, "the pipeline was killed by SIGKILL"))
+    assert reason is not None
+    assert "no sign of life for 10 s" in reason
 
 
 def test_heartbeats_of_an_earlier_run_change_nothing(runner: PipelineRunner) -> None:

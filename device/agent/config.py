@@ -48,7 +48,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
     max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
-    crash_window_s: Seconds = 60.0
+    crash_window_s: Seconds = 300.0  # several times what a trial lets pass
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     stop_grace_s: Seconds = 5.0
 

@@ -113,7 +113,8 @@ class PipelineRunner:
         elif isinstance(message, Result):
             self._restarts = self._restarts.worked()
             self._counts = (max(1, self._counts[0]), self._counts[1])
-            self._set("running")
+            if not self._ending:
+                self._set("running")
         elif isinstance(message, Failure):
             self._set("failed", message.message)
         return message
@@ -158,14 +159,19 @@ class PipelineRunner:
 
     def _on_heartbeat(self, beat: Heartbeat) -> None:
         self._counts = (beat.frames, beat.errors)
-        if self.report.status in ("stalled", "failed"):
-            return  # the last of a process that is being killed or has said why it ends
+        if self._ending:
+            return
         if beat.state == "degraded":
             if self.report.status != "degraded":
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
             self._set("degraded", beat.reason, beat.since_s)
         elif beat.state == "running" or self.report.status == "degraded":
             self._set(beat.state)
+
+    @property
+    def _ending(self) -> bool:
+        """Whether the process is being killed, or has said why it ends: what it says is late."""
+        return self.report.status in ("stalled", "failed")
 
     def _note_death(self, reason: str) -> None:
         self._restarts = self._restarts.died(time.monotonic())

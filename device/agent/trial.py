@@ -93,6 +93,16 @@ class Trial:
             reason=health.reason or "",
         )
 
+    def held_up(self, for_s: float) -> "Trial":
+        """Return the trial after a time in which the agent itself stood still: it proves nothing,
+        for or against the release."""
+        return replace(
+            self,
+            frame_s=self.frame_s + for_s,
+            healthy_s=None if self.healthy_s is None else self.healthy_s + for_s,
+            away_s=None if self.away_s is None else self.away_s + for_s,
+        )
+
 
 def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial."""

@@ -15,7 +15,7 @@ import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.kept_state import RETRY_S, KeptState, utc_now
-from device.agent.pipeline_runner import PipelineRunner
+from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
 from device.agent.trial import (
     Confirm,
     Crashes,
@@ -71,6 +71,7 @@ class Updater:
         self._desired: Desired | None = None
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
         self._trial: Trial | None = None
+        self._looked_s = 0.0  # when the trial was last looked at
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
         self._crashes = self._no_crashes()
@@ -273,7 +274,8 @@ class Updater:
         record = self._kept.record(slot)
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
         self.update = update_of_record(record, "trial")
-        self._trial = Trial(frame_s=time.monotonic())
+        self._looked_s = time.monotonic()
+        self._trial = Trial(frame_s=self._looked_s)
         if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
             self._roll_back(self._pipeline.report.reason)
 
@@ -281,6 +283,9 @@ class Updater:
         """Look at the pipeline on trial; end the trial if that is due."""
         if self._trial is None:
             return
+        if now_s - self._looked_s > MAX_LATE_S:
+            self._trial = self._trial.held_up(now_s - self._looked_s)
+        self._looked_s = now_s
         self._trial = self._trial.observed(self._pipeline.health(), now_s)
         verdict = judge(self._trial, self._limits, now_s)
         if isinstance(verdict, Wait):

@@ -163,8 +163,12 @@ def confirm(state: SlotState, at: str = "") -> SlotState:
 
 
 def roll_back(state: SlotState, reason: str, at: str = "") -> SlotState:
-    """End the trial: back to the active slot, with the failed release and its reason recorded."""
-    _slot, record = _on_trial(state)
+    """End the trial: back to the active slot, with the failed release and its reason recorded.
+
+    A release that was live before is good no more: nothing goes back to it by itself.
+    """
+    slot, record = _on_trial(state)
+    state = _with_record(state, slot, msgspec.structs.replace(record, good=False))
     state = msgspec.structs.replace(state, trial=None, attempts=0, postponed=None)
     return _with_failure(state, _rolled_back(record, reason, at))
 

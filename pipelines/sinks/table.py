@@ -26,6 +26,7 @@ from pipelines.sinks.video import VideoFileWriter
 from pipelines.stages.decode import Decoded
 
 MQTT_KEEPALIVE_S = 10
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
 
@@ -159,8 +160,8 @@ class JsonlOut:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """jsonl_error: the file could not be written (a full disk, say); jsonl_quota: its folder
-        may hold no more."""
+        """jsonl_full: the disk has no room; jsonl_error: the file could not be written for another
+        reason; jsonl_quota: its folder may hold no more."""
         return dict(self._dropped)
 
     def __enter__(self) -> "JsonlOut":
@@ -191,9 +192,10 @@ class JsonlOut:
                 os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR) - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if not self._dropped["jsonl_error"]:
+            cause = "jsonl_full" if error.errno in _DISK_FULL else "jsonl_error"
+            if not self._dropped[cause]:
                 _log.error("%s cannot be written: %s; results are dropped", self._path, error)
-            self._dropped["jsonl_error"] += 1
+            self._dropped[cause] += 1
 
 
 class VideoOut:

@@ -23,6 +23,7 @@ BACKOFF_FIRST_S = 0.25
 BACKOFF_LAST_S = 5.0
 GOOD_S = 10.0  # after frames for so long, the back-off starts at its first delay again
 EVERY_FRAMES = 32  # the bound of the queue for frames = "every"
+FIRST_FRAME_S = 10.0  # a camera that has given none by then is away, however patient stall_s is
 JOIN_S = 3.0
 WAIT_S = 0.1  # between two calls of a consumer that waits
 
@@ -113,13 +114,14 @@ class LiveSource:
 
     @property
     def away(self) -> Away | None:
-        """Why and since when there are no frames; None while they come, or before the first."""
+        """Why and since when there are no frames; None while they come or may still begin to."""
         with self._arrived:
             fault, alive_s = self._fault, self._alive_s
         if fault is not None:
             return Away(fault, alive_s)
-        if self._seq and time.monotonic() - alive_s > self._quiet_s:
-            return Away(f"{self.name} has given no frame for {self._quiet_s:g} s", alive_s)
+        limit_s = self._quiet_s if self._seq else FIRST_FRAME_S
+        if time.monotonic() - alive_s > limit_s:
+            return Away(f"{self.name} has given no frame for {limit_s:g} s", alive_s)
         return None
 
     def __enter__(self) -> "LiveSource":
