@@ -26,11 +26,21 @@ from toolkit.partition.solver.segmentation import components, graph_of
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A solution that keeps only what pays; `foregone`: the share that the rest would gain."""
+    """A solution that keeps only what pays; `foregone`: the share that the rest would gain.
+
+    `min_gain`: the least share asked for; `model_error`: the one that is asked for by default.
+    """
 
     solution: Solution
     min_gain: float
+    model_error: float
     foregone: float = 0.0
+
+    def too_little(self, gain: float) -> str:
+        """Say why a gain is too little to move nodes for."""
+        least = f"moves must gain {self.min_gain:.0%}"
+        within = gain < self.model_error
+        return f"{gain:.1%}, within the model's error: {least}" if within else f"{gain:.1%}: {least}"
 
 
 def default_min_gain(costs: CostModel, goal: Goal) -> float:
