@@ -36,12 +36,6 @@ class Kept:
     model_error: float
     foregone: float = 0.0
 
-    def too_little(self, gain: float) -> str:
-        """Say why a gain is too little to move nodes for."""
-        least = f"moves must gain {self.min_gain:.0%}"
-        within = gain < self.model_error
-        return f"{gain:.1%}, within the model's error: {least}" if within else f"{gain:.1%}: {least}"
-
 
 def default_min_gain(costs: CostModel, goal: Goal) -> float:
     """Return half the spread of the rows concerned: those of the DLA, or of power, as a share."""
@@ -51,10 +45,12 @@ def default_min_gain(costs: CostModel, goal: Goal) -> float:
     return spread.half / 2
 
 
-def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: float) -> Kept:
+def keep_what_pays(
+    problem: Problem, solution: Solution, goal: Goal, min_gain: float, model_error: float
+) -> Kept:
     """Return the solution with islands moved back to the GPU that gain less than `min_gain`."""
     if min_gain <= 0 or len(problem.processors) == 1 or goal.aim == "makespan":
-        return Kept(solution, min_gain)
+        return Kept(solution, min_gain, model_error)
     best = solution.placement
     for network, island in _islands(problem, solution.placement, goal.aim):
         trial = _moved(best, network, island)
@@ -65,13 +61,13 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
                 best = trial
     if all("gpu" in task.time_us for network in problem.networks for task in network.tasks):
         alone = gpu_only(problem)
-        gain = _gain(problem, goal.aim, best, alone)
+        gain = share_gained(problem, goal.aim, best, alone)
         if gain is not None and gain < min_gain:
             best = alone
     value = _value(problem, goal.aim, best)
     if best == solution.placement or value is None:
-        return Kept(solution, min_gain)
-    foregone = _gain(problem, goal.aim, solution.placement, best) or 0.0
+        return Kept(solution, min_gain, model_error)
+    foregone = share_gained(problem, goal.aim, solution.placement, best) or 0.0
     costs = costs_of(problem, best)
     kept = replace(
         solution,
@@ -80,11 +76,13 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
         value=value,
         proven=False,
     )
-    return Kept(kept, min_gain, max(0.0, foregone))
+    return Kept(kept, min_gain, model_error, max(0.0, foregone))
 
 
-def _gain(problem: Problem, aim: Objective, placement: Placement, other: Placement) -> float | None:
-    """Return the share of the objective that a placement saves, None if `other` breaks a limit.
+def share_gained(
+    problem: Problem, aim: Objective, placement: Placement, other: Placement
+) -> float | None:
+    """Return the share of the objective that a placement saves, None if one breaks a limit.
 
     A throughput without rates is that of frames in flight, as the plan shows it: with queues and
     contention it is less than the busiest processor allows.

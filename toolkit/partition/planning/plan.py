@@ -63,8 +63,8 @@ class Refusal:
 class Search:
     """How the placement was found: its value in the goal's terms, and the proof.
 
-    `min_gain`: the least share that a move to the DLA must gain; `foregone`: the share that moves
-    would gain which gain less.
+    `min_gain`: the least share that a move to the DLA must gain; `model_error`: what it is unless
+    the user asks for another; `foregone`: the share that moves would gain which gain less.
     """
 
     objective: str
@@ -73,6 +73,7 @@ class Search:
     gap: float
     seconds: float
     min_gain: float
+    model_error: float
     foregone: float
 
 
@@ -362,6 +363,7 @@ def _plan(
             solution.gap,
             solution.seconds,
             placed.kept.min_gain,
+            placed.kept.model_error,
             placed.kept.foregone,
         ),
         memory=memory_of(
