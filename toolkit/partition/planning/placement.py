@@ -331,7 +331,7 @@ def _gain_text(problem: Problem, kept: Kept, trial: Placement, goal: Goal, value
         return ""
     queues = gain < 1 - value / kept.solution.value - 1e-9
     if gain <= 0:
-        return ", but with frames in flight no faster"
+        return "; with frames in flight it is no faster"
     within = ", within the model's error" if gain < kept.model_error else ""
     return f", a gain of {gain:.1%}{' with frames in flight' if queues else ''}{within}"
 
