@@ -8,6 +8,7 @@ from test_placement import chain
 
 from device.profile import load_profile
 from scripts.networks import NETWORKS
+from toolkit.engine.kept_cost import frame_us
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.constants import idle_power, load_costs
 from toolkit.partition.costs.model import CostModel
@@ -104,8 +105,11 @@ def test_frames_in_flight_share_the_idle_power() -> None:
     meter_w = row.frames_per_second * row.energy_mj * 1e-3
     assert meter_w > costs.idle_w
     assert row.frames_per_second * row.idle_mj * 1e-3 == pytest.approx(costs.idle_w)
-    alone = planned(graph, "latency", 0.0).figures[0]
+    assert frame_us(plan) == pytest.approx(1e6 / row.frames_per_second)
+    for_latency = planned(graph, "latency", 0.0)
+    alone = for_latency.figures[0]
     assert alone.idle_mj == pytest.approx(costs.idle_mj(alone.latency_us))
+    assert frame_us(for_latency) == alone.latency_us
 
 
 @pytest.mark.parametrize("rate_hz", [None, 100.0])
