@@ -26,6 +26,7 @@ from toolkit.evaluate.compare.causes import (
     clipping_cost_db,
     shared_scale_cost_db,
 )
+from toolkit.evaluate.compare.causes import POOL_SCALE
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
@@ -334,3 +335,8 @@ def test_recorded_arrays_that_cannot_be_compared_are_refused_by_name(
 def test_a_shared_scale_is_named_for_a_concatenation_too() -> None:
     own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0)
     assert why(own) == ("a layer shares one scale among its operands (3.00 dB for one of them)",)
+
+
+def test_a_pooling_has_one_scale_that_is_too_coarse() -> None:
+    own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0, shared_reason=POOL_SCALE)
+    assert why(own) == (f"{POOL_SCALE} (3.00 dB)",)
