@@ -21,12 +21,12 @@ from device.runtime.emulation.options import Emulation
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.evaluate.compare.causes import (
+    POOL_SCALE,
     Variants,
     causes_of,
     clipping_cost_db,
     shared_scale_cost_db,
 )
-from toolkit.evaluate.compare.causes import POOL_SCALE
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
