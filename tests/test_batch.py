@@ -1,24 +1,30 @@
 """The batch of a plan for throughput, and the engine that is built with it."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.table import write_table
 from device.engine.file import open_engine
+from device.engine.manifest import DimRange
 from toolkit.build import build
 from toolkit.cli.main import tandem
-from toolkit.engine.batch import BATCHES
+from toolkit.engine.batch import BATCHES, bound_notes
 from toolkit.engine.options import BuildOptions
-from toolkit.errors import PlanError
+from toolkit.errors import BuildError, PlanError
+from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.ranges.measure import dummy_table
 
 
-def network(path: Path, batch: int | str) -> Path:
+def network(path: Path, batch: int | str, side: int = 32) -> Path:
     """Write six convolutions over a first dimension."""
     rng = np.random.default_rng()
     nodes, weights, data = [], [], "x"
@@ -31,7 +37,7 @@ def network(path: Path, batch: int | str) -> Path:
         )
         data = made
     ends = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, maps, 32, 32])]
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, maps, side, side])]
         for name, maps in (("x", 3), ("y", 64))
     ]
     graph = helper.make_graph(nodes, "g", *ends, weights)
@@ -97,3 +103,32 @@ def test_the_engine_has_the_batch_of_the_plan(tmp_path: Path) -> None:
     shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}
     ends = (*manifest.inputs, *manifest.outputs)
     assert [shapes[name][0] for name in ends] == [size, size]
+
+
+def test_the_batch_of_an_engine_is_chosen_with_its_table(tmp_path: Path) -> None:
+    path = network(tmp_path / "m.onnx", "N", side=128)
+    imported = import_model(path)
+    whole = dummy_table(imported.model, imported.sha256)
+    table = msgspec.structs.replace(whole, dummy=False, samples=1, keep_float=("n2", "n3"))
+    write_table(tmp_path / "t.json", table)
+    here = (path, "--profile", "orin-nx-16gb", "--max-latency-ms", 1000)
+    chosen = plan(*here, "--table", tmp_path / "t.json")
+    free = plan(*here)
+    assert chosen["batch"]["tried"] != free["batch"]["tried"]
+    bound = PlanOptions(max_latency_ms=1000.0)
+    options = BuildOptions(table=table, kernels=False, plan=bound)
+    result = build(path, out=tmp_path / "m.engine", profile="orin-nx-16gb", options=options)
+    tried = [asdict(row) for row in result.plan.batching.tried]
+    assert tried == chosen["batch"]["tried"]
+    assert bound_notes(result.plan) == ()
+    late = replace(result.plan.batching, max_latency_ms=0.99e-3 * result.plan.simulated.p99_us)
+    (note,) = bound_notes(replace(result.plan, batching=late))
+    assert "more than the bound" in note
+
+
+def test_a_dimension_that_stays_dynamic_has_no_batch_to_choose(tmp_path: Path) -> None:
+    path = network(tmp_path / "m.onnx", "N")
+    dims = (DimRange(name="N", min=1, opt=4, max=8),)
+    options = BuildOptions(kernels=False, dims=dims, plan=PlanOptions(max_latency_ms=5.0))
+    with pytest.raises(BuildError, match="leave out --dim or --max-latency-ms"):
+        build(path, out=tmp_path / "m.engine", profile="orin-nx-16gb", options=options)

@@ -21,6 +21,7 @@ from device.runtime.emulation.options import Emulation
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.evaluate.compare.causes import (
+    POOL_SCALE,
     Variants,
     causes_of,
     clipping_cost_db,
@@ -337,3 +338,8 @@ def test_recorded_arrays_that_cannot_be_compared_are_refused_by_name(
 def test_a_shared_scale_is_named_for_a_concatenation_too() -> None:
     own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0)
     assert why(own) == ("a layer shares one scale among its operands (3.00 dB for one of them)",)
+
+
+def test_a_pooling_has_one_scale_that_is_too_coarse() -> None:
+    own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0, shared_reason=POOL_SCALE)
+    assert why(own) == (f"{POOL_SCALE} (3.00 dB)",)

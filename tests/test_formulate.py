@@ -24,7 +24,8 @@ def one_kernel(rng: np.random.Generator, count: int) -> tuple[NodeView, ...]:
 
 
 def made(seen: tuple[NodeView, ...], refused: set[str], costs: CostModel) -> Formulated:
-    return formulate("m", seen, refused, costs, ("gpu", "dla0"), outputs=[seen[-1].outputs[0].name])
+    ends = [seen[-1].outputs[0].name]
+    return formulate("m", seen, refused, costs, ("gpu", "dla0"), outputs=ends, idle_w=costs.idle_w)
 
 
 def test_on_the_gpu_a_parted_kernel_costs_what_it_does_whole(rng: np.random.Generator) -> None:

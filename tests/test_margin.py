@@ -1,16 +1,20 @@
 """The least gain of a move to the DLA, and the energy of a frame."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from test_placement import chain
 
 from device.profile import load_profile
 from scripts.networks import NETWORKS
+from toolkit.engine.kept_cost import frame_us
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.constants import idle_power, load_costs
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.partition.planning.plan_text import render_plan
+from toolkit.partition.planning.verdict import verdict
 
 ORIN, NX = load_profile("agx-orin-64gb"), load_profile("orin-nx-16gb")
 XAVIER = load_profile("xavier-nx-8gb")
@@ -47,8 +51,19 @@ def test_a_move_that_gains_less_is_taken_back_and_the_text_says_so() -> None:
     assert beyond.search.foregone == pytest.approx(gained)
     assert not beyond.search.proven
     text = render_plan(beyond)
-    assert f"would gain {gained:.1%}, within the model's error" in text
-    assert "us, within the model's error" in text  # the reason of the nodes
+    error = ", within the model's error" if gained < beyond.search.model_error else ""
+    assert f"would gain {gained:.1%}{error}: moves must gain {beyond.search.min_gain:.0%}" in text
+    assert "us, a gain of " in text  # the reason of the nodes
+
+
+@pytest.mark.parametrize(("foregone", "within"), [(0.099, True), (0.1, False), (0.4, False)])
+def test_within_the_models_error_is_what_the_model_cannot_tell(foregone, within) -> None:
+    plan = planned(chain("Conv", "Conv").graph, "latency")
+    search = replace(plan.search, min_gain=0.5, model_error=0.1, foregone=foregone)
+    text = verdict(replace(plan, search=search))
+    assert f"would gain {foregone:.1%}" in text
+    assert "moves must gain 50%" in text
+    assert ("within the model's error" in text) == within
 
 
 def test_an_island_pays_for_its_crossings_by_itself() -> None:
@@ -79,6 +94,22 @@ def test_a_crossing_takes_the_energy_of_the_gpu_that_it_keeps_busy() -> None:
     empty = costs.crossing(0, "gpu", "dla0")
     assert empty.energy_mj == pytest.approx(costs.active_w("gpu") * empty.time_us * 1e-3)
     assert costs.crossing(10**6, "gpu", "dla0").energy_mj > empty.energy_mj
+
+
+def test_frames_in_flight_share_the_idle_power() -> None:
+    graph = chain(*["Conv"] * 12).graph
+    costs = CostModel(views(graph), ORIN, precision="int8")
+    plan = planned(graph, min_gain=0.0)
+    row = plan.figures[0]
+    assert row.frames_per_second * row.latency_us > 1.2e6  # frames overlap
+    meter_w = row.frames_per_second * row.energy_mj * 1e-3
+    assert meter_w > costs.idle_w
+    assert row.frames_per_second * row.idle_mj * 1e-3 == pytest.approx(costs.idle_w)
+    assert frame_us(plan) == pytest.approx(1e6 / row.frames_per_second)
+    for_latency = planned(graph, "latency", 0.0)
+    alone = for_latency.figures[0]
+    assert alone.idle_mj == pytest.approx(costs.idle_mj(alone.latency_us))
+    assert frame_us(for_latency) == alone.latency_us
 
 
 @pytest.mark.parametrize("rate_hz", [None, 100.0])

@@ -1,5 +1,7 @@
 """The whole plan: kept texts of real networks, and how its parts fit together."""
 
+from itertools import pairwise
+
 import pytest
 from onnx import helper
 from planning_graphs import constant, graph_of
@@ -7,6 +9,7 @@ from planning_graphs import constant, graph_of
 from device.profile import load_profile
 from scripts.golden import FOLDER, GOLDENS
 from toolkit.errors import PlanError
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.partition.planning.verdict import verdict
@@ -142,3 +145,25 @@ def test_nodes_without_distinct_names_are_refused():
 def test_inputs_and_outputs_of_the_graph_are_no_crossings():
     plan = plan_of(split_model())
     assert {"x", "y"}.isdisjoint(crossing.tensor for crossing in plan.crossings)
+
+
+@pytest.mark.parametrize(("kept", "other"), [("greater", "cast"), ("cast", "greater")])
+def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(kept, other):
+    weights = {"h": constant(1, 64, 56, 56)} | {f"w{i}": constant(64, 64, 3, 3) for i in range(5)}
+    names = ["x", *(f"c{index}" for index in range(5))]
+    nodes = [
+        helper.make_node("Conv", [data, f"w{index}"], [made], name=made, pads=[1] * 4)
+        for index, (data, made) in enumerate(pairwise(names))
+    ]
+    nodes += [
+        helper.make_node("Greater", ["c4", "h"], ["more"], name="greater"),
+        helper.make_node("Cast", ["more"], ["mask"], name="cast", to=1),
+        helper.make_node("Mul", ["mask", "c4"], ["y"], name="mul"),
+    ]
+    model = graph_of(nodes, {"x": (1, 64, 56, 56)}, ["y"], weights)
+    for gpu in ((), (kept,)):
+        forced = Forced(("all",), gpu)
+        rows = {row.node: row for row in plan_of(model, tensorrt="10.3", forced=forced).placements}
+        places = {rows[name].processor for name in (kept, other)}
+        assert places == ({"gpu"} if gpu else {"dla0"})
+    assert (rows[kept].rule, rows[other].rule) == ("F1", "compare.pair")

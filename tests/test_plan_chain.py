@@ -163,6 +163,8 @@ def recomputed(shared: SharedPlan, plan: Plan) -> dict[str, float]:
     processor_of = {row.node: row.processor for row in plan.placements}
     busy = {"gpu": 0.0, "dla0": 0.0}
     energy = 0.0
+    if plan.search.objective == "throughput" and plan.rate_hz is None:  # shared by the frames
+        energy = plan.idle.value * 1e3 / plan.figures[0].frames_per_second
     for task in network.tasks:
         busy[processor_of[task.name]] += task.time_us[processor_of[task.name]]
         energy += task.energy_mj[processor_of[task.name]]

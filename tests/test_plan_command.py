@@ -281,3 +281,17 @@ def test_a_plan_of_a_large_network_takes_five_seconds_of_one_core(name, tmp_path
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         seconds.append(used)
     assert min(seconds) <= 5.0
+
+
+def test_nodes_that_a_build_keeps_in_floating_point_stay_off_the_dla_in_a_plan(tmp_path) -> None:
+    sizes = {"h": constant(1, 64, 1, 1)}
+    nodes = [
+        helper.make_node("Mul", ["x", "h"], ["boxes"], name="boxes"),
+        helper.make_node("Sigmoid", ["x"], ["scores"], name="scores"),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="both", axis=1),
+    ]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": (1, 64, 56, 56)}, sizes)
+    for precision, kept in (("int8", True), ("fp16", False)):
+        (planned,) = plan_of(path, "--precision", precision)["plans"]
+        rules = {row["node"]: row["rule"] for row in planned["nodes"]}
+        assert (rules["both"] == "K1") == kept

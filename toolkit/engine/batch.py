@@ -82,5 +82,19 @@ def choose_batch(
     return Choice(best[3], best[2], batching)
 
 
+def bound_notes(plan: Plan) -> tuple[str, ...]:
+    """Return a note where a plan does not keep the bound that chose its batch.
+
+    The batch is chosen before calibration, which may keep nodes in floating point, off the DLA.
+    """
+    bound_ms, latency_ms = plan.batching.max_latency_ms, plan.simulated.p99_us / 1e3
+    if bound_ms is None or latency_ms <= bound_ms:
+        return ()
+    return (
+        f"a frame takes {latency_ms:.3g} ms, more than the bound of {bound_ms:g} ms, because nodes "
+        "stay in floating point; build with a lower `tandem build --max-latency-ms`",
+    )
+
+
 def _note(dynamic: bool) -> str:
     return "" if dynamic else NEEDS_DIMENSION

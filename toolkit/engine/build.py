@@ -30,6 +30,7 @@ from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
 from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
+from toolkit.engine.batch import bound_notes
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.kept_cost import kept_cost_notes
 from toolkit.engine.notes import gpu_notes, model_notes
@@ -42,7 +43,7 @@ from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
-from toolkit.errors import about
+from toolkit.errors import BuildError, about
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
@@ -136,6 +137,7 @@ def build_engine(
                 target.profile,
                 lambda without: plan_nodes(without, kernels, job).plans[0],
             ),
+            *bound_notes(built.plan),
             *gpu_notes(built, manifest, backend, job.options),
             *scale_notes(scale_rules),
         ),
@@ -152,9 +154,15 @@ def _job(model: ModelSource, target: Target, options: BuildOptions, report: Prog
     job = read_model(model, target, options, report)
     if options.plan.max_latency_ms is None:
         return job
+    if options.dims:
+        raise BuildError(
+            f"A bound on latency fixes the batch, but dimension {options.dims[0].name!r} is to "
+            "stay dynamic: leave out --dim or --max-latency-ms."
+        )
     report("plan", 0.0)
+    shapes = dict(options.shapes or {})
     request = PlanRequest(
-        members=(PlanMember(job.imported.name, model, shapes=dict(options.shapes or {})),),
+        members=(PlanMember(job.imported.name, model, table=options.table, shapes=shapes),),
         profile=target.profile.name,
         jetpack=options.jetpack,
         options=job.plan,

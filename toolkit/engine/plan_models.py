@@ -31,6 +31,7 @@ from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
+from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
 
 TENSORRT_PLUGIN = (
@@ -244,6 +245,8 @@ def _load_member(
         prepared = prepare(graph, profile, options, ranges)
     else:
         prepared = Prepared(graph, dict(ranges or {}))
+    if options.precision == "int8" and profile.dla is not None:  # as a build keeps them
+        keep |= frozenset(mixing_concats(prepared.model))
     model = Model(
         member.title,
         prepared.model.graph,

@@ -124,7 +124,9 @@ def _trial(
 ) -> Trial:
     model = Model(_TRIAL, legal.model.graph, cuts=legal.cuts, rewrites=legal.applied)
     starts = () if start is None else (start,)
-    effort = Effort(TRIAL_SHARE * options.seconds, TRIAL_GAP, starts=starts)
+    effort = Effort(
+        TRIAL_SHARE * options.seconds, TRIAL_GAP, starts=starts, min_gain=options.min_gain
+    )
     if options.objective == MAKESPAN:  # of several models: what balances the processors helps
         options = replace(options, objective=DEFAULT)
     return try_model(model, profile, options, effort)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from device.engine.manifest import UNCALIBRATED
-from toolkit.evaluate.compare.causes import CAUSES, CLIPPED
+from toolkit.evaluate.compare.causes import CAUSES, CLIPPED, SHARED_SCALE
 from toolkit.evaluate.compare.compare import (
     LEAST_COST_DB,
     LEAST_SHARED_DB,
@@ -30,7 +30,8 @@ def why(own: OwnError) -> tuple[str, ...]:
     counts = sorted(own.causes.items(), key=lambda item: -item[1])
     reasons = [f"{CAUSES[cause]} ({count} of {own.differing})" for cause, count in counts]
     if own.shared_scale_db >= LEAST_SHARED_DB:
-        reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB for one of them)")
+        whose = " for one of them" if own.shared_reason == SHARED_SCALE else ""
+        reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB{whose})")
     if own.clipped_db >= LEAST_SHARED_DB:
         reasons.append(f"{CLIPPED} ({_db(own.clipped_db)} dB)")
     return tuple(reasons)

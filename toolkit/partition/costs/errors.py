@@ -18,7 +18,6 @@ from toolkit.partition.costs.fusion import FusedKernel
 Part = Literal["gpu", "dla", "power"]
 NetworkClass = Literal["attention", "grouped", "plain"]
 FEWEST = 20  # rows of a group
-SHARE = 0.8  # of rows like the figure that its interval shall hold
 # The share of rows beyond each bound. It is below a tenth because rows of one model are alike: of
 # models that are left out of the bounds, too, 76 % of rows are within (tests/test_cost_errors.py).
 TAIL = 0.08

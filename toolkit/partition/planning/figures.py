@@ -19,8 +19,9 @@ class Figures:
     `busiest_us` is the load of the busiest processor; `gpu_us` how long the GPU is busy, crossings
     included; `frames_per_second` is simulated, with queues and contention for the memory.
     `energy_mj` is that of a frame with others before and behind it, of which the idle board takes
-    `idle_mj`; at a rate that is 0, because the board takes it anyhow. `intervals`: where 80 % of
-    boards and models like these are, by field.
+    `idle_mj`: over the latency, or with frames in flight over the time between two of them; at a
+    rate that is 0, because the board takes it anyhow. `intervals`: where 80 % of boards and models
+    like these are, by field.
     """
 
     name: str
@@ -44,22 +45,30 @@ def figures(
     costs: CostModel,
     *,
     broken: tuple[str, ...] = (),
+    frames_in_flight: bool = False,
 ) -> Figures:
-    """Return the figures of a placement; `broken`: the limits that it does not keep."""
+    """Return the figures of a placement; `broken`: the limits that it does not keep.
+
+    `frames_in_flight`: frames share the idle power, which the costs leave out then.
+    """
     cost = assess(problem, network, placement[network.name])
     rate = frames_per_second(problem, network, placement)
+    idle_mj = 0.0
+    if network.rate_hz is None:
+        idle_mj = costs.idle_mj(1e6 / rate if frames_in_flight else cost.latency_us)
+    energy_mj = cost.energy_mj + (idle_mj if frames_in_flight else 0.0)
     return Figures(
         name=name,
         latency_us=cost.latency_us,
         busiest_us=busiest_us(problem, cost),
         gpu_us=cost.load_us.get("gpu", 0.0),
-        energy_mj=cost.energy_mj,
-        idle_mj=costs.idle_mj(cost.latency_us) if network.rate_hz is None else 0.0,
+        energy_mj=energy_mj,
+        idle_mj=idle_mj,
         frames_per_second=rate,
         segments=len(cost.segments),
         crossings=len(cost.crossings),
         broken=broken,
-        intervals=_intervals(problem, cost, costs, rate),
+        intervals=_intervals(problem, cost, costs, rate, energy_mj),
     )
 
 
@@ -78,7 +87,9 @@ def of_frames(row: Figures, batch: int) -> Figures:
     )
 
 
-def _intervals(problem: Problem, cost: Cost, costs: CostModel, rate: float) -> dict[str, Bounds]:
+def _intervals(
+    problem: Problem, cost: Cost, costs: CostModel, rate: float, energy_mj: float
+) -> dict[str, Bounds]:
     """Return the intervals by field; none on a CPU, whose times are guesses."""
     if "gpu" not in problem.processors or cost.latency_us <= 0:
         return {}
@@ -90,9 +101,9 @@ def _intervals(problem: Problem, cost: Cost, costs: CostModel, rate: float) -> d
     )
     latency = total(parts)
     energy = Interval(
-        cost.energy_mj,
-        cost.energy_mj * latency.low / latency.value,
-        cost.energy_mj * latency.high / latency.value,
+        energy_mj,
+        energy_mj * latency.low / latency.value,
+        energy_mj * latency.high / latency.value,
     ).times(costs.spread("power"))
     times = busy.inverse
     return {

@@ -54,12 +54,13 @@ def formulate(
     *,
     outputs: Iterable[str],
     rate_hz: float | None = None,
+    idle_w: float = 0.0,
 ) -> Formulated:
     """Return the network of a graph.
 
     `views` are its nodes in running order, `refused` those that no DLA takes, `outputs` the
-    graph's own. The first of `processors` takes every node. Without a rate, frames follow each
-    other, and energies hold what the idle board takes meanwhile; at a rate it takes that anyhow.
+    graph's own. The first of `processors` takes every node. Energies hold `idle_w` meanwhile: see
+    `idle_of`.
     """
     off_dla = frozenset(refused)
     wholes = fuse(views)
@@ -76,12 +77,20 @@ def formulate(
         shares += shared
         extra |= _extra(group, own, shared, off_dla)
     task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
-    idle_w = 0.0 if rate_hz is not None else costs.idle_w
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs, idle_w))
     ends = frozenset(outputs) if first == "gpu" else None
     flows = tuple(_flows(views, task_of, ends, costs, extra=extra, idle_w=idle_w))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
+
+
+def idle_of(costs: CostModel, *, rated: bool, frames_in_flight: bool) -> float:
+    """Return the power in W of the idle board, where it counts with all that a frame does.
+
+    That is where one frame follows the other. With frames in flight they share it, and at a rate
+    the board takes it anyhow.
+    """
+    return 0.0 if rated or frames_in_flight else costs.idle_w
 
 
 def _parts(kernel: FusedKernel, off_dla: frozenset[str]) -> tuple[FusedKernel, ...]:
@@ -223,20 +232,20 @@ def problem_of(
     limits: Limits,
     *,
     alternate_dlas: bool = False,
+    idle_w: float = 0.0,
 ) -> Problem:
-    """Return the problem of networks that share a board."""
-    rated = any(network.rate_hz is not None for network in networks)
-
-    def idle(processor: Processor) -> float:
-        return 0.0 if rated else costs.idle_mj(costs.segment_overhead_us(processor))
-
+    """Return the problem of networks that share a board; `idle_w`: as `formulate` takes it."""
+    starts_us = {p: costs.segment_overhead_us(p) for p in processors}
     return Problem(
         networks=tuple(networks),
         processors=tuple(processors),
         crossing_on="gpu" if "gpu" in processors else None,
         limits=limits,
         alternate_dlas=alternate_dlas,
-        segment_us={p: costs.segment_overhead_us(p) for p in processors},
-        segment_mj={p: costs.segment_overhead_mj(p) + idle(p) for p in processors},
+        segment_us=starts_us,
+        segment_mj={
+            p: costs.segment_overhead_mj(p) + idle_w * time_us * 1e-3
+            for p, time_us in starts_us.items()
+        },
         contention=SharedMemory(costs),
     )

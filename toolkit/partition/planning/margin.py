@@ -26,10 +26,14 @@ from toolkit.partition.solver.segmentation import components, graph_of
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A solution that keeps only what pays; `foregone`: the share that the rest would gain."""
+    """A solution that keeps only what pays; `foregone`: the share that the rest would gain.
+
+    `min_gain`: the least share asked for; `model_error`: the one that is asked for by default.
+    """
 
     solution: Solution
     min_gain: float
+    model_error: float
     foregone: float = 0.0
 
 
@@ -41,10 +45,12 @@ def default_min_gain(costs: CostModel, goal: Goal) -> float:
     return spread.half / 2
 
 
-def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: float) -> Kept:
+def keep_what_pays(
+    problem: Problem, solution: Solution, goal: Goal, min_gain: float, model_error: float
+) -> Kept:
     """Return the solution with islands moved back to the GPU that gain less than `min_gain`."""
     if min_gain <= 0 or len(problem.processors) == 1 or goal.aim == "makespan":
-        return Kept(solution, min_gain)
+        return Kept(solution, min_gain, model_error)
     best = solution.placement
     for network, island in _islands(problem, solution.placement, goal.aim):
         trial = _moved(best, network, island)
@@ -55,13 +61,13 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
                 best = trial
     if all("gpu" in task.time_us for network in problem.networks for task in network.tasks):
         alone = gpu_only(problem)
-        gain = _gain(problem, goal.aim, best, alone)
+        gain = share_gained(problem, goal.aim, best, alone)
         if gain is not None and gain < min_gain:
             best = alone
     value = _value(problem, goal.aim, best)
     if best == solution.placement or value is None:
-        return Kept(solution, min_gain)
-    foregone = _gain(problem, goal.aim, solution.placement, best) or 0.0
+        return Kept(solution, min_gain, model_error)
+    foregone = share_gained(problem, goal.aim, solution.placement, best) or 0.0
     costs = costs_of(problem, best)
     kept = replace(
         solution,
@@ -70,11 +76,13 @@ def keep_what_pays(problem: Problem, solution: Solution, goal: Goal, min_gain: f
         value=value,
         proven=False,
     )
-    return Kept(kept, min_gain, max(0.0, foregone))
+    return Kept(kept, min_gain, model_error, max(0.0, foregone))
 
 
-def _gain(problem: Problem, aim: Objective, placement: Placement, other: Placement) -> float | None:
-    """Return the share of the objective that a placement saves, None if `other` breaks a limit.
+def share_gained(
+    problem: Problem, aim: Objective, placement: Placement, other: Placement
+) -> float | None:
+    """Return the share of the objective that a placement saves, None if one breaks a limit.
 
     A throughput without rates is that of frames in flight, as the plan shows it: with queues and
     contention it is less than the busiest processor allows.

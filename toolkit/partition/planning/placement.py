@@ -16,8 +16,13 @@ from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import Figures, figures, of_frames
-from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
-from toolkit.partition.planning.margin import Kept, default_min_gain, keep_what_pays
+from toolkit.partition.planning.formulate import Formulated, formulate, idle_of, problem_of
+from toolkit.partition.planning.margin import (
+    Kept,
+    default_min_gain,
+    keep_what_pays,
+    share_gained,
+)
 from toolkit.partition.planning.objectives import Goal
 from toolkit.partition.planning.quantities import apart, unit_of
 from toolkit.partition.solver.assess import overloads, utilisation, value_of, violations
@@ -149,6 +154,8 @@ def _formulated(
     alternate = two_cores and (goal.frames_in_flight or len(candidates) > 1)
     if goal.aim == "makespan":  # one frame of each: a core is a place
         processors, alternate = (*processors, *(("dla1",) if two_cores else ())), False
+    rated = any(candidate.rate_hz is not None for candidate in candidates)
+    idle_w = idle_of(candidates[0].costs, rated=rated, frames_in_flight=goal.frames_in_flight)
     formulations = {
         candidate.name: formulate(
             candidate.name,
@@ -158,6 +165,7 @@ def _formulated(
             processors,
             outputs=candidate.outputs,
             rate_hz=candidate.rate_hz,
+            idle_w=idle_w,
         )
         for candidate in candidates
     }
@@ -167,6 +175,7 @@ def _formulated(
         processors,
         limits,
         alternate_dlas=alternate,
+        idle_w=idle_w,
     )
     return formulations, problem
 
@@ -201,9 +210,9 @@ def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effor
             gap=effort.gap,
             below=effort.below,
         )
-    least = effort.min_gain
-    margin = default_min_gain(candidates[0].costs, goal) if least is None else least
-    kept = keep_what_pays(problem, solution, goal, margin)
+    model_error = default_min_gain(candidates[0].costs, goal)
+    least = model_error if effort.min_gain is None else effort.min_gain
+    kept = keep_what_pays(problem, solution, goal, least, model_error)
     if late := overloads(problem, costs_of(problem, kept.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
     return kept
@@ -309,9 +318,22 @@ def _compared(
     here, there = apart(kept.solution.value, value, unit)
     unit = unit_of(unit, kept.solution.value, value)
     if here != there:
-        error = ", within the model's error" if value < kept.solution.value else ""
-        return f"{island} the {text} would be {there} instead of {here} {unit}{error}"
+        better = value < kept.solution.value
+        gain = _gain_text(problem, kept, trial, goal, value) if better else ""
+        return f"{island} the {text} would be {there} instead of {here} {unit}{gain}"
     return f"{island} the {text} would stay {here} {unit}"
+
+
+def _gain_text(problem: Problem, kept: Kept, trial: Placement, goal: Goal, value: float) -> str:
+    """Say what a placement of a better value gains, and whether the model can tell."""
+    gain = share_gained(problem, goal.aim, trial, kept.solution.placement)
+    if gain is None:
+        return ""
+    queues = gain < 1 - value / kept.solution.value - 1e-9
+    if gain <= 0:
+        return "; with frames in flight it is no faster"
+    within = ", within the model's error" if gain < kept.model_error else ""
+    return f", a gain of {gain:.1%}{' with frames in flight' if queues else ''}{within}"
 
 
 def _figures(
@@ -329,6 +351,14 @@ def _figures(
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
         for network, candidate in zip(problem.networks, candidates, strict=True):
-            row = figures(name, problem, network, placement, candidate.costs, broken=broken)
+            row = figures(
+                name,
+                problem,
+                network,
+                placement,
+                candidate.costs,
+                broken=broken,
+                frames_in_flight=goal.frames_in_flight,
+            )
             rows[network.name].append(of_frames(row, candidate.batching.size))
     return {name: tuple(compared) for name, compared in rows.items()}

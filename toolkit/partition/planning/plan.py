@@ -63,8 +63,8 @@ class Refusal:
 class Search:
     """How the placement was found: its value in the goal's terms, and the proof.
 
-    `min_gain`: the least share that a move to the DLA must gain; `foregone`: the share that moves
-    would gain which gain less.
+    `min_gain`: the least share that a move to the DLA must gain; `model_error`: what it is unless
+    the user asks for another; `foregone`: the share that moves would gain which gain less.
     """
 
     objective: str
@@ -73,6 +73,7 @@ class Search:
     gap: float
     seconds: float
     min_gain: float
+    model_error: float
     foregone: float
 
 
@@ -289,6 +290,8 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         opt_costs = CostModel(
             opt_nodes, profile, precision=options.precision, power_mode=options.power_mode
         )
+    names = [view.name for view in nodes]
+    forced = options.forced.after(model.rewrites).known(names)
     refused = refusals(
         nodes,
         profile,
@@ -297,20 +300,19 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         has_scale=model.has_scale,
         keep_float=model.keep_float,
         cuts=model.cuts,
+        chosen=forced_to_gpu(forced),
     )
-    names = [view.name for view in nodes]
-    forced = options.forced.after(model.rewrites).known(names)
     return Candidate(
         name=model.name,
         views=nodes,
         costs=costs,
-        refused={**forced_to_gpu(forced), **refused},
+        refused=refused,
         no_kernel=model.kernels.no_kernel,
         opt_views=opt_nodes,
         opt_costs=opt_costs,
         outputs=tuple(str(value.name) for value in model.graph.outputs),
         rate_hz=model.rate_hz,
-        forced=forced_to_dla(forced, names, {**forced_to_gpu(forced), **refused}),
+        forced=forced_to_dla(forced, names, refused),
         batching=model.batching,
     )
 
@@ -362,6 +364,7 @@ def _plan(
             solution.gap,
             solution.seconds,
             placed.kept.min_gain,
+            placed.kept.model_error,
             placed.kept.foregone,
         ),
         memory=memory_of(

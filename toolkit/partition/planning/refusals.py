@@ -34,10 +34,12 @@ def refusals(
     has_scale: HasScale,
     keep_float: frozenset[str] = frozenset(),
     cuts: Sequence[Cut] = (),
+    chosen: Mapping[str, Verdict] | None = None,
 ) -> dict[str, Verdict]:
     """Return the first verdict against each node that no DLA takes.
 
-    `keep_float`: nodes that INT8 would cost too much accuracy; `cuts`: where heads leave the DLA.
+    `keep_float`: nodes that INT8 would cost too much accuracy; `cuts`: where heads leave the DLA;
+    `chosen`: verdicts against nodes that the user keeps on the GPU.
     """
     if profile.gpu is None or profile.dla is None:
         missing = "GPU" if profile.gpu is None else "DLA"
@@ -53,6 +55,7 @@ def refusals(
         )
         if verdict is not None:
             verdicts[view.name] = verdict
+    verdicts = {**(chosen or {}), **verdicts}
     return verdicts | _parted(views, verdicts)
 
 

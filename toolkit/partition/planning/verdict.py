@@ -26,18 +26,23 @@ def verdict(plan: Plan) -> str:
         share = mine / theirs - 1 if theirs > 0 else 0.0
         if abs(share) >= NOTICEABLE:
             here_text, gpu_text, scaled = pair(mine, theirs, unit)
-            within = ", within the model's error" if abs(share) < plan.search.min_gain else ""
+            within = ", within the model's error" if abs(share) < plan.search.model_error else ""
             text = f"{here_text} instead of {gpu_text} {scaled}{what} ({share:+.0%}{within})"
             (better if (share > 0) == more_is_better else worse).append(text)
-    gains = f"The DLA pays: {', '.join(better)}." if better else "The DLA hardly changes anything."
+    if better:
+        gains = f"The DLA pays: {', '.join(better)}."
+    else:
+        gains = "The DLA does not pay." if worse else "The DLA hardly changes anything."
     return gains + (f" It costs: {', '.join(worse)}." if worse else "") + _foregone(plan)
 
 
 def _foregone(plan: Plan) -> str:
     """Say what moves would gain that gain less than is asked for."""
-    if plan.search.foregone <= 0:
+    search = plan.search
+    if search.foregone <= 0:
         return ""
+    within = ", within the model's error" if search.foregone < search.model_error else ""
     return (
-        f" More on the DLA would gain {plan.search.foregone:.1%}, within the model's error: moves "
-        f"must gain {plan.search.min_gain:.0%} (`tandem plan --min-gain`)."
+        f" More on the DLA would gain {search.foregone:.1%}{within}: moves must gain "
+        f"{search.min_gain:.0%} (`tandem plan --min-gain`)."
     )
