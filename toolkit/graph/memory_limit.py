@@ -66,11 +66,11 @@ def check_host_memory(graph: ir.Graph) -> None:
     alive = {value: value_bytes(value) or 0 for value in graph.inputs}
     total = sum(alive.values())
     for at, node in enumerate(nodes):
-        made = {value: value_bytes(value) or 0 for value in node.outputs}
-        alive |= made
-        total += sum(made.values())
+        results = {value: value_bytes(value) or 0 for value in node.outputs}
+        alive |= results
+        total += sum(results.values())
         if total > limit:
-            raise _too_large(node, sum(made.values()), total, limit)
+            raise _too_large(node, sum(results.values()), total, limit)
         for value in (*node.inputs, *node.outputs):
             if value in alive and last_read.get(value, at) <= at:
                 total -= alive.pop(value)
@@ -100,10 +100,10 @@ def _elements(value: ir.Value) -> int:
     return math.prod(max(0, dim) for dim in value.shape if isinstance(dim, int))
 
 
-def _too_large(node: ir.Node, made: int, total: int, limit: int) -> ImportModelError:
+def _too_large(node: ir.Node, result_bytes: int, total: int, limit: int) -> ImportModelError:
     shapes = ", ".join(str(value.shape) for value in node.outputs)
     return ImportModelError(
-        f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(made)}, so that "
+        f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(result_bytes)}, so that "
         f"{size_text(total)} are in use, above the limit of {size_text(limit)}; "
         "give smaller sizes with --shape, or raise the limit with `tandem build --max-memory`"
     )
