@@ -301,6 +301,8 @@ EXPRESSIONS = {
     "Piecewise((1, s0 > 2), (2, True))": True,
     "Pow(2, Float('oo'))": False,
     "Pow(10, e=9999999999)": False,
+    "Float('1.5', precision=53)": True,
+    "Float('1.5', precision=9999999999)": False,
     "Symbol('s0', positive=True, integer=True)": True,
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Container
 from typing import Any
 
 MAX_CHARACTERS = 20_000  # the longest expression of the networks in the tests has 283
+MAX_PRECISION = 128  # bits of a float; PyTorch writes 53
 MAX_EXPONENT = 64  # a larger one, of a number, is computed for hours
 
 # Sizes (s0), integers and floats of data (u0, zuf0), as PyTorch names them.
@@ -187,16 +188,18 @@ def _in_expression(node: ast.AST) -> bool:
     match node:
         case ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
             allowed = not _repeatable(node)
-        case ast.Call(func=ast.Name(id=name), keywords=keywords):
-            allowed = name in _FUNCTIONS and (not keywords or name == "Symbol")
+        case ast.Call(func=ast.Name(id=name)):
+            allowed = name in _FUNCTIONS
         case ast.Name(id=name):
             allowed = is_symbol(name) or name in _CONSTANTS or name in _FUNCTIONS
         case ast.Constant(value=str() as text):
             allowed = is_symbol(text) or bool(_NUMBER.fullmatch(text))
         case ast.Constant(value=value):
             allowed = isinstance(value, (bool, int, float))
-        case ast.keyword(arg=name, value=value):  # of a symbol: positive=True
-            allowed = name is not None and isinstance(value, ast.Constant)
+        case ast.keyword(arg="precision", value=ast.Constant(value=int() as bits)):  # of a Float
+            allowed = bits <= MAX_PRECISION
+        case ast.keyword(arg=name, value=ast.Constant(value=bool())):  # such as positive=True
+            allowed = name is not None
         case _:
             allowed = isinstance(node, (*_ARITHMETIC, ast.Tuple))
     return allowed
