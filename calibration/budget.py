@@ -357,10 +357,15 @@ def _errors_alone(search: _Search, error_alone: Measure) -> tuple[NodeCost, ...]
     all_nodes = frozenset(search.macs)
     rows = []
     for node, work in search.macs.items():
-        error = error_alone(all_nodes - {node})
-        rows.append(NodeCost(node, work, math.nan, math.inf if math.isnan(error) else error))
+        error = _known_error(error_alone(all_nodes - {node}))
+        rows.append(NodeCost(node, work, math.nan, error))
         search.count()
     return tuple(sorted(rows, key=lambda row: -row.cost / search.weight(row.node)))
+
+
+def _known_error(error: float) -> float:
+    """An error that compares: that of an output with NaN is infinite."""
+    return math.inf if math.isnan(error) else error
 
 
 def _least(
@@ -368,14 +373,14 @@ def _least(
 ) -> tuple[frozenset[str], float]:
     """The first set of nodes within the limit, else the one of least error, and its metric."""
     best = frozenset[str]()
-    least = error(best)
+    least = _known_error(error(best))
     for step in range(1, LEAST_LOSS_STEPS + 1):
         most = most_float * step / LEAST_LOSS_STEPS
         keep_float = _fill(search, order, most)
         value = search.value(f"at most {100 * most:.1f} % of the work in float", keep_float)
         if search.fits(value):
             return keep_float, value
-        of_all = error(keep_float)
+        of_all = _known_error(error(keep_float))
         if of_all < least:
             best, least = keep_float, of_all
     return best, search.value("the least error", best)

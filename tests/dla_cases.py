@@ -72,6 +72,10 @@ def binary(op: str, *operands: object, after: str = "", **options: object) -> No
     return one_node(op, operands, (2, 8, 4, 4), after=after, **options)
 
 
+def multiplied(factor: float) -> NodeView:
+    return binary("Mul", WHOLE, constant(1, 8, 1, 1, value=factor))
+
+
 def concat(axis: int = 1, count: int = 2) -> NodeView:
     return one_node("Concat", [(1, 8, 4, 4)] * count, (1, 16, 4, 4), axis=axis)
 
@@ -212,6 +216,7 @@ CASES = (
     Case("G10", relu(31, *TALL[1:]), relu(32, *TALL[1:])),
     Case("G16", gemm(), one_node("Gemm", [(1, 64), (64, 10)], (1, 10))),
     Case("G16", norm(C8, C8, C8, C8), norm(C8, (8,), C8, C8)),
+    Case("G17", multiplied(65504.0), multiplied(65536.0)),
     Case("conv.rank", conv(), one_node("Conv", [(1, 8, 64), constant(8, 8, 3)], (1, 8, 64))),
     Case("product.form", gemm(), gemm(transA=1)),
     Case(

@@ -288,6 +288,22 @@ EXPRESSIONS = {
     "[s0 for s0 in (1,)]": False,
     "f'{s0}'": False,
     "1 +" + " 1 +" * 5000 + " 1": False,  # longer than the limit
+    "(s0 ** 8) ** 8": True,
+    "(s0 ** 8) ** 9": False,
+    "((10**64)**64)**64": False,
+    "Pow(Pow(Integer(10), Integer(64)), Integer(64))": False,
+    "1 << 64": True,
+    "1 << 9999999999": False,
+    "LShift(Integer(1), Integer(9999999999))": False,
+    "'s0' * 9999999999": False,
+    "('s0' or 1) * 9999999999": False,
+    "(1, 2) * 9999999999": False,
+    "Piecewise((1, s0 > 2), (2, True))": True,
+    "Pow(2, Float('oo'))": False,
+    "Pow(10, e=9999999999)": False,
+    "Float('1.5', precision=53)": True,
+    "Float('1.5', precision=9999999999)": False,
+    "Symbol('s0', positive=True, integer=True)": True,
 }
 
 
@@ -308,6 +324,11 @@ GUARDS = {
     """L['a"b'] == 1""": False,
     "L['x'].size()[0] == 1\nexit()": False,
     "exec('x')": False,
+    "'a' * 9999999999 == 1": False,
+    "max('a', 'b') * 9999999999 == 1": False,
+    "torch.sym_max('a', 'b') * 9999999999 == 1": False,
+    "1 << 9999999999 == 1": False,
+    "((10**64)**64)**64 == 1": False,
 }
 
 

@@ -1,6 +1,7 @@
 """Nodes that stay in floating point because an output misses its target with them in INT8."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,21 @@ def test_errors_that_cancel_are_not_torn_apart() -> None:
     )
     assert result.keep_float == frozenset()
     assert result.value == result.int8_value
+
+
+def test_nodes_are_kept_also_where_all_in_int8_give_nan() -> None:
+    def error(keep: frozenset[str]) -> float:
+        return math.nan if "ruins" not in keep else 2.0 - len(keep)
+
+    result = least_loss(
+        {"ruins": 1.0, "harmless": 9.0},
+        lambda keep: -error(keep),
+        Budget("m", "least", -1e-9),
+        error=error,
+        error_alone=lambda keep: math.nan if "ruins" not in keep else 0.5,
+        most_float=0.2,
+    )
+    assert result.keep_float == {"ruins"}
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])

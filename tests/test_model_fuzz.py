@@ -121,7 +121,35 @@ def doubled(source: str, times: int) -> list[onnx.NodeProto]:
     ]
 
 
+def growing_branch(name: str, size: int) -> onnx.GraphProto:
+    """A branch that fills `size` elements and adds them up."""
+    nodes = [
+        helper.make_node("ConstantOfShape", [f"{name}_size"], [f"{name}_all"], name=f"{name}_grow"),
+        helper.make_node("ReduceSum", [f"{name}_all"], [f"{name}_sum"], keepdims=0),
+    ]
+    result = helper.make_tensor_value_info(f"{name}_sum", onnx.TensorProto.FLOAT, [])
+    constant = onnx.numpy_helper.from_array(np.array([size]), f"{name}_size")
+    return helper.make_graph(nodes, name, [], [result], [constant])
+
+
 BOMBS = {
+    "a branch of If": (
+        [
+            helper.make_node("ReduceMax", ["x"], ["m"], name="maximum", keepdims=0),
+            helper.make_node("Cast", ["m"], ["c"], name="condition", to=onnx.TensorProto.BOOL),
+            helper.make_node(
+                "If",
+                ["c"],
+                ["i"],
+                name="choose",
+                then_branch=growing_branch("then", 2**40),
+                else_branch=growing_branch("else", 2**41),
+            ),
+            helper.make_node("Add", ["x", "i"], ["y"], name="add"),
+        ],
+        {},
+        "_grow'",
+    ),
     "33 doublings of integers": (
         [*doubled("c", 33), helper.make_node("Reshape", ["x", "d32"], ["y"], name="shape")],
         {"c": np.array([1])},

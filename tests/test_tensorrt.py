@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from device.errors import SessionError
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.messages import MESSAGES, explain
+from device.runtime.tensorrt.plans import timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import open_session
@@ -152,6 +154,61 @@ def test_the_other_core_is_chosen_when_it_is_loaded(
         open_session(engine, plans=tmp_path / "plans", dla_core=2)
 
 
+def test_a_segment_that_is_not_loaded_leaves_no_memory_taken(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    closed: list[HostContext] = []
+
+    class Watched(HostContext):
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr("device.runtime.executors.tensorrt.Context", Watched)
+    prepare(engine, tmp_path / "plans")
+    with pytest.raises(SessionError, match="this board has 2"):
+        open_session(engine, plans=tmp_path / "plans", dla_core=2)
+    assert len(closed) == 1
+
+
+def test_timings_are_those_of_the_board_as_it_is(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    plans, board = tmp_path / "plans", read_board()
+    for mode in ("0000", "0002"):
+        with open_engine(engine) as opened:
+            job = Job(opened, plans, replace(board, power_mode=mode), Limits(60), lambda *_: None)
+            (row,) = prepare_engine(job)
+        assert (row.problem, row.cached) == (None, False)
+    caches = sorted(plans.glob("timing-*"))
+    assert [cache.read_bytes() for cache in caches] == [b"timings", b"timings"]
+
+
+@pytest.mark.parametrize("content", [b"damaged", b"of another TensorRT"])
+def test_timings_that_do_not_fit_are_measured_again(
+    content: bytes, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    cache = timing_cache(tmp_path / "plans", read_board())
+    cache.parent.mkdir()
+    cache.write_bytes(content)
+    assert prepare(engine, tmp_path / "plans").problem is None
+    assert cache.read_bytes() == b"timings"
+
+
+def test_what_a_killed_build_left_is_removed(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    killed = tmp_path / "plans" / f".build-{2**22 + 1}-x"  # above the largest process id of Linux
+    running = tmp_path / "plans" / f".build-{os.getpid()}-x"
+    for folder in (killed, running):
+        folder.mkdir(parents=True)
+    prepare(engine, tmp_path / "plans")
+    assert (killed.exists(), running.exists()) == (False, True)
+
+
 # --- what goes wrong
 
 
@@ -195,6 +252,7 @@ def test_a_build_that_hangs_is_ended(
     row = prepare(engine, tmp_path / "plans", limits=Limits(5))
     assert row.problem is not None
     assert "longer than 5 s" in row.problem
+    assert "`tandem-agent prepare --again --timeout-s`" in row.problem
 
 
 def test_a_build_that_takes_all_memory_is_ended(
@@ -259,6 +317,16 @@ def test_without_tensorrt_the_report_says_so(engine: Path, tmp_path: Path) -> No
     with open_session(engine, plans=tmp_path) as session:
         (dla,) = [report for report in session.reports if report.processor == "dla0"]
     assert "tensorrt: TensorRT is not installed" in dla.reason
+
+
+def test_a_version_that_is_none_does_not_end_the_session(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device.runtime.executors.tensorrt.tensorrt_version", lambda: "10.3.rc")
+    with open_session(engine, plans=tmp_path) as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+    assert dla.implementation == "portable"
+    assert "calls itself version '10.3.rc'" in dla.reason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.export.half import to_half
+from toolkit.export.half import rounded_up, to_half
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
@@ -193,7 +193,9 @@ def _store_output(graph: ir.Graph, value: ir.Value, tensor: TensorInfo) -> None:
     value.name = f"{name}_real"
     scale = ir.Value(
         name=f"{name}_scale_out",
-        const_value=ir.Tensor(np.array(tensor.scale, np.float16), name=f"{name}_scale_out"),
+        const_value=ir.Tensor(
+            rounded_up(np.array(tensor.scale, np.float32)), name=f"{name}_scale_out"
+        ),
     )
     zero = ir.Value(
         name=f"{name}_zero_out",

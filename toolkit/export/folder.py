@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from calibration.trt_cache import cache_of, cache_version, encode_cache
 from device.engine.file import open_engine
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, first_line
 from toolkit.export.half import MIN_OPSET, to_half
 from toolkit.export.network import Network, network_of
 from toolkit.export.releases import RELEASES, Era, Release
@@ -257,7 +257,10 @@ def _write_model(path: Path, model: ir.Model) -> None:
             f"The model takes {proto.ByteSize() / 1e9:.1f} GB, and an ONNX file holds at most 2 GB "
             "without files beside it."
         )
-    onnx.checker.check_model(proto)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise BuildError(f"The export is not valid ONNX: {first_line(error)}.") from error
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 

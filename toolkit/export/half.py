@@ -152,7 +152,7 @@ def _halve_constant(value: ir.Value, *, round_up: bool) -> None:
     if tensor is None or tensor.dtype != _FLOAT:
         return
     array = tensor.numpy()
-    halved = _rounded_up(array) if round_up else _halved(str(value.name), array)
+    halved = rounded_up(array) if round_up else _halved(str(value.name), array)
     value.const_value = ir.Tensor(halved, name=str(value.name))
     value.type = ir.TensorType(_HALF)  # a clone shares its types
 
@@ -167,7 +167,7 @@ def _halved(name: str, array: np.ndarray) -> np.ndarray:
     return array.astype(np.float16)
 
 
-def _rounded_up(scale: np.ndarray) -> np.ndarray:
+def rounded_up(scale: np.ndarray) -> np.ndarray:
     """Return the smallest float16 that is not below each scale."""
     half = scale.astype(np.float16)
     above = np.nextafter(half, np.float16(np.inf))

@@ -6,6 +6,7 @@ it, and what allocates for a model, or starts a child that does, asks for it.
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -57,20 +58,26 @@ def value_bytes(value: ir.Value) -> int | None:
 def check_host_memory(graph: ir.Graph) -> None:
     """Refuse a graph whose tensors would not fit into the limit while it runs on this machine.
 
-    A tensor lives from its node to its last reader. Raises ImportModelError, which names the node.
+    A tensor lives from its node to its last reader; branches and bodies run beside what lives then.
+    Raises ImportModelError, which names the node.
     """
-    limit = max_memory_bytes()
+    _check_graph(graph, 0, max_memory_bytes())
+
+
+def _check_graph(graph: ir.Graph, outer_bytes: int, limit: int) -> None:
     nodes = list(graph)
     last_read = {value: at for at, node in enumerate(nodes) for value in node.inputs}
     last_read |= {value: len(nodes) for value in graph.outputs}
     alive = {value: value_bytes(value) or 0 for value in graph.inputs}
-    total = sum(alive.values())
+    total = outer_bytes + sum(alive.values())
     for at, node in enumerate(nodes):
-        made = {value: value_bytes(value) or 0 for value in node.outputs}
-        alive |= made
-        total += sum(made.values())
+        results = {value: value_bytes(value) or 0 for value in node.outputs}
+        alive |= results
+        total += sum(results.values())
         if total > limit:
-            raise _too_large(node, sum(made.values()), total, limit)
+            raise _too_large(node, sum(results.values()), total, limit)
+        for inner in _inner_graphs(node):
+            _check_graph(inner, total, limit)
         for value in (*node.inputs, *node.outputs):
             if value in alive and last_read.get(value, at) <= at:
                 total -= alive.pop(value)
@@ -82,7 +89,7 @@ def check_device_memory(graph: ir.Graph, profile: Profile) -> None:
     An element counts as one byte, the least that an engine makes of it. Raises ImportModelError.
     """
     limit = int(profile.memory.gb.value * 1e9)
-    for node in graph:
+    for node in graph.all_nodes():
         tensors = {value for value in (*node.inputs, *node.outputs) if value is not None}
         needed = sum(_elements(value) for value in tensors)
         if needed > limit:
@@ -94,16 +101,24 @@ def check_device_memory(graph: ir.Graph, profile: Profile) -> None:
             )
 
 
+def _inner_graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 def _elements(value: ir.Value) -> int:
     if value.shape is None:
         return 0
     return math.prod(max(0, dim) for dim in value.shape if isinstance(dim, int))
 
 
-def _too_large(node: ir.Node, made: int, total: int, limit: int) -> ImportModelError:
+def _too_large(node: ir.Node, result_bytes: int, total: int, limit: int) -> ImportModelError:
     shapes = ", ".join(str(value.shape) for value in node.outputs)
     return ImportModelError(
-        f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(made)}, so that "
+        f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(result_bytes)}, so that "
         f"{size_text(total)} are in use, above the limit of {size_text(limit)}; "
         "give smaller sizes with --shape, or raise the limit with `tandem build --max-memory`"
     )

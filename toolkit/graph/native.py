@@ -82,8 +82,8 @@ def _largest(proto: onnx.ModelProto) -> str:
         value.name: math.prod(max(1, dim.dim_value) for dim in value.type.tensor_type.shape.dim)
         for value in (*proto.graph.value_info, *proto.graph.output)
     }
-    made = [(sizes.get(name, 0), node) for node in proto.graph.node for name in node.output]
-    elements, node = max(made, key=lambda pair: pair[0], default=(0, onnx.NodeProto()))
+    results = [(sizes.get(name, 0), node) for node in proto.graph.node for name in node.output]
+    elements, node = max(results, key=lambda pair: pair[0], default=(0, onnx.NodeProto()))
     return f"node {node.name!r} ({node.op_type}) makes {elements} elements: " if elements else ""
 
 

@@ -33,14 +33,8 @@ CARRIERS = frozenset(
     | {"Where"}
 )
 MAX_READ_ELEMENTS = 1024  # of constants that the check of a node reads: shapes, axes, scales
-# Operators whose values come from their first operand; the others are sizes, axes and indices.
-FIRST_CARRIES = frozenset(
-    {
-        *("Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile"),
-        *("TopK", "Unsqueeze", "Upsample", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
-        *("ReduceSum",),
-    }
-)
+# CARRIERS whose values come from their first operand; the others are sizes, axes and indices.
+FIRST_CARRIES = frozenset({"Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
 SKIPPED = frozenset({"Constant", "If", "Loop", "Scan", "SequenceMap"})
 
 

@@ -29,7 +29,10 @@ def why_not() -> str | None:
     version = tensorrt_version()
     if not version:
         return "TensorRT is not installed"
-    release = find_release(version)
+    try:
+        release = find_release(version)
+    except SessionError as error:
+        return str(error)
     return None if release.form else f"TensorRT {version} has no DLA here: {release.why}"
 
 
@@ -69,6 +72,9 @@ class TensorRTExecutor(Executor):
         data = self._plan(context, implementation)
         try:
             self._cuda = Context()
+        except CudaError as error:
+            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        try:
             self._cuda.activate()
             self._stream = self._cuda.stream()
             self._load(tensorrt, data)
@@ -81,7 +87,11 @@ class TensorRTExecutor(Executor):
                 for port in (*implementation.inputs, *implementation.outputs)
             }
         except CudaError as error:
+            self._cuda.close()
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        except BaseException:
+            self._cuda.close()
+            raise
         self._shapes = shapes
         self._inputs = tuple(port.tensor for port in implementation.inputs)
         self._outputs = tuple(port.tensor for port in implementation.outputs)
@@ -117,9 +127,9 @@ class TensorRTExecutor(Executor):
             self._stream.wait()
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
-        for name, given in outputs.items():
+        for name, array in outputs.items():
             port, memory, _ = self._ports[name]
-            target = np.empty(self._shapes[name], self._dtypes[name]) if given is None else given
+            target = np.empty(self._shapes[name], self._dtypes[name]) if array is None else array
             unpack(port, memory, target)
             results[name] = target
         return results

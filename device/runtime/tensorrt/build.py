@@ -7,11 +7,12 @@ writes the plan and the log, and one JSON line to standard output.
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
 from device.engine.tensorrt_manifest import Port
+from device.files import replacing
 from device.runtime.tensorrt import request as limits
 from device.runtime.tensorrt.messages import explain
 from device.runtime.tensorrt.releases import Release, find_release
@@ -31,43 +32,50 @@ def main(argv: list[str]) -> int:
     release = find_release(version)
     refused: tuple[str, ...] = ()
     problem = None
-    try:
-        refused = build(tensorrt, release, request)
-    except RefusedError as error:
-        problem = str(error)
+    # TensorRT's objects log until they are gone, which is when `build` has returned.
+    with Path(request.log).open("w", encoding="utf-8") as log:
+        try:
+            refused = build(tensorrt, release, request, log)
+        except RefusedError as error:
+            problem = str(error)
     answer = Answer(tensorrt=version, refused_layers=refused, problem=problem)
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     return 0
 
 
-def build(trt: Any, release: Release, request: Request) -> tuple[str, ...]:  # noqa: ANN401
+def build(
+    trt: Any,  # noqa: ANN401
+    release: Release,
+    request: Request,
+    log: TextIO,
+) -> tuple[str, ...]:
     """Build the plan and write it; return the layers that TensorRT keeps off the DLA.
 
-    `trt`: the module tensorrt. Raises RefusedError.
+    `trt`: the module tensorrt. `log`: the file `request.log`. Raises RefusedError.
     """
     if release.form is None:
         raise RefusedError(f"TensorRT {trt.__version__} has no DLA here: {release.why}")
-    with Path(request.log).open("w", encoding="utf-8") as log:
-        logger = _logger(trt, log)
-        builder = trt.Builder(logger)
-        if builder.num_DLA_cores < 1:
-            raise RefusedError("TensorRT finds no DLA core on this board")
-        network = _parse(trt, release, request, builder, logger)
-        config = _configure(trt, release, request, builder)
-        _set_ports(trt, network, request, typed=release.form == "typed")
-        if release.form == "ranged":
-            _set_ranges(trt, network, request)
-        layers = [network.get_layer(index) for index in range(network.num_layers)]
-        refused = tuple(str(layer.name) for layer in layers if not config.can_run_on_DLA(layer))
-        plan = builder.build_serialized_network(network, config)
+    logger = _logger(trt, log)
+    builder = trt.Builder(logger)
+    if builder.num_DLA_cores < 1:
+        raise RefusedError("TensorRT finds no DLA core on this board")
+    network = _parse(trt, release, request, builder, logger)
+    config = _configure(trt, release, request, builder)
+    _set_ports(trt, network, request, typed=release.form == "typed")
+    if release.form == "ranged":
+        _set_ranges(trt, network, request)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    refused = tuple(str(layer.name) for layer in layers if not config.can_run_on_DLA(layer))
+    plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise RefusedError(_why(request, refused))
     _write(Path(request.plan), memoryview(plan))
-    _write(Path(request.timing_cache), memoryview(config.get_timing_cache().serialize()))
+    with replacing(Path(request.timing_cache)) as file:  # another build may read it now
+        file.write(memoryview(config.get_timing_cache().serialize()))
     return refused
 
 
-def _logger(trt: Any, log: Any) -> Any:  # noqa: ANN401
+def _logger(trt: Any, log: TextIO) -> Any:  # noqa: ANN401
     class Logger(trt.ILogger):  # type: ignore[misc]
         """Writes every line to a file: the last one before a crash counts."""
 
@@ -113,8 +121,9 @@ def _configure(trt: Any, release: Release, request: Request, builder: Any) -> An
         config.set_memory_pool_limit(pool, size)
     path = Path(request.timing_cache)
     stored = path.read_bytes() if path.exists() else b""
-    # A cache of another TensorRT is refused, and an empty one taken.
-    if not config.set_timing_cache(config.create_timing_cache(stored), ignore_mismatch=False):
+    # A damaged cache is none, and one of another TensorRT is refused: an empty one takes its place.
+    cache = config.create_timing_cache(stored)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
     return config
 

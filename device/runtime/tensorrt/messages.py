@@ -47,7 +47,7 @@ MESSAGES: tuple[Message, ...] = (
     Message(
         r"Could not find any implementation for node (\S+)",
         "TensorRT finds no implementation of {0} within the limits",
-        "free memory on the board and prepare again",
+        "free memory on the board and run `tandem-agent prepare --again`",
     ),
     Message(
         r"Failure to submit program to DLA engine",

@@ -1,9 +1,9 @@
 """Finished plans on disk, each under the digest of everything that it depends on.
 
-    <key>.plan   TensorRT's plan
-    <key>.json   its record: what it depends on, its SHA-256, or why there is none
-    <key>.log    what TensorRT said
-    timing       TensorRT's timing cache, of this TensorRT
+    <key>.plan       TensorRT's plan
+    <key>.json       its record: what it depends on, its SHA-256, or why there is none
+    <key>.log        what TensorRT said
+    timing-<board>   TensorRT's timing cache; times of another power mode or compiler do not count
 
 A record is written after its plan, and a plan is used only with a record that has its digest: an
 interrupted build leaves what was there in use.
@@ -94,6 +94,11 @@ def keep_plan(plan: Plan, record: Record, built: Path | None) -> None:
         file.write(msgspec.json.encode(record))
 
 
+def timing_cache(folder: Path, board: Board) -> Path:
+    """Return the file with TensorRT's timings on a board as it is."""
+    return folder / f"timing-{_board_digest(board).hexdigest()[:16]}"
+
+
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises OSError."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -101,7 +106,7 @@ def digest(path: Path) -> str:
 
 def _key(engine: Engine, implementation: TensorRT, form: Form, board: Board) -> str:
     """Return the digest of the board and of all that the plan is made from."""
-    total = hashlib.sha256(msgspec.json.encode(asdict(board), order="deterministic"))
+    total = _board_digest(board)
     settings = (FORMAT, implementation.inputs, implementation.outputs, implementation.ranges)
     total.update(msgspec.json.encode(settings, order="deterministic"))
     total.update(msgspec.json.encode((form, implementation.half_nodes), order="deterministic"))
@@ -111,3 +116,7 @@ def _key(engine: Engine, implementation: TensorRT, form: Form, board: Board) -> 
         if weight.scales is not None:
             total.update(engine.entry(weight.scales).tobytes())
     return total.hexdigest()[:40]
+
+
+def _board_digest(board: Board) -> "hashlib._Hash":
+    return hashlib.sha256(msgspec.json.encode(asdict(board), order="deterministic"))

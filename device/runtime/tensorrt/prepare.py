@@ -29,9 +29,11 @@ from device.runtime.tensorrt.plans import (
     form_for,
     keep_plan,
     read_plan,
+    timing_cache,
 )
 from device.runtime.tensorrt.releases import find_release
 from device.runtime.tensorrt.request import Answer, make_request
+from device.start.child import guarded
 from device.start.command import module_command
 
 Progress = Callable[[str, float], None]
@@ -106,6 +108,7 @@ def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> 
     log = plan.path.with_suffix(".log")
     begin = time.monotonic()
     with _work_folder(plan.path.parent) as work:
+        log.unlink(missing_ok=True)  # of an earlier build: a child may die before it writes one
         _write_form(job.engine, form_for(implementation, job.board), work)
         request = make_request(
             implementation,
@@ -113,7 +116,7 @@ def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> 
             model=str(work / "model.onnx"),
             plan=str(work / "plan"),
             log=str(log),
-            cache=str(plan.path.parent / "timing"),
+            cache=str(timing_cache(job.folder, job.board)),
         )
         (work / "request.json").write_bytes(msgspec.json.encode(request))
         answer = _run(job, work, log, segment.name)
@@ -134,11 +137,19 @@ def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> 
 @contextmanager
 def _work_folder(parent: Path) -> Iterator[Path]:
     """Yield a folder on the disk of the store, so that a plan can be moved into its place."""
-    folder = Path(tempfile.mkdtemp(prefix=".build-", dir=parent))
+    _remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=f".build-{os.getpid()}-", dir=parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of builds whose process was killed; they hold the weights of a segment."""
+    for folder in parent.glob(".build-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_form(engine: Engine, form: Form, folder: Path) -> None:
@@ -159,12 +170,14 @@ def _write_form(engine: Engine, form: Form, folder: Path) -> None:
 
 def _run(job: Job, work: Path, log: Path, segment: str) -> Answer:
     """Run the child; a child that dies, hangs or takes too much memory is a problem of its own."""
-    command = module_command("device.runtime.tensorrt.build", str(work / "request.json"))
+    build = module_command("device.runtime.tensorrt.build", str(work / "request.json"))
     begin = time.monotonic()
     with (
         (work / "stderr").open("wb") as errors,
         (work / "stdout").open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True) as child,
+        subprocess.Popen(
+            guarded(build), stdout=output, stderr=errors, start_new_session=True
+        ) as child,
     ):
         problem = _watch(job, child, begin, segment)
     if problem is None and child.returncode != 0:
@@ -186,14 +199,15 @@ def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str)
             job.on_progress(segment, seconds)
             if seconds > limits.seconds:
                 return (
-                    f"the build took longer than {limits.seconds:.0f} s; give more with --timeout-s"
+                    f"the build took longer than {limits.seconds:.0f} s; give more with "
+                    "`tandem-agent prepare --again --timeout-s`"
                 )
             resident = _resident_bytes(child.pid)
             if limits.memory_bytes is not None and resident > limits.memory_bytes:
                 return (
                     f"the build took {resident / 2**20:.0f} MiB of memory, the limit is "
                     f"{limits.memory_bytes / 2**20:.0f}; give more with "
-                    "`tandem-agent prepare --max-memory-mb`"
+                    "`tandem-agent prepare --again --max-memory-mb`"
                 )
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)

@@ -315,7 +315,8 @@ class IBuilderConfig:
         self._pools[pool.name] = pool_size
 
     def create_timing_cache(self, serialized_timing_cache):
-        return ITimingCache(bytes(serialized_timing_cache))
+        data = bytes(serialized_timing_cache)
+        return None if data.startswith(b"damaged") else ITimingCache(data)
 
     def set_timing_cache(self, cache, ignore_mismatch):
         if cache._data not in {b"", b"timings"}:
@@ -337,6 +338,12 @@ class Builder:
     def __init__(self, logger):
         assert logger._made
         self._logger = logger
+
+    def __del__(self):
+        try:
+            self._logger.log(ILogger.INFO, "the builder is gone")
+        except ValueError:  # C++ calls it, and takes no exception
+            os.abort()
 
     @property
     def num_DLA_cores(self):

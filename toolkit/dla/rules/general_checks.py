@@ -112,6 +112,17 @@ def weights(view: NodeView) -> tuple[Fact, ...]:
     )
 
 
+def magnitudes(view: NodeView) -> tuple[Fact, ...]:
+    """The largest finite magnitude of each small constant of floating point."""
+    tensors = [t for t in view.constants if t.values and t.dtype == "float32"]
+    largest = [
+        max((abs(v) for v in t.values or () if math.isfinite(v)), default=0.0) for t in tensors
+    ]
+    return tuple(
+        Fact(value, f"{value:g} in '{t.name}'") for t, value in zip(tensors, largest, strict=True)
+    )
+
+
 def matrix_form(view: NodeView) -> tuple[Fact, ...]:
     """True for a GEMM of two matrices, the first not transposed."""
     if view.integer("transA", 0) == 1:

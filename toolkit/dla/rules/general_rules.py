@@ -108,5 +108,7 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
          facts=c.volumes, allowed=AtMost(2**31 - 1), source=HEADER),
     Rule(id="G16", ops=o.WEIGHTED | o.ops("BatchNormalization"), limit="weights must be constant",
          facts=c.weights, allowed=YES, source=MATRIX),
+    Rule(id="G17", ops=o.NATIVE, limit="constants must be {}, the largest of FP16",
+         facts=c.magnitudes, allowed=AtMost(65504), source=GUIDE),
 )
 # fmt: on

@@ -80,6 +80,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "G10": Meaning("TensorRT counts elements with 31 bits.", "Use a smaller size or batch."),
     "G16": Meaning("Weights are laid out when the loadable is compiled.",
         "Make the weights initializers of the model."),
+    "G17": Meaning("The DLA keeps constants in FP16, in which a larger one is infinite.",
+        "Scale the constant, and what it meets, down in the model."),
     "layer.rank": Meaning("The DLA's layers work on N, C, H, W.", _RANK),
 
     # Convolution and GEMM.

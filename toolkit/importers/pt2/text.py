@@ -5,11 +5,13 @@ Each function takes a text and says whether it is harmless where PyTorch puts it
 
 import ast
 import json
+import math
 import re
 from collections.abc import Container
 from typing import Any
 
 MAX_CHARACTERS = 20_000  # the longest expression of the networks in the tests has 283
+MAX_PRECISION = 128  # bits of a float; PyTorch writes 53
 MAX_EXPONENT = 64  # a larger one, of a number, is computed for hours
 
 # Sizes (s0), integers and floats of data (u0, zuf0), as PyTorch names them.
@@ -121,7 +123,7 @@ def is_operator(text: str, registered: Container[str]) -> bool:
 def is_expression(text: str) -> bool:
     """Whether a text is an expression of numbers, symbols and known functions."""
     tree = _parse(text)
-    return tree is not None and all(_in_expression(node) for node in ast.walk(tree))
+    return tree is not None and _is_quick(tree) and all(map(_in_expression, ast.walk(tree)))
 
 
 def is_guard(text: str) -> bool:
@@ -129,7 +131,7 @@ def is_guard(text: str) -> bool:
     if any(mark in text for mark in '"#\\\n\r'):
         return False
     tree = _parse(text)
-    return tree is not None and all(_in_guard(node) for node in ast.walk(tree))
+    return tree is not None and _is_quick(tree) and all(map(_in_guard, ast.walk(tree)))
 
 
 def is_tree(text: str) -> bool:
@@ -184,47 +186,83 @@ def _parse(text: str) -> ast.Expression | None:
 def _in_expression(node: ast.AST) -> bool:
     allowed = False
     match node:
-        case ast.BinOp(op=ast.Pow(), right=exponent):
-            allowed = _is_small(exponent)
-        case ast.Call(func=ast.Name(id=name), args=operands):
-            allowed = name in _FUNCTIONS and (
-                name not in _POWERS or all(map(_is_small, operands[1:]))
-            )
+        case ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
+            allowed = not _repeatable(node)
+        case ast.Call(func=ast.Name(id=name)):
+            allowed = name in _FUNCTIONS
         case ast.Name(id=name):
             allowed = is_symbol(name) or name in _CONSTANTS or name in _FUNCTIONS
         case ast.Constant(value=str() as text):
             allowed = is_symbol(text) or bool(_NUMBER.fullmatch(text))
         case ast.Constant(value=value):
             allowed = isinstance(value, (bool, int, float))
-        case ast.keyword(arg=name, value=value):  # of a symbol: positive=True
-            allowed = name is not None and isinstance(value, ast.Constant)
+        case ast.keyword(arg="precision", value=ast.Constant(value=int() as bits)):  # of a Float
+            allowed = bits <= MAX_PRECISION
+        case ast.keyword(arg=name, value=ast.Constant(value=bool())):  # such as positive=True
+            allowed = name is not None
         case _:
             allowed = isinstance(node, (*_ARITHMETIC, ast.Tuple))
     return allowed
 
 
-def _is_small(exponent: ast.expr) -> bool:
-    match exponent:
+def _is_quick(tree: ast.AST) -> bool:
+    """Whether no power or shift makes a number of millions of digits."""
+    try:
+        return _degree(tree) <= MAX_EXPONENT
+    except RecursionError:
+        return False
+
+
+def _degree(node: ast.AST) -> float:
+    """The largest product of the exponents that stand on each other, as in (x**2)**3, 0 for none.
+
+    A shift counts by itself. Infinite for exponents and shifts that are computed.
+    """
+    inner = max(map(_degree, ast.iter_child_nodes(node)), default=0.0)
+    match node:
+        case ast.BinOp(op=ast.Pow(), right=exponent):
+            return max(inner, 1.0) * _exponent(exponent)
+        case ast.Call(func=ast.Name(id=name), args=[_, *exponents]) if name in _POWERS:
+            return max(inner, 1.0) * max(map(_exponent, exponents), default=1.0)
+        case ast.BinOp(op=ast.LShift(), right=shift):
+            return max(inner, _exponent(shift))
+        case ast.Call(func=ast.Name(id="LShift"), args=[_, *shifts]):
+            return max(inner, *map(_exponent, shifts))
+    return inner
+
+
+def _exponent(node: ast.expr) -> float:
+    """The magnitude of an exponent: 1 for a symbol, infinite for what is not one number."""
+    match node:
         case ast.Name() | ast.Call(func=ast.Name(id="Symbol")):
-            return True
+            return 1.0
         case ast.UnaryOp(operand=operand):
-            return _is_small(operand)
+            return _exponent(operand)
         case ast.Call(func=ast.Name(id="Integer" | "Rational" | "Float"), args=operands):
-            return all(map(_is_small, operands))
+            return max(map(_exponent, operands), default=math.inf)
         case ast.Constant(value=int() | float() as value):
-            return abs(value) <= MAX_EXPONENT
-        case ast.Constant(value=str() as text):
-            return bool(_NUMBER.fullmatch(text)) and abs(float(text)) <= MAX_EXPONENT
-    return False
+            return math.inf if math.isnan(value) else abs(value)
+        case ast.Constant(value=str() as text) if _NUMBER.fullmatch(text) and "oo" not in text:
+            return abs(float(text))
+    return math.inf
+
+
+def _repeatable(node: ast.AST) -> bool:
+    """Whether an operand is a text or a tuple: times a number, it takes any memory."""
+    return any(
+        isinstance(child, ast.Tuple)
+        or (isinstance(child, ast.Constant) and isinstance(child.value, str))
+        for child in ast.iter_child_nodes(node)
+    )
 
 
 def _in_guard(node: ast.AST) -> bool:
     allowed = False
     match node:
-        case ast.BinOp(op=ast.Pow(), right=exponent):
-            allowed = _is_small(exponent)
+        case ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
+            allowed = not _repeatable(node)
         case ast.Call(func=ast.Name(id=name), keywords=[]):
-            allowed = name in _GUARD_FUNCTIONS
+            allowed = name in _GUARD_FUNCTIONS and not _repeatable(node)
         case ast.Attribute(value=ast.Name(id="math" | "torch" as module), attr=name):
             allowed = bool(_GUARD_MODULE.fullmatch(f"{module}.{name}"))
         case ast.Attribute(attr=name):
@@ -236,7 +274,8 @@ def _in_guard(node: ast.AST) -> bool:
         case ast.Constant(value=value):
             allowed = value is None or isinstance(value, (bool, int, float))
         case ast.Call(func=function, keywords=keywords):  # of an attribute that is allowed itself
-            allowed = isinstance(function, ast.Attribute) and not keywords
+            named = isinstance(function, ast.Attribute) and not keywords
+            allowed = named and not _repeatable(node)
         case _:
             allowed = isinstance(node, (*_ARITHMETIC, ast.Subscript))
     return allowed

@@ -79,7 +79,7 @@ def keep_best(
     if not macs or noise.judged(ranges, always_float).target_spent <= 1.0:
         return None
     choosers, apart = _choosers(fitted, ranges, always_float)
-    few = _worst(fitted, ranges, choosers, max(1, MAX_RUNS // len(macs)))
+    few = _worst(fitted, ranges, always_float, choosers, max(1, MAX_RUNS // len(macs)))
     measure = METRICS[AIM.metric].build(Material(noise, choosers))
     search = least_loss(
         macs,
@@ -109,8 +109,12 @@ def _choosers(
 
 
 def _worst(
-    fitted: Fit, ranges: Mapping[str, float], choosers: NDArray[np.intp], count: int
+    fitted: Fit,
+    ranges: Mapping[str, float],
+    always_float: frozenset[str],
+    choosers: NDArray[np.intp],
+    count: int,
 ) -> NDArray[np.intp]:
     """The samples in which INT8 has the largest error."""
-    errors = [fitted.noise.error(ranges, frozenset(), np.array([number])) for number in choosers]
+    errors = [fitted.noise.error(ranges, always_float, np.array([number])) for number in choosers]
     return choosers[np.argsort(-np.nan_to_num(errors, nan=np.inf), kind="stable")[:count]]
