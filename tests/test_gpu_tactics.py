@@ -308,7 +308,7 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
     ]
     refused = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", "0.001"])
     assert isinstance(refused.exception, BuildError)
-    assert str(refused.exception).startswith("segment gpu.0: the GPU workspace takes ")
+    assert str(refused.exception).startswith("m.onnx: segment gpu.0: the GPU workspace takes ")
     assert "MiB, the limit is 0.001; " in str(refused.exception)
     assert not (tmp_path / "m.engine").exists()
     enough = str(refused.exception).split("takes ")[1].split(" MiB")[0]

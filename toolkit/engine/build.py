@@ -157,7 +157,7 @@ def _job(model: ModelSource, target: Target, options: BuildOptions, report: Prog
     if options.dims:
         raise BuildError(
             f"A bound on latency fixes the batch, but dimension {options.dims[0].name!r} is to "
-            "stay dynamic: leave out --dim or --max-latency-ms."
+            "stay dynamic: leave out one of `tandem build --dim` and --max-latency-ms."
         )
     report("plan", 0.0)
     shapes = dict(options.shapes or {})
