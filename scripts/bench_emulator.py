@@ -32,6 +32,7 @@ from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from scripts.networks import NETWORKS
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.ranges.measure import RangeOptions
 
@@ -73,7 +74,7 @@ def _detector(name: str, folder: Path, count: int) -> tuple[Path, list[Arrays]]:
 
 
 def _build(source: Path, path: Path, samples: list[Arrays]) -> None:
-    plan = PlanOptions(objective="energy")  # as much on the DLA as pays
+    plan = PlanOptions(forced=Forced(dla=("all",)))  # whether or not it pays
     options = BuildOptions(data=samples, ranges=RangeOptions("minmax"), plan=plan, kernels=False)
     build_engine(source, PROFILE, path, options)
 

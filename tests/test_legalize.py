@@ -315,14 +315,13 @@ def test_infinities_are_chosen_not_multiplied(rng: np.random.Generator) -> None:
     assert_same(proto, result, rng, exact=True)
 
 
-def test_a_bound_that_halves_cannot_hold_is_a_bound() -> None:
+def test_a_bound_that_halves_cannot_hold_stays_off_the_dla() -> None:
+    """Its rewrite would need a constant beyond FP16 (rule G17)."""
     weights = {"l": np.float32(-70000), "u": np.float32(5)}
     net = Net([node("Clip", "x l u", "y")], {"x": (1, 1, 2, 2)}, weights)
-    proto, result = legalized(net)
-    assert [item.rewrite for item in result.applied] == ["clip"]
-    x = np.array([-1e6, -69000, 4, 6], np.float32).reshape(1, 1, 2, 2)
-    wanted, found = run(proto, {"x": x}), run(ir.to_proto(result.model), {"x": x})
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6, atol=1e-2)  # of 70000
+    _, result = legalized(net)
+    assert result.applied == ()
+    assert [item.op_type for item in result.model.graph] == ["Clip"]
 
 
 def test_padding_that_no_reader_can_take_stays(rng: np.random.Generator) -> None:
