@@ -310,6 +310,7 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
     while not (runs.exists() and runs.read_text().count("run") == 4):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    time.sleep(1.0)  # by then the search waits for the run that it has started
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate(timeout=30)
     assert process.returncode == 130
