@@ -24,7 +24,7 @@ from toolkit.cli.commands.export import export as command
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.export.folder import export_trtexec
-from toolkit.export.half import to_half
+from toolkit.export.half import rounded_up, to_half
 from toolkit.export.network import network_of
 from toolkit.export.releases import FLAGS, RELEASES, Release, has_flag
 from toolkit.importers.onnx import import_model
@@ -265,6 +265,14 @@ def test_a_weight_beyond_float16_is_refused_by_name(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1]}, weights)
     with pytest.raises(BuildError, match=r"Constant 'w' holds 70000, beyond .* 65504"):
         to_half(import_model(path).model, half_io=True)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 6e-5, 0.1, 1.0, 65504.0, 1e6])
+def test_a_scale_is_rounded_up_and_stays_finite(scale: float) -> None:
+    half = rounded_up(np.array(scale, np.float32))
+    assert np.isfinite(half)
+    assert float(half) >= min(scale, 65504.0)
+    assert float(np.nextafter(half, np.float16(0))) < scale
 
 
 def test_every_flag_of_the_table_is_spelt_as_trtexec_does() -> None:

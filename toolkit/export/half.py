@@ -168,10 +168,14 @@ def _halved(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def rounded_up(scale: np.ndarray) -> np.ndarray:
-    """Return the smallest float16 that is not below each scale."""
-    half = scale.astype(np.float16)
+    """Return the smallest float16 that is not below each scale, at most the largest one.
+
+    A scale beyond that belongs to values that float16 does not hold either.
+    """
+    half = np.minimum(scale, _MAX_HALF).astype(np.float16)
     above = np.nextafter(half, np.float16(np.inf))
-    return np.where(half.astype(np.float32) < scale, above, half).astype(np.float16)
+    up = np.where(half.astype(np.float32) < scale, above, half)
+    return np.minimum(up, np.float16(_MAX_HALF)).astype(np.float16)
 
 
 def _cast(graph: ir.Graph, value: ir.Value, name: str, dtype: ir.DataType) -> ir.Value:
