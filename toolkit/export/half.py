@@ -173,9 +173,9 @@ def rounded_up(scale: np.ndarray) -> np.ndarray:
     A scale beyond that belongs to values that float16 does not hold either.
     """
     half = np.minimum(scale, _MAX_HALF).astype(np.float16)
-    above = np.nextafter(half, np.float16(np.inf))
-    up = np.where(half.astype(np.float32) < scale, above, half)
-    return np.minimum(up, np.float16(_MAX_HALF)).astype(np.float16)
+    above = np.nextafter(half, np.float16(_MAX_HALF))  # the largest stays as it is
+    up: np.ndarray = np.where(half.astype(np.float32) < scale, above, half)
+    return up.astype(np.float16)
 
 
 def _cast(graph: ir.Graph, value: ir.Value, name: str, dtype: ir.DataType) -> ir.Value:
