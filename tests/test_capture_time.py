@@ -102,6 +102,7 @@ def errors_ms(url: str, frames: int) -> NDArray[np.float64]:
     return np.array([(estimated - true) / 1e6 for estimated, true in pairs])
 
 
+@pytest.mark.slow  # it measures milliseconds, which a busy machine does not keep
 @pytest.mark.parametrize("size", [(1280, 720)], ids=["720p"])
 def test_capture_times_agree_with_a_clock_in_the_picture(size: tuple[int, int]) -> None:
     with clocked_camera(*size) as url:
