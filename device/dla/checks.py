@@ -42,8 +42,8 @@ def images(name: str, x: NDArray[np.generic], types: Collection[type[np.generic]
             "width); reshape it"
         )
     if x.dtype.type not in types:
-        wanted = " or ".join(sorted(np.dtype(one).name for one in types))
-        raise DlaError(f"{name} holds {x.dtype}, this takes {wanted}; quantize it first")
+        taken = " or ".join(sorted(np.dtype(one).name for one in types))
+        raise DlaError(f"{name} holds {x.dtype}, this takes {taken}; quantize it first")
 
 
 def one_of(name: str, value: object, allowed: Collection[object]) -> None:

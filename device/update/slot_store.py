@@ -294,7 +294,7 @@ class SlotStore:
             if _read_bytes(folder / SEAL) == blob:
                 return
         except OSError:
-            pass  # there is none yet
+            pass  # there is none, or none that can be read: it is written
         self._write(folder / SEAL, blob)
 
     def _write(self, path: Path, blob: bytes) -> None:

@@ -72,8 +72,8 @@ def prepare(
     if ranges is not None and options.precision == "int8":
         useful -= _without_ranges(legal, known)
         legal = rewrite(frozenset(useful))
-    asked = {*options.forced.dla} - {ALL}
-    forced = {row.node for row in legal.applied if asked & {row.node, *row.replaced}}
+    named = {*options.forced.dla} - {ALL}
+    forced = {row.node for row in legal.applied if named & {row.node, *row.replaced}}
     gain, placement = None, dict[str, Processor]()
     if legal.applied:
         trial = _trial(legal, profile, options)

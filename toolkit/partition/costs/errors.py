@@ -102,14 +102,14 @@ def spread_of(
 
     Raises ValueError: there is no group of the part.
     """
-    wanted = (precision, network, fitted)
+    key = (precision, network, fitted)
     matches = [
         row
         for row in rows
         if row.part == part
         and all(
             own is None or own == here
-            for own, here in zip((row.precision, row.network, row.fitted), wanted, strict=True)
+            for own, here in zip((row.precision, row.network, row.fitted), key, strict=True)
         )
     ]
     if not matches:

@@ -47,8 +47,8 @@ class Forced:
 def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Verdict]) -> None:
     """Raise PlanError: a name is unknown, forced both ways, or of a node that a rule refuses."""
     known = list(names)
-    for option, asked in (("--force-dla", forced.dla), ("--force-gpu", forced.gpu)):
-        for name in asked:
+    for option, names_forced in (("--force-dla", forced.dla), ("--force-gpu", forced.gpu)):
+        for name in names_forced:
             if name not in known and not (name == ALL and option == "--force-dla"):
                 similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
                 raise PlanError(
@@ -82,5 +82,5 @@ def forced_to_dla(
     forced: Forced, names: Iterable[str], refused: Mapping[str, Verdict]
 ) -> frozenset[str]:
     """Return the nodes that must be on the DLA."""
-    asked = frozenset(names) if ALL in forced.dla else frozenset(forced.dla)
-    return asked - frozenset(refused)
+    for_dla = frozenset(names) if ALL in forced.dla else frozenset(forced.dla)
+    return for_dla - frozenset(refused)
