@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
 @click.option("--overwrite", is_flag=True, help="--video and --jsonl may replace files.")
+@click.option(
+    "--preview",
+    metavar="[HOST]:PORT",
+    help="Show pictures and figures on a page; :8090 for this machine, 0.0.0.0:8090 for all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option(
     "--dla",
@@ -49,6 +54,7 @@ def run(
     video: str | None,
     jsonl: str | None,
     overwrite: bool,
+    preview: str | None,
     as_json: bool,
     dla: "Dla",
     scales: "Scales",
@@ -69,6 +75,7 @@ def run(
         video=video,
         jsonl=jsonl,
         overwrite=overwrite,
+        preview=preview,
         dla=dla,
         scales=scales,
         timing_cache=timing_cache,
