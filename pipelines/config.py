@@ -13,6 +13,7 @@ from device.errors import ConfigError
 from device.toml_file import decode_toml
 
 Positive = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
 
@@ -98,6 +99,40 @@ class VideoSink(_Value, frozen=True, kw_only=True, tag="video", tag_field="kind"
 SinkConfig = Union[MqttSink, JsonlSink, VideoSink]  # noqa: UP007  (read by msgspec on 3.10)
 
 
+class LoadStep(_Value, frozen=True, kw_only=True):
+    """One step of [load]: run every nth frame of a camera, and at most `max_hz` a second."""
+
+    every_nth: Positive = 1
+    max_hz: PositiveFloat | UnsetType = UNSET
+
+
+class LoadConfig(_Value, frozen=True, kw_only=True):
+    """What to do when the board is hot or too slow.
+
+    `hot_c`, `slow_ms` (p95 from frame to result) and `low_clock` (of the GPU, a fraction of its
+    highest): limits, each may be left out. Beyond one for `hold_s` the next of `steps` is taken,
+    and another one not within `settle_s`, as a board cools slowly. Once the temperature is
+    `cool_by_c` below its limit and the others well within theirs for `recover_s`, one step is
+    taken back.
+    """
+
+    hot_c: PositiveFloat | UnsetType = UNSET
+    cool_by_c: PositiveFloat = 8.0
+    slow_ms: PositiveFloat | UnsetType = UNSET
+    low_clock: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    hold_s: Annotated[float, Meta(ge=0.0)] = 5.0
+    settle_s: Annotated[float, Meta(ge=0.0)] = 30.0
+    recover_s: Annotated[float, Meta(ge=0.0)] = 30.0
+    steps: Annotated[tuple[LoadStep, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for limits or steps that could never do anything."""
+        if self.hot_c is UNSET and self.slow_ms is UNSET and self.low_clock is UNSET:
+            raise ValueError("set hot_c, slow_ms or low_clock")
+        if LoadStep() in self.steps:
+            raise ValueError("each of `steps` needs every_nth above 1, or max_hz")
+
+
 class PipelineConfig(_Value, frozen=True, kw_only=True):
     """pipeline.toml: sources that share one model, any sinks.
 
@@ -109,6 +144,7 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     source: SourceConfig | UnsetType = UNSET
     sources: tuple[SourceConfig, ...] = ()
     batch: Positive | UnsetType = UNSET
+    load: LoadConfig | UnsetType = UNSET
     preprocess: PreprocessConfig
     decode: DecodeConfig
     sinks: tuple[SinkConfig, ...] = ()

@@ -40,6 +40,7 @@ TABLES = {
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
+    "load.md": {"load": config.LoadConfig, "steps": config.LoadStep},
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,
@@ -64,6 +65,8 @@ TABLES = {
 }
 TITLES = {
     config.SourceConfig: "table `source`",
+    config.LoadConfig: "table `load`",
+    config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
     config.LtrbGrid: "decoder `ltrb_grid`",
     config.Classification: "decoder `classification`",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import msgspec
+
 from device.agent.config import AgentConfig
 from device.agent.health import PipelineHealth
 from device.agent.memory_watch import default_limit_bytes
@@ -34,6 +36,8 @@ _STATES: dict[PipelineStatus, str] = {
     "stopped": "failed",
     "restarting": "failed",
 }
+# While a process runs frames, the report carries its load.
+_AT_WORK = ("running", "degraded")
 # What the report dates: a pipeline that is there and does not work.
 _DATED = ("degraded", "stalled")
 
@@ -161,6 +165,8 @@ class PipelineRunner:
         self._counts = (beat.frames, beat.errors)
         if self._ending:
             return
+        if beat.load != self.report.load:
+            self.report = msgspec.structs.replace(self.report, load=beat.load)
         if beat.state == "degraded":
             if self.report.status != "degraded":
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
@@ -189,7 +195,8 @@ class PipelineRunner:
         since = _moment(self._since_s) if status in _DATED else ""
         if status == self.report.status and self.report.since:
             since = self.report.since
-        self.report = PipelineReport(status=status, reason=reason, since=since)
+        load = self.report.load if status in _AT_WORK else ""
+        self.report = PipelineReport(status=status, reason=reason, since=since, load=load)
 
     def _command(self, folder: Path) -> tuple[str, ...]:
         config = self._config

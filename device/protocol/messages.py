@@ -48,7 +48,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     `frames` with a result and `errors`, frames lost to faults: since the process started.
     `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
     `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
-    share.
+    share. `load`: the step that a hot or slow board has made it take, and why; empty if none.
     """
 
     frames: int
@@ -56,6 +56,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     state: Literal["starting", "running", "degraded"]
     reason: str = ""
     since_s: float = 0.0
+    load: str = ""
 
 
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):

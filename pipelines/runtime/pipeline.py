@@ -7,19 +7,23 @@ and no frame is older than one inference and one frame period when its turn come
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Protocol
+
+from msgspec import UNSET
 
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.heart import Heart
+from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
 from pipelines.sources.live import Waiting
-from pipelines.sources.table import Source, open_source
+from pipelines.sources.table import open_source
 from pipelines.sources.take import batches_of
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
@@ -58,19 +62,26 @@ def run_pipeline(
     with ExitStack() as stack:
         context = SinkContext(model.labels, broker, files or OutputFiles())
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
-        heart = Heart(emit)
+        control = None if config.load is UNSET else LoadControl(config.load)
+        heart = Heart(emit, control)
         waiting = Waiting(stop, heart.tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         emit(_ready(config, model, runner.warm_up_s))
         heart.watch(sources, sinks)
-        reporter = _Reporter(runner.metrics, sources, sinks, emit)
-        batches = batches_of(sources, waiting, runner.room, runner.pace)
+        droppers: list[Dropper] = [*sources, *sinks, *([control] if control else ())]
+        reporter = _Reporter(runner.metrics, droppers, emit)
+        admits = control.admits if control else _admit
+        batches = batches_of(sources, waiting, runner.room, runner.pace, admits)
         try:
             return _run_batches(
                 batches, runner, sinks, emit=emit, heart=heart, frames=frames, watch=watch
             )
         finally:
             reporter.close()
+
+
+def _admit(frame: Frame) -> bool:
+    return True
 
 
 def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
@@ -100,14 +111,22 @@ def _run_batches(
     for batch in batches:
         for result in runner.run(batch[: None if frames is None else frames - count], sinks):
             count += 1
+            latency_ms = result.event.latency_ms["total"]
             if count == 1:
-                emit(Result(seq=result.frame.seq, latency_ms=result.event.latency_ms["total"]))
-            heart.frame_done()
+                emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
+            heart.frame_done(latency_ms)
             if watch is not None:
                 watch(result)
         if frames is not None and count >= frames:
             break
     return count
+
+
+class Dropper(Protocol):
+    """Counts frames and results that are lost on their way."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
 
 
 class _Reporter:
@@ -116,12 +135,11 @@ class _Reporter:
     def __init__(
         self,
         metrics: Metrics,
-        sources: Sequence[Source],
-        sinks: Sequence[Sink],
+        droppers: Sequence[Dropper],
         emit: Callable[[ChildMessage], None],
     ) -> None:
         self._metrics = metrics
-        self._droppers: tuple[Source | Sink, ...] = (*sources, *sinks)
+        self._droppers = droppers
         self._emit = emit
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._report, name="stats", daemon=True)
