@@ -23,6 +23,7 @@ from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.plugins import Plugin
 from toolkit.plugins.load import load_plugins
+from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
@@ -144,15 +145,18 @@ def calibrate(
     out: str | Path | None = None,
     options: RangeOptions | None = None,
     plugins: tuple[Plugin, ...] = (),
+    accept_loss: bool = False,
     on_progress: Progress | None = None,
 ) -> CalibrationTable:
     """Measure the INT8 range of every tensor over data; `build` takes the table as `calibration`.
 
     `data` as in `build`. `method`: auto, minmax, entropy, percentile or mse. `samples`: how many
     to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a file for the table.
-    `options` has everything else; `method` and `samples` go before what it says.
+    `options` has everything else; `method` and `samples` go before what it says. `accept_loss`:
+    return the table even if INT8 loses too much; `build` then asks for the same.
 
-    Raises TandemError: the model is quantized already, or the data do not fit it.
+    Raises TandemError: the model is quantized already, the data do not fit it, or INT8 loses too
+    much; then `out` has the table all the same, marked as refused.
     """
     request = CalibrateRequest(
         model=_source(model),
@@ -160,10 +164,14 @@ def calibrate(
         profile=profile,
         plugins=(*plugins, *_plugins(model)),
         options=replace(options or RangeOptions(), method=method, samples=samples),
+        accept_loss=True,
     )
-    ranges, _ = measure_model(request, on_progress or silent)
-    if out is not None:
-        write_table(Path(out), ranges.table)
+    ranges, name = measure_model(request, on_progress or silent)
+    table_file = None if out is None else Path(out)
+    if table_file is not None:
+        write_table(table_file, ranges.table)
+    if not accept_loss:
+        check(ranges.judgement, name, table_file)
     return ranges.table
 
 
