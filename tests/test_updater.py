@@ -1,11 +1,16 @@
 """The updater by itself: what it does when it is asked, and what only when time advances."""
 
+import errno
 import hashlib
+import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from mqtt_fixtures import PROFILE, make_bundle
 
@@ -96,6 +101,58 @@ def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
     assert board.pipeline.report.status == "stopped"
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_trial_that_the_system_cannot_start_is_tried_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    board.deliver_all()
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        for second in range(0, 600, 60):  # for longer than any limit of a trial
+            board.updater.advance(time.monotonic() + second)
+            assert board.updater.update.phase == "postponed"
+            assert board.updater.state.attempts == 0  # a kill of the agent meanwhile blames nobody
+        assert f"cannot be started: {os.strerror(number)}" in board.updater.update.reason
+        assert not board.updater.state.failures
+    board.updater.advance(time.monotonic() + 600.0)
+    assert board.updater.update.phase == "trial"
+    assert board.updater.state.attempts == 1
+    assert board.pipeline.report.status == "starting"
+
+
+def test_a_pipeline_that_cannot_be_watched_is_not_started(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    board.deliver_all()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        board.updater.advance(0.0)
+    assert board.updater.update.phase == "postponed"
+    assert "can't start new thread" in board.updater.update.reason
+    board.updater.advance(time.monotonic() + 10.0)
+    assert board.updater.update.phase == "trial"
+
+
+def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    board.updater.advance(0.0)
+    assert board.updater.update.phase == "postponed"
+    blob = msgspec.structs.replace(board.blob, sha256="0" * 64)
+    release = ReleaseSpec(name="next", version="2", profile=PROFILE, blob=blob)
+    board.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="second", release=release))
+    assert board.updater.update.phase == "downloading"
+    assert board.updater.state.trial is None
 
 
 def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> None:

@@ -117,10 +117,7 @@ class Updater:
         self._advance_trial(now_s)
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
-            active = self.state.active
-            self._start_active(fresh=False)
-            if self.state.active != active:
-                self._reconcile()
+            self._restart()
         self._kept.retry(now_s)
         self._try_postponed()
         self._advance_download()
@@ -270,14 +267,26 @@ class Updater:
             return
         self._start_trial(self.state.idle)
 
-    def _start_trial(self, slot: Slot) -> None:
+    def _start_trial(self, slot: Slot, *, fresh: bool = True) -> None:
         record = self._kept.record(slot)
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
+        if not self._pipeline.start(self._store.slot_folder(slot), fresh=fresh):
+            self._await_room(slot)
+            return
         self.update = update_of_record(record, "trial")
         self._looked_s = time.monotonic()
         self._trial = Trial(frame_s=self._looked_s)
-        if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
-            self._roll_back(self._pipeline.report.reason)
+
+    def _await_room(self, slot: Slot) -> None:
+        """Let a trial wait that the system cannot start: neither would it start the active slot.
+
+        `advance` starts it again; until then the attempt does not count.
+        """
+        record = self._kept.record(slot)
+        reason = f"{self._pipeline.report.reason}; the trial is not to blame and is tried again"
+        LOG.error("%s %s waits: %s", record.name, record.version, reason)
+        self._kept.note(slots.suspend(self.state))
+        self.update = update_of_record(record, "postponed", reason)
 
     def _advance_trial(self, now_s: float) -> None:
         """Look at the pipeline on trial; end the trial if that is due."""
@@ -411,6 +420,17 @@ class Updater:
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
         self._reconcile()
+
+    def _restart(self) -> None:
+        """Start again what died, or what the system could not start."""
+        if self.state.trial is not None:
+            self._kept.note(slots.resume(self.state))
+            self._start_trial(self.state.trial, fresh=False)
+            return
+        active = self.state.active
+        self._start_active(fresh=False)
+        if self.state.active != active:
+            self._reconcile()
 
     def _start_active(self, *, fresh: bool = True) -> None:
         """Start the active slot; a damaged one is given up for the idle one, if that was good."""
