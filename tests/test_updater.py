@@ -17,9 +17,10 @@ from mqtt_fixtures import PROFILE, make_bundle
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.pipeline_process import PipelineEvent, ProcessRow
 from device.agent.pipeline_runner import PipelineRunner
-from device.agent.updater import Updater
+from device.agent.updater import READ_AGAIN_S, Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
+from device.update import slots
 from device.update.slot_store import SlotStore
 
 CHUNK_BYTES = 64 * 1024
@@ -51,8 +52,11 @@ class Board:
         self.pipeline = PipelineRunner(config, "", SLEEPER, self.events.append)
         self.updater = Updater(config, self.store, self.pipeline, lambda: None)
         self.updater.boot()
+        self.updater.on_desired(self.desired("first"))
+
+    def desired(self, request: str, *, retry: bool = False) -> Desired:
         release = ReleaseSpec(name="good", version="1", profile=PROFILE, blob=self.blob)
-        self.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="first", release=release))
+        return Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
 
     def deliver_all(self) -> None:
         self.updater.on_part(self.blob.sha256, "index", self.index, 0.0)
@@ -153,6 +157,49 @@ def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
     board.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="second", release=release))
     assert board.updater.update.phase == "downloading"
     assert board.updater.state.trial is None
+
+
+def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater.on_pipeline_message(Failure(message="the camera is gone"))
+    desired = board.desired("second", retry=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", refuse_to_open)
+        board.updater.on_desired(desired)
+        now_s = time.monotonic()
+        board.updater.advance(now_s)
+    assert board.updater.update.phase == "postponed"
+    assert "it waits for the disk" in board.updater.update.reason
+    assert "Input/output error" in board.updater.problems[0]
+    board.updater.advance(now_s + READ_AGAIN_S)
+    assert board.updater.update.phase == "trial"
+    assert not board.updater.problems
+
+
+def refuse_to_open(_path: Path, *_arguments: object, **_options: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater._kept.note(slots.confirm(board.updater.state))
+    board.updater.shut_down()
+    engine = board.store.slot_folder("a") / "model.engine"
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", refuse_to_open)
+        board.updater._start_active()
+        assert board.pipeline.report.status == "starting"
+        assert "slot a cannot be judged" in board.updater.problems[0]
+    os.truncate(engine, 100)
+    board.updater.advance(time.monotonic())
+    assert board.updater.state.active is None
+    assert "was changed or damaged" in board.updater.problems[0]
 
 
 def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> None:

@@ -7,6 +7,7 @@ before it happens, and a release is live only once the disk has it. A rollback i
 full disk, which gets it as soon as it has room.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from device.agent.trial import (
     judge,
     trial_limits,
 )
-from device.errors import BundleError, StateError, TandemError
+from device.errors import BundleError, BundleReadError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
@@ -48,6 +49,7 @@ from device.update.slot_store import SlotStore
 from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
 
 LOG = logging.getLogger("tandem.agent")
+READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
 
 
 class Updater:
@@ -75,6 +77,7 @@ class Updater:
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
         self._crashes = self._no_crashes()
+        self._read_again_s = 0.0
         self._source_worked = False  # the release before had frames when a postponed one was tried
 
     @property
@@ -119,6 +122,7 @@ class Updater:
         if restart_at_s is not None and now_s >= restart_at_s:
             self._restart()
         self._kept.retry(now_s)
+        self._read_again(now_s)
         self._try_postponed()
         self._advance_download()
 
@@ -180,6 +184,12 @@ class Updater:
     def _try_idle(self, desired: Desired) -> None:
         try:
             self._store.verify(self.state.idle)
+        except BundleReadError as error:  # it is read again by `_read_again`
+            LOG.error("%s", error)
+            self.update = update_of(
+                desired, "postponed", desired.release.blob.bytes, f"it waits for the disk: {error}"
+            )
+            return
         except BundleError as error:
             LOG.warning("%s; it is fetched again", error)
             self._kept.note(slots.clear(self.state))
@@ -370,11 +380,30 @@ class Updater:
         desired, waiting = self._desired, self.state.postponed
         if desired is None or waiting is None or self.update.phase != "postponed":
             return
+        if self.state.idle in self._store.unread:
+            return
         health = self._pipeline.health()
         frames = health.state == "running" and health.frames > 0
         if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
             self._source_worked = frames
             self._try_idle(desired)
+
+    def _read_again(self, now_s: float) -> None:
+        """Judge the slots again that the disk did not give."""
+        if not self._store.unread or now_s < self._read_again_s:
+            return
+        self._read_again_s = now_s + READ_AGAIN_S
+        if self.state.active in self._store.unread:
+            if with_whole_active(self._store, self.state) != self.state:
+                self._start_active()
+                self._reconcile()
+            return
+        waits = self.update.phase == "postponed" and self.state.trial is None
+        if self._desired is not None and waits:
+            self._try_idle(self._desired)
+        else:
+            with contextlib.suppress(BundleError):  # judged again before it is used
+                self._store.verify(self.state.idle)
 
     # -- the pipeline
 
