@@ -451,12 +451,11 @@ def test_a_slot_whose_files_are_gone_is_damaged(tmp_path: Path, number: int) -> 
 def test_a_trial_that_the_disk_does_not_give_waits(tmp_path: Path) -> None:
     store = populated(tmp_path / "state", tmp_path)
     store.populate("a", make_bundle(tmp_path / "3", version="3"), record("3"))
-    staged = slots.stage(store.load(), record("3"))
-    store.save(slots.begin_trial(staged, "r"))
+    store.save(slots.begin_trial(slots.stage(store.load(), record("3")), "r-3"))
     with failing_reads(errno.EIO, "bundle.json", times=1):
         booted, saved = boot_state(store)
     assert saved
-    assert (booted.active, booted.trial, booted.a) == ("b", None, staged.a)
+    assert (booted.active, booted.trial, booted.a) == ("b", None, record("3"))
     assert booted.postponed is not None
     assert "Input/output error" in booted.postponed.reason
     store.close()
