@@ -7,6 +7,7 @@ before it happens, and a release is live only once the disk has it. A rollback i
 full disk, which gets it as soon as it has room.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from device.agent.trial import (
     judge,
     trial_limits,
 )
-from device.errors import BundleError, StateError, TandemError
+from device.errors import BundleError, BundleReadError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
@@ -48,6 +49,7 @@ from device.update.slot_store import SlotStore
 from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
 
 LOG = logging.getLogger("tandem.agent")
+READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
 
 
 class Updater:
@@ -75,6 +77,7 @@ class Updater:
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
         self._crashes = self._no_crashes()
+        self._read_again_s = 0.0
         self._source_worked = False  # the release before had frames when a postponed one was tried
 
     @property
@@ -117,11 +120,9 @@ class Updater:
         self._advance_trial(now_s)
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
-            active = self.state.active
-            self._start_active(fresh=False)
-            if self.state.active != active:
-                self._reconcile()
+            self._restart()
         self._kept.retry(now_s)
+        self._read_again(now_s)
         self._try_postponed()
         self._advance_download()
 
@@ -183,6 +184,12 @@ class Updater:
     def _try_idle(self, desired: Desired) -> None:
         try:
             self._store.verify(self.state.idle)
+        except BundleReadError as error:  # it is read again by `_read_again`
+            LOG.error("%s", error)
+            self.update = update_of(
+                desired, "postponed", desired.release.blob.bytes, f"it waits for the disk: {error}"
+            )
+            return
         except BundleError as error:
             LOG.warning("%s; it is fetched again", error)
             self._kept.note(slots.clear(self.state))
@@ -270,14 +277,26 @@ class Updater:
             return
         self._start_trial(self.state.idle)
 
-    def _start_trial(self, slot: Slot) -> None:
+    def _start_trial(self, slot: Slot, *, fresh: bool = True) -> None:
         record = self._kept.record(slot)
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
+        if not self._pipeline.start(self._store.slot_folder(slot), fresh=fresh):
+            self._await_room(slot)
+            return
         self.update = update_of_record(record, "trial")
         self._looked_s = time.monotonic()
         self._trial = Trial(frame_s=self._looked_s)
-        if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
-            self._roll_back(self._pipeline.report.reason)
+
+    def _await_room(self, slot: Slot) -> None:
+        """Let a trial wait that the system cannot start: neither would it start the active slot.
+
+        `advance` starts it again; until then the attempt does not count.
+        """
+        record = self._kept.record(slot)
+        reason = f"{self._pipeline.report.reason}; the trial is not to blame and is tried again"
+        LOG.error("%s %s waits: %s", record.name, record.version, reason)
+        self._kept.note(slots.suspend(self.state))
+        self.update = update_of_record(record, "postponed", reason)
 
     def _advance_trial(self, now_s: float) -> None:
         """Look at the pipeline on trial; end the trial if that is due."""
@@ -361,11 +380,30 @@ class Updater:
         desired, waiting = self._desired, self.state.postponed
         if desired is None or waiting is None or self.update.phase != "postponed":
             return
+        if self.state.idle in self._store.unread:
+            return
         health = self._pipeline.health()
         frames = health.state == "running" and health.frames > 0
         if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
             self._source_worked = frames
             self._try_idle(desired)
+
+    def _read_again(self, now_s: float) -> None:
+        """Judge the slots again that the disk did not give."""
+        if not self._store.unread or now_s < self._read_again_s:
+            return
+        self._read_again_s = now_s + READ_AGAIN_S
+        if self.state.active in self._store.unread:
+            if with_whole_active(self._store, self.state) != self.state:
+                self._start_active()
+                self._reconcile()
+            return
+        waits = self.update.phase == "postponed" and self.state.trial is None
+        if self._desired is not None and waits:
+            self._try_idle(self._desired)
+        else:
+            with contextlib.suppress(BundleError):  # judged again before it is used
+                self._store.verify(self.state.idle)
 
     # -- the pipeline
 
@@ -411,6 +449,17 @@ class Updater:
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
         self._reconcile()
+
+    def _restart(self) -> None:
+        """Start again what died, or what the system could not start."""
+        if self.state.trial is not None:
+            self._kept.note(slots.resume(self.state))
+            self._start_trial(self.state.trial, fresh=False)
+            return
+        active = self.state.active
+        self._start_active(fresh=False)
+        if self.state.active != active:
+            self._reconcile()
 
     def _start_active(self, *, fresh: bool = True) -> None:
         """Start the active slot; a damaged one is given up for the idle one, if that was good."""
