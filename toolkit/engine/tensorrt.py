@@ -7,10 +7,12 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.export.half import rounded_up, to_half
+from toolkit.gpu.ports import PortCompiler, Way
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
@@ -52,11 +54,15 @@ class _Plain:
     stored: Mapping[str, _Stored] = field(default_factory=dict)
 
 
-def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo]) -> TensorRTSegment:
+def tensorrt_segment(
+    piece: ExtractedSegment,
+    tensors: Mapping[str, TensorInfo],
+    compile_port: PortCompiler | None = None,
+) -> TensorRTSegment:
     """Return the `tensorrt` implementation of a DLA segment.
 
-    `tensors`: those at its borders. Raises BuildError: the segment has Q/DQ that no calibration
-    cache can hold, or a weight beyond float16.
+    `tensors`: those at its borders. `compile_port` None: no kernels are made for its ports. Raises
+    BuildError: the segment has Q/DQ that no calibration cache can hold, or a weight beyond float16.
     """
     plain = _plain(piece)
     entries: dict[str, np.ndarray] = {}
@@ -71,8 +77,29 @@ def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo])
         outputs=ports[1],
         ranges=dict(plain.amax),
         half_nodes=plain.half,
+        enter=_port_kernels(piece.name, "enter", ports[0], tensors, compile_port, entries),
+        leave=_port_kernels(piece.name, "leave", ports[1], tensors, compile_port, entries),
     )
     return TensorRTSegment(implementation, entries)
+
+
+def _port_kernels(
+    segment: str,
+    way: Way,
+    ports: Sequence[Port],
+    tensors: Mapping[str, TensorInfo],
+    compile_port: PortCompiler | None,
+    entries: dict[str, np.ndarray],
+) -> tuple[Cuda, ...]:
+    """Compile the kernels of ports; their cubins go to `entries`."""
+    if compile_port is None:
+        return ()
+    programs = []
+    for index, port in enumerate(ports):
+        compiled = compile_port(f"{segment}.{way}{index}", port, tensors[port.tensor], way)
+        entries.update(compiled.entries)
+        programs.append(compiled.implementation)
+    return tuple(programs)
 
 
 def _plain(piece: ExtractedSegment) -> _Plain:
