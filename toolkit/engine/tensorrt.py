@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
 from toolkit.errors import BuildError, ImportModelError
@@ -21,6 +20,7 @@ from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
 
+_WAYS: tuple[Way, Way] = ("enter", "leave")  # of inputs, of outputs
 _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
 
@@ -70,6 +70,14 @@ def tensorrt_segment(
     ranged = _form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
     typed_model = _typed(plain, piece, tensors)
     typed = _form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
+    kernels = [
+        [] if compile_port is None
+        else [compile_port(f"{piece.name}.{way}{index}", port, tensors[port.tensor], way)
+              for index, port in enumerate(row)]
+        for way, row in zip(_WAYS, ports, strict=True)
+    ]  # fmt: skip
+    for part in (*kernels[0], *kernels[1]):
+        entries.update(part.entries)
     implementation = TensorRT(
         ranged=ranged,
         typed=typed,
@@ -77,29 +85,10 @@ def tensorrt_segment(
         outputs=ports[1],
         ranges=dict(plain.amax),
         half_nodes=plain.half,
-        enter=_port_kernels(piece.name, "enter", ports[0], tensors, compile_port, entries),
-        leave=_port_kernels(piece.name, "leave", ports[1], tensors, compile_port, entries),
+        enter=tuple(part.implementation for part in kernels[0]),
+        leave=tuple(part.implementation for part in kernels[1]),
     )
     return TensorRTSegment(implementation, entries)
-
-
-def _port_kernels(
-    segment: str,
-    way: Way,
-    ports: Sequence[Port],
-    tensors: Mapping[str, TensorInfo],
-    compile_port: PortCompiler | None,
-    entries: dict[str, np.ndarray],
-) -> tuple[Cuda, ...]:
-    """Compile the kernels of ports; their cubins go to `entries`."""
-    if compile_port is None:
-        return ()
-    programs = []
-    for index, port in enumerate(ports):
-        compiled = compile_port(f"{segment}.{way}{index}", port, tensors[port.tensor], way)
-        entries.update(compiled.entries)
-        programs.append(compiled.implementation)
-    return tuple(programs)
 
 
 def _plain(piece: ExtractedSegment) -> _Plain:

@@ -51,7 +51,9 @@ def port_program(port: Port, tensor: TensorInfo, way: Way, gpu: GpuTarget) -> Ke
     blocks, whole = -(-c // vector), c // vector
     plain = ctx.allocate(port.tensor, tensor.dtype, (n, c, h, w), row_major((n, c, h, w)))
     packed_shape = (n, blocks, h, w, vector)
-    packed = ctx.allocate(f"{port.tensor} packed", port.dtype, packed_shape, row_major(packed_shape))
+    packed = ctx.allocate(
+        f"{port.tensor} packed", port.dtype, packed_shape, row_major(packed_shape)
+    )
     plain = replace(plain, scale=tensor.scale if tensor.dtype == "int8" else None)
     packed = replace(packed, scale=port.scale)
     for first, shape, channel_strides in (
@@ -66,9 +68,7 @@ def port_program(port: Port, tensor: TensorInfo, way: Way, gpu: GpuTarget) -> Ke
             strides=(c * h * w, channel_strides[0] * h * w, w, 1, h * w),
             offset=first * vector * h * w,
         )
-        vectors = replace(
-            packed, shape=(*shape[:2], h, w, shape[2]), offset=first * vector * h * w
-        )
+        vectors = replace(packed, shape=(*shape[:2], h, w, shape[2]), offset=first * vector * h * w)
         source, target = (rows, vectors) if way == "enter" else (vectors, rows)
         ctx.add_elementwise(target, [source], (), ())
     return _program(ctx, port.tensor, *((plain, packed) if way == "enter" else (packed, plain)))
