@@ -12,6 +12,7 @@ from mqtt_fixtures import PROFILE, make_bundle
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.pipeline_process import PipelineEvent, ProcessRow
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.preparation import Preparation
 from device.agent.updater import Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
@@ -24,7 +25,7 @@ SLEEPER = ProcessRow("pipeline", (sys.executable, "-c", "import time; time.sleep
 class Board:
     """An updater on a real state directory, and a bundle whose parts it is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preparation: Preparation | None = None) -> None:
         config = AgentConfig(
             device="dev1",
             profile=PROFILE,
@@ -44,7 +45,7 @@ class Board:
         self.store = SlotStore(folder / "state")
         self.events: list[PipelineEvent] = []
         self.pipeline = PipelineRunner(config, "", SLEEPER, self.events.append)
-        self.updater = Updater(config, self.store, self.pipeline, lambda: None)
+        self.updater = Updater(config, self.store, self.pipeline, lambda: None, preparation)
         self.updater.boot()
         release = ReleaseSpec(name="good", version="1", profile=PROFILE, blob=self.blob)
         self.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="first", release=release))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from device.engine.manifest import TensorInfo
+from device.engine.tensorrt_check import VECTOR_BYTES
 from device.engine.tensorrt_manifest import Port
 from toolkit.gpu.compile import GpuSegment
 from toolkit.gpu.emit.context import LoweringContext
@@ -25,7 +26,6 @@ Way = Literal["enter", "leave"]
 PortCompiler = Callable[[str, Port, TensorInfo, Way], GpuSegment]
 """Gets a name for the entries, a port, its tensor and the way; returns the kernels."""
 
-_VECTOR_BYTES = 32
 _NOTHING = Network((), (), (), {}, {}, {})
 
 
@@ -47,7 +47,7 @@ def port_program(port: Port, tensor: TensorInfo, way: Way, gpu: GpuTarget) -> Ke
     """Return the copies of a tensor of fixed shape, in C order, into a port's format or back."""
     ctx = LoweringContext(_NOTHING, gpu, "float16")
     n, c, h, w = _four(tensor.shape)
-    vector = _VECTOR_BYTES // (1 if port.dtype == "int8" else 2)
+    vector = VECTOR_BYTES // (1 if port.dtype == "int8" else 2)
     blocks, whole = -(-c // vector), c // vector
     plain = ctx.allocate(port.tensor, tensor.dtype, (n, c, h, w), row_major((n, c, h, w)))
     packed_shape = (n, blocks, h, w, vector)

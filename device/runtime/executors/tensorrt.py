@@ -25,6 +25,8 @@ from device.runtime.tensorrt.releases import find_release
 
 Array = npt.NDArray[Any]
 
+TAG = "tensorrt"  # of the implementation in the manifest
+
 
 def why_not() -> str | None:
     """Return why no DLA segment can run through TensorRT here, or None if one can."""
