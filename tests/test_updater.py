@@ -17,6 +17,7 @@ from mqtt_fixtures import PROFILE, make_bundle
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.pipeline_process import PipelineEvent, ProcessRow
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.preparation import Preparation
 from device.agent.updater import READ_AGAIN_S, Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
@@ -30,7 +31,7 @@ SLEEPER = ProcessRow("pipeline", (sys.executable, "-c", "import time; time.sleep
 class Board:
     """An updater on a real state directory, and a bundle whose parts it is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preparation: Preparation | None = None) -> None:
         config = AgentConfig(
             device="dev1",
             profile=PROFILE,
@@ -50,7 +51,7 @@ class Board:
         self.store = SlotStore(folder / "state")
         self.events: list[PipelineEvent] = []
         self.pipeline = PipelineRunner(config, "", SLEEPER, self.events.append)
-        self.updater = Updater(config, self.store, self.pipeline, lambda: None)
+        self.updater = Updater(config, self.store, self.pipeline, lambda: None, preparation)
         self.updater.boot()
         self.updater.on_desired(self.desired("first"))
 

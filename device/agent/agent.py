@@ -27,6 +27,12 @@ from device.agent.pipeline_process import (
     ProcessRow,
 )
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.preparation import (
+    Preparation,
+    PreparationEnded,
+    PreparationEvent,
+    Preparing,
+)
 from device.agent.presence import Presence
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -49,7 +55,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | _Stop
+Event = LinkEvent | PipelineEvent | PreparationEvent | _Stop
 
 
 class Agent:
@@ -65,7 +71,13 @@ class Agent:
         self._put: Callable[[Event], None] = queue_putter(self._events, self._ended)
         self._pipeline = PipelineRunner(config, self._topics.root, row, self._put)
         self._presence = Presence(config, self._topics, self._put)
-        self._updater = Updater(config, self._store, self._pipeline, self._report)
+        preparation = Preparation(
+            self._put,
+            Path(config.state_dir),
+            timeout_s=config.prepare.timeout_s,
+            memory_mb=config.prepare.memory_mb,
+        )
+        self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
         self._version = _version()
         self._desired_problem = ""
         self._stats_due_s = 0.0
@@ -127,6 +139,10 @@ class Agent:
                 self._updater.on_pipeline_exit(
                     reason, crashed=event.crashed, now_s=time.monotonic()
                 )
+        elif isinstance(event, Preparing):
+            self._updater.on_preparing(event)
+        elif isinstance(event, PreparationEnded):
+            self._updater.on_prepared(event)
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()

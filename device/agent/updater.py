@@ -17,6 +17,13 @@ import msgspec
 from device.agent.config import AgentConfig
 from device.agent.kept_state import RETRY_S, KeptState, utc_now
 from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
+from device.agent.preparation import (
+    Preparation,
+    PreparationEnded,
+    Preparing,
+    built_now,
+    refusal,
+)
 from device.agent.trial import (
     Confirm,
     Crashes,
@@ -61,8 +68,12 @@ class Updater:
         store: SlotStore,
         pipeline: PipelineRunner,
         report: Callable[[], None],
+        preparation: Preparation | None = None,
     ) -> None:
-        """`report` publishes the reported state before something that takes long."""
+        """`report` publishes the reported state before something that takes long.
+
+        `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
+        """
         self.update = Update(phase="idle")
         self._config = config
         self._limits = trial_limits(config.update)
@@ -70,6 +81,8 @@ class Updater:
         self._kept = KeptState(store)
         self._pipeline = pipeline
         self._report = report
+        self._preparation = preparation
+        self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
         self._desired: Desired | None = None
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
         self._trial: Trial | None = None
@@ -99,6 +112,8 @@ class Updater:
             self._start_trial(self.state.trial)
             return
         self._start_active()
+        if self._preparation is not None and self.state.active is not None:
+            self._preparation.start(self._store.slot_folder(self.state.active))
         self.update = update_of_slots(self.state)
 
     def shut_down(self) -> None:
@@ -107,6 +122,8 @@ class Updater:
             self._kept.note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
         self._fetching.pause()
+        if self._preparation is not None:
+            self._preparation.stop()
 
     # -- time
 
@@ -243,14 +260,7 @@ class Updater:
         if not self._fetching.running or desired is None:
             return
         self._fetching.remove()
-        failure = SlotFailure(
-            sha256=desired.release.blob.sha256,
-            request=desired.request,
-            phase="refused",
-            reason=reason,
-            at=utc_now(),
-        )
-        self._kept.note(slots.refuse(self.state, failure))
+        self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
         self._refuse(desired, reason)
 
     def _stage(self, desired: Desired) -> None:
@@ -265,9 +275,66 @@ class Updater:
         self._fetching.remove()
         self._begin_trial(desired)
 
+    # -- preparation
+
+    def _prepare(self, desired: Desired) -> bool:
+        """Finish the DLA segments of the idle slot; return whether its trial waits for that."""
+        sha256, preparation = desired.release.blob.sha256, self._preparation
+        if preparation is None or self._prepared == sha256:
+            return False
+        folder = self._store.slot_folder(self.state.idle)
+        if preparation.folder == folder and self._preparing != sha256:
+            preparation.stop()  # of a release that was there before
+        if preparation.folder is None:
+            if not preparation.start(folder):
+                return False
+            self._preparing = sha256
+        if self.update.phase != "staging":
+            self.update = update_of(desired, "staging", desired.release.blob.bytes)
+        return True
+
+    def on_preparing(self, event: Preparing) -> None:
+        """Note the progress of a build."""
+        if self._preparation is None or not self._preparation.is_running(event):
+            return
+        if self.update.phase == "staging":
+            reason = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
+            self.update = msgspec.structs.replace(self.update, reason=reason)
+
+    def on_prepared(self, event: PreparationEnded) -> None:
+        """Try a release that was prepared, or refuse it; run what runs with its new plans."""
+        folder = None if self._preparation is None else self._preparation.ended(event)
+        if folder is None:
+            return
+        if event.rows is None:
+            LOG.error("DLA segments were not prepared: %s", event.problem)
+        rows = event.rows or ()
+        for row in rows:
+            if row.problem is not None:
+                LOG.warning("segment %s does not run on the DLA: %s", row.segment, row.problem)
+        active, trial = self.state.active, self.state.trial
+        if trial is None and active is not None and folder == self._store.slot_folder(active):
+            if built_now(rows):
+                LOG.info("the pipeline starts again, with the DLA segments that were prepared")
+                self._start_active()
+            self._reconcile()  # a release may have waited
+            return
+        desired = self._desired
+        if desired is None or desired.release.blob.sha256 != self._preparing:
+            return
+        reason = refusal(rows)
+        if reason is not None:
+            self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
+            self._refuse(desired, reason)
+            return
+        self._prepared = desired.release.blob.sha256
+        self._begin_trial(desired)
+
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
+        if self._prepare(desired):
+            return  # called again when the preparation has ended
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._store.reserve()
@@ -475,6 +542,17 @@ class Updater:
 
     def _no_crashes(self) -> Crashes:
         return Crashes(self._config.update.max_crashes, self._config.update.crash_window_s)
+
+
+def _failure(desired: Desired, reason: str) -> SlotFailure:
+    """A refusal of this request for good."""
+    return SlotFailure(
+        sha256=desired.release.blob.sha256,
+        request=desired.request,
+        phase="refused",
+        reason=reason[: slots.MAX_REASON],
+        at=utc_now(),
+    )
 
 
 def _reason(error: Exception) -> str:

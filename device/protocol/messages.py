@@ -15,12 +15,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
     """The engine is loaded. `segments` say how each segment runs; `warm_up_s`: the time of the
-    first inference, which later ones do not exceed by much."""
+    first inference, which later ones do not exceed by much. `degraded`: DLA segments that run on
+    another processor, and why."""
 
     pipeline: str
     engine_sha256: str
     segments: tuple[str, ...] = ()
     warm_up_s: float = 0.0
+    degraded: tuple[str, ...] = ()
 
 
 class Result(_Message, frozen=True, kw_only=True, tag="result"):

@@ -94,6 +94,7 @@ def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
         engine_sha256=model.engine_sha256,
         segments=segments,
         warm_up_s=round(warm_up_s, 3),
+        degraded=tuple(report.degraded for report in reports if report.degraded),
     )
 
 
