@@ -144,9 +144,8 @@ def rule_models(target: Target) -> list[RuleModel]:
             ("at", case.passes, precision), ("beyond", case.fails, case.precision)
         )  # fmt: skip
         for side, view, used in sides:
-            row = _rule_model(
-                f"{number:03}-{case.rule}-{side}", case.rule, side, view, used, target
-            )
+            name = f"{number:03}-{case.rule}-{side}"
+            row = _rule_model(name, case.rule, (side, view, used), target)
             if row is not None:
                 models.append(row)
     return models

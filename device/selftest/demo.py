@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.protocol.messages import Failure, Heartbeat, decode_message
+from device.protocol.messages import Failure, decode_message
 from device.selftest.kit import Kit, entries, unpack
 from device.selftest.report import DemoRow
 from device.start.command import module_command
@@ -38,18 +38,12 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> DemoRow:
     if done.returncode and not failure:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         failure = lines[-1] if lines else f"it ended with status {done.returncode}"
-    frames = max((m.frames for m in messages if isinstance(m, Heartbeat)), default=0)
+    lines = events.read_bytes().splitlines() if events.exists() else []
+    counts = [len(msgspec.json.decode(line, type=_Event).detections) for line in lines]
     return DemoRow(
         item=item,
-        frames=frames,
-        detections=_detections(events),
+        frames=len(lines),
+        detections=sum(counts),
         seconds=seconds,
         problem=failure,
     )
-
-
-def _detections(path: Path) -> int:
-    if not path.exists():
-        return 0
-    lines = path.read_bytes().splitlines()
-    return sum(len(msgspec.json.decode(line, type=_Event).detections) for line in lines)

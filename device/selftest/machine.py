@@ -20,7 +20,7 @@ from device.selftest.sensors import (
     read_text,
 )
 
-_IDLE_S = 3.0
+_IDLE_S = 2.0
 
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> Machine:

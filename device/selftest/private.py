@@ -17,7 +17,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}\b"), "(MAC)"),
     # A version of TensorRT has four parts, too.
     (re.compile(r"(?<!TensorRT )(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.])"), "(address)"),
-    (re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}\b"), "(address)"),
+    (re.compile(r"(?<![\w.:])(?=[0-9A-Fa-f]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:]{6,}(?!\w)"), "(address)"),
     (re.compile(r"(?<![\w.])/(?:home|root|media|mnt|tmp|var/tmp)(?:/[^\s'\":;,)]*)?"), "(path)"),
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "(mail)"),
     (re.compile(r"\b\d{12,}\b"), "(number)"),
