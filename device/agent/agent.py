@@ -48,6 +48,8 @@ LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
 MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+# Subcommands, each a program of its own.
+PROGRAMS = {"prepare": "device.runtime.tensorrt", "selftest": "device.selftest"}
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -235,7 +237,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
         "`tandem deploy`. Runs until SIGTERM.",
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
-        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT)",
+        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT); "
+        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what only a board can)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(
@@ -248,10 +251,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`; `tandem-agent prepare` is a program of its own (CUDA, arrays)."""
+    """The command `tandem-agent`; its subcommands are programs of their own (CUDA, arrays)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["prepare"]:
-        return subprocess.call(module_command("device.runtime.tensorrt", *words[1:]))
+    if words and words[0] in PROGRAMS:
+        return subprocess.call(module_command(PROGRAMS[words[0]], *words[1:]))
     arguments = make_parser().parse_args(words)
     logging.basicConfig(
         level=arguments.log_level,
