@@ -26,6 +26,7 @@ from device.runtime.executors.protocol import Executor, LoadOptions, SegmentCont
 from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
 from device.runtime.on_device import OnDevice
+from device.runtime.stages import open_stages, single_stages
 
 Array = npt.NDArray[Any]
 
@@ -93,6 +94,10 @@ class Session:
                 stack.callback(executor.close)
                 loaded.append((executor, report))
             self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
+            self._stages = open_stages(engine, self._executors)
+            for stage in self._stages:
+                if stage.line is not None:
+                    stack.callback(stage.line.close)
             self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
             self._close_executors = stack.pop_all().close
 
@@ -111,7 +116,7 @@ class Session:
         those not given are new arrays, the caller's to keep. Raises SessionError if an array does
         not fit or a segment fails.
         """
-        values = self._run(feeds, outputs or {}, _ignore)
+        values = self._run(feeds, outputs or {})
         return {name: values[name] for name in self._outputs}
 
     def infer_on_device(
@@ -168,14 +173,17 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for executor in self._executors:
-                preferred = executor.arrays(known)
+            for stage in self._stages:
+                preferred = stage.arrays(known)
                 inputs.update({n: preferred[n] for n in inputs if n in preferred})
                 outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
         return inputs, outputs
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """Run the engine once and return the time of each segment, in milliseconds."""
+        """Run the engine once and return the time of each segment, in milliseconds.
+
+        Each segment runs by itself, with its copies to and from the host.
+        """
         times: dict[str, float] = {}
 
         def watch(segment: str, seconds: float) -> None:
@@ -188,9 +196,12 @@ class Session:
         self,
         feeds: Mapping[str, Array],
         targets: Mapping[str, Array],
-        watch: Callable[[str, float], None],
+        watch: Callable[[str, float], None] | None = None,
     ) -> dict[str, Array]:
-        """Return all inputs and outputs of segments; `watch` gets the seconds of each segment."""
+        """Return the inputs and outputs of stages; `watch` gets the seconds of each segment.
+
+        With `watch` every segment is a stage of its own.
+        """
         sizes = check_feeds(feeds, self.inputs, self._ranges)
         check_targets(targets, self.outputs, sizes)
         values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
@@ -199,18 +210,23 @@ class Session:
                 raise SessionError("the session is closed; open a new one")
             if self._on_device is not None:
                 self._on_device.wait()
-            for segment, executor in zip(self._segments, self._executors, strict=True):
+            stages = self._stages
+            if watch is not None:
+                stages = single_stages(self._segments, self._executors)
+            for stage in stages:
                 begin = time.perf_counter()
-                results = executor.run(
-                    {name: values[name] for name in segment.inputs},
+                results = stage.run(
+                    {name: values[name] for name in stage.inputs},
                     {
                         name: targets[name] if name in targets else self._array_of(name, sizes)
-                        for name in segment.outputs
+                        for name in stage.outputs
+                        if stage.line is None or name in self._outputs
                     },
                     sizes,
                 )
                 values.update(results)
-                watch(segment.name, time.perf_counter() - begin)
+                if watch is not None:
+                    watch(stage.name, time.perf_counter() - begin)
         return values
 
     def _array_of(self, name: str, sizes: Mapping[str, int]) -> Array | None:
@@ -235,7 +251,7 @@ class Session:
         """Close the executors and release the arena; arrays handed out stay valid."""
         with self._lock:
             self._closed = True
-            self._executors = ()
+            self._executors, self._stages = (), ()
             if self._on_device is not None:
                 self._on_device.close()
                 self._on_device = None
@@ -284,7 +300,3 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise SessionError(
             f"the session was given {option} {value!r}: use one of {list_choices(value, choices)}"
         )
-
-
-def _ignore(segment: str, seconds: float) -> None:
-    """Discard a time."""

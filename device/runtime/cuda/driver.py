@@ -63,6 +63,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoD_v2": (_ADDRESS, c_void_p, c_size_t),
     "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, _HANDLE),
     "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, _HANDLE),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, _HANDLE),
     "cuPointerGetAttribute": (c_void_p, c_int, _ADDRESS),
     "cuStreamGetCtx": (_HANDLE, POINTER(_HANDLE)),
     "cuStreamWaitEvent": (_HANDLE, _HANDLE, c_uint),
