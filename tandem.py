@@ -16,7 +16,7 @@ On the host:
                     `ActivationType`, `PoolingType` ... are its operations
     load_plugins    custom operators of a file
 On the board and on the host:
-    open_session    an engine, ready to run
+    open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's
     run_pipeline    camera to detections: the pipeline of a bundle
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
     from device.errors import TandemError
-    from device.session import Session, open_session
+    from device.session import DeviceArray, Session, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
     from pipelines.run import Broker, FrameResult, run_pipeline
     from pipelines.sources.files import read_image
@@ -85,6 +85,7 @@ _MODULES = {
     "BuildResult": "toolkit.build",
     "CalibrationTable": "calibration.table",
     "Detections": "pipelines.stages.decode",
+    "DeviceArray": "device.session",
     "DimRange": "toolkit.build",
     "ElementWiseOperation": "toolkit.network",
     "FrameResult": "pipelines.run",
@@ -131,6 +132,7 @@ __all__ = [
     "BuildResult",
     "CalibrationTable",
     "Detections",
+    "DeviceArray",
     "DimRange",
     "ElementWiseOperation",
     "FrameResult",

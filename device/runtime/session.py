@@ -20,10 +20,12 @@ from device.engine.file import Engine, PathLike, open_engine
 from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
+from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
+from device.runtime.on_device import OnDevice
 from device.runtime.stages import open_stages, single_stages
 
 Array = npt.NDArray[Any]
@@ -81,6 +83,8 @@ class Session:
         emulation = None if dla == "portable" else Emulation(dla, scales)
         options = LoadOptions(threads, timing_cache, emulation, plans, dla_core)
         self._segments = manifest.segments
+        self._engine = engine
+        self._on_device: OnDevice | None = None
         self._closed = False
         with ExitStack() as stack:
             loaded = []
@@ -114,6 +118,33 @@ class Session:
         """
         values = self._run(feeds, outputs or {})
         return {name: values[name] for name in self._outputs}
+
+    def infer_on_device(
+        self,
+        feeds: Mapping[str, object],
+        outputs: Mapping[str, object] | None = None,
+        *,
+        stream: object | None = None,
+    ) -> dict[str, DeviceArray]:
+        """Run the engine once on arrays in the GPU's memory and return its outputs there.
+
+        Arrays are those of pycuda, CuPy or PyTorch, or any others on GPU 0 with DLPack or
+        `__cuda_array_interface__`, in C order, in the types and shapes of `infer`; a raw address is
+        a `DeviceArray`. Outputs are written into the arrays of `outputs`; those not given are new.
+        `stream` is one of pycuda, PyTorch or CuPy, or the driver's handle: everything is enqueued
+        there, after what wrote the arrays, and the caller keeps these until the stream is done.
+        Without, the results are ready when this returns. Nothing is copied over the host, unless a
+        segment has no GPU implementation (`reports`): then the CPU waits for the stream.
+
+        Raises SessionError, naming the array: not on GPU 0, another type or shape, not contiguous,
+        read-only, too small; another CUDA context than the primary one; no GPU.
+        """
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session is closed; open a new one")
+            if self._on_device is None:
+                self._on_device = OnDevice(self._engine, self._executors)
+            return self._on_device.infer(feeds, outputs or {}, stream)
 
     def arrays(
         self, sizes: Mapping[str, int] | None = None
@@ -177,6 +208,8 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
+            if self._on_device is not None:
+                self._on_device.wait()
             stages = self._stages
             if watch is not None:
                 stages = single_stages(self._segments, self._executors)
@@ -219,6 +252,9 @@ class Session:
         with self._lock:
             self._closed = True
             self._executors, self._stages = (), ()
+            if self._on_device is not None:
+                self._on_device.close()
+                self._on_device = None
             self._close_executors()
             self._arena = np.empty(0, np.uint8)
 

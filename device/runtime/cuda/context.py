@@ -45,6 +45,11 @@ class Context:
         self._closers: list[Callable[[], None]] = []
 
     @property
+    def handle(self) -> int:
+        """The driver's handle of the context."""
+        return self._handle.value or 0
+
+    @property
     def facts(self) -> GpuFacts:
         """The properties of this GPU."""
         return read_gpu(self._index)
@@ -114,6 +119,10 @@ class Context:
         self.call("cuStreamCreate", byref(handle), STREAM_NON_BLOCKING)
         self._closers.append(lambda: self._driver.call("cuStreamDestroy_v2", handle))
         return Stream(self, handle)
+
+    def stream_at(self, handle: int) -> "Stream":
+        """Return a stream that somebody else created and destroys; 0 is the default stream."""
+        return Stream(self, c_void_p(handle))
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Call `closer` in `close`, before all that was created earlier is freed."""
