@@ -269,6 +269,21 @@ def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
     assert import_model(path, shapes={"a": (4, 3), "b": (4, 5)})
 
 
+@pytest.mark.parametrize(
+    ("stated", "example"), [("[320, 480]", "1x3x320x480"), ("[]", "1x3x224x224")]
+)
+def test_the_shape_to_give_is_the_one_that_the_model_states(
+    stated: str, example: str, tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
+    model = onnx.load(path)
+    model.metadata_props.add(key="imgsz", value=stated)
+    onnx.save(model, path)
+    with pytest.raises(ImportModelError, match=f"--shape x={example}, or"):
+        import_model(path)
+
+
 def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})
