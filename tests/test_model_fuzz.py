@@ -51,7 +51,11 @@ def no_faults(tally: Tally, count: int) -> None:
 
 
 def test_damaged_models_are_built_or_refused_by_name() -> None:
-    no_faults(run(500_000, 150), 150)
+    no_faults(run(500_000, 80), 80)
+
+
+def test_no_child_is_started_when_the_time_is_over() -> None:
+    assert run(0, 10_000, jobs=2, seconds=0.0) == Tally()
 
 
 @pytest.mark.slow
