@@ -83,7 +83,12 @@ def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 @pytest.mark.parametrize(
-    ("pair", "both"), [(Pair(second=64), True), (Pair(second=128), True), (Pair(), False)]
+    ("pair", "both"),
+    [
+        pytest.param(Pair(second=64), True, marks=pytest.mark.slow),
+        (Pair(second=128), True),
+        (Pair(), False),
+    ],
 )
 def test_all_programs_run_at_once(
     pair: Pair,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from doc_tables import rows_in, rows_of, sections
+from test_docs import link_configs
 
 import configs
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
@@ -175,7 +176,7 @@ def test_the_report_on_costs_is_of_the_shipped_constants() -> None:
 
 
 def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    link_configs(tmp_path, pictures=8)
     pages = (
         "index.md",
         "calibrate.md",
