@@ -60,7 +60,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one.
+    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one, until
+    one is `enough`.
 
     `starts`: placements of the same networks, perhaps of other graphs, to improve. `min_gain`: the
     least gain of a move to the DLA, None: see `margin.py`.
@@ -69,6 +70,7 @@ class Effort:
     seconds: float
     gap: float = GAP
     below: float | None = None
+    enough: float | None = None
     starts: tuple[Placement, ...] = ()
     min_gain: float | None = None
 
@@ -209,9 +211,12 @@ def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effor
             starts=[_nearest(problem, placement) for placement in effort.starts],
             gap=effort.gap,
             below=effort.below,
+            enough=effort.enough,
         )
     model_error = default_min_gain(candidates[0].costs, goal)
     least = model_error if effort.min_gain is None else effort.min_gain
+    if effort.below is not None and solution.value >= effort.below:  # it will not be used
+        return Kept(solution, least, model_error)
     kept = keep_what_pays(problem, solution, goal, least, model_error)
     if late := overloads(problem, costs_of(problem, kept.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
