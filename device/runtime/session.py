@@ -21,6 +21,7 @@ from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
 from device.runtime.cuda.device_array import DeviceArray
+from device.runtime.cuda.sharing import undisturbed
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
@@ -86,7 +87,7 @@ class Session:
         self._engine = engine
         self._on_device: OnDevice | None = None
         self._closed = False
-        with ExitStack() as stack:
+        with undisturbed(), ExitStack() as stack:
             loaded = []
             for segment in manifest.segments:
                 context = SegmentContext(engine, segment, self._tensors, options)
