@@ -1,6 +1,6 @@
 """The selftest of a board, before the strict double of TensorRT: what it proves and what it loses.
 
-The GPU's part runs where there is one (`-m gpu`, scripts/gpu_suite.py).
+What a GPU alone can prove is proven there, with a kit: docs/BOARD_KIT.md.
 """
 
 import getpass
