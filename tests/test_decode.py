@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from device.errors import PipelineError
 from pipelines.config import Classification, LtrbGrid, PreprocessConfig
-from pipelines.stages.decode import CANDIDATES, ClassScores, Detections, View, decode
+from pipelines.results import ClassScores, Detections
+from pipelines.stages.decode import CANDIDATES, View, decode
 from pipelines.stages.nms import suppress
 from pipelines.stages.preprocess import Geometry, fit
 

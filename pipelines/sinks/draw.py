@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.frame import Image
+from pipelines.results import ClassScores, Decoded
 from pipelines.sinks.events import label_of
-from pipelines.stages.decode import ClassScores, Decoded
 from pipelines.vision import cv2
 
 # BGR, told apart on bright and dark images; classes take them in turn.

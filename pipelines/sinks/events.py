@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from pipelines.frame import Frame, Stamp
-from pipelines.stages.decode import Decoded, Detections
+from pipelines.results import Decoded, Detections
 
 SCHEMA = 1
 

@@ -3,43 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device.errors import PipelineError
 from pipelines.config import Classification, DecodeConfig, LtrbGrid, PreprocessConfig
+from pipelines.results import ClassScores, Decoded, Detections
 from pipelines.stages.nms import suppress
 from pipelines.stages.preprocess import Geometry
 
 CANDIDATES = 512  # the best of these go to NMS; it costs 0.1 ms at that number
 
 Outputs = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Detections:
-    """Objects in a frame, best first.
-
-    `boxes`: float32 [N, 4], x1, y1, x2, y2 in frame pixels; `scores`: float32 [N];
-    `class_ids`: int64 [N].
-    """
-
-    boxes: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    class_ids: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassScores:
-    """What an image shows, best first: `scores` float32 [K], `class_ids` int64 [K]."""
-
-    scores: NDArray[np.float32]
-    class_ids: NDArray[np.int64]
-
-
-Decoded = Union[Detections, ClassScores]  # noqa: UP007  (an alias, so 3.10 evaluates it)
 
 
 @dataclass(frozen=True, slots=True)
