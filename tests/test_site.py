@@ -17,7 +17,7 @@ from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import Topics
 from pipelines import config
-from pipelines.sinks.events import Detection, Event
+from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
 from toolkit.partition.costs.constants import load_costs
@@ -33,8 +33,6 @@ TABLES = {
         "pipeline.toml": config.PipelineConfig,
         "source": config.SourceConfig,
         "preprocess": config.PreprocessConfig,
-        "ltrb_grid": config.LtrbGrid,
-        "classification": config.Classification,
         "mqtt": config.MqttSink,
         "jsonl": config.JsonlSink,
         "video": config.VideoSink,
@@ -43,6 +41,9 @@ TABLES = {
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,
+        "class share": ClassShare,
+        "depth range": DepthRange,
+        "text line": TextLine,
         "stats": Stats,
         "state": documents.StateDocument,
         "reported": documents.Reported,
@@ -65,8 +66,6 @@ TABLES = {
 TITLES = {
     config.SourceConfig: "table `source`",
     config.PreprocessConfig: "table `preprocess`",
-    config.LtrbGrid: "decoder `ltrb_grid`",
-    config.Classification: "decoder `classification`",
     config.MqttSink: "sink `mqtt`",
     config.JsonlSink: "sink `jsonl`",
     config.VideoSink: "sink `video`",
@@ -80,6 +79,9 @@ TITLES = {
     documents.PipelineReport: "a status",
     documents.Update: "an update",
     Detection: "detection",
+    ClassShare: "class share",
+    DepthRange: "depth range",
+    TextLine: "text line",
 }
 
 

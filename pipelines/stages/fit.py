@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from device.engine.manifest import DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
-from pipelines.stages.decoder_outputs import check_outputs
+from pipelines.stages.decoder_check import check_outputs
 
 
 def check_fit(
