@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from device.errors import TandemError
     from device.session import DeviceArray, Session, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
+    from pipelines.results import Detections
     from pipelines.run import Broker, FrameResult, run_pipeline
     from pipelines.sources.files import read_image
-    from pipelines.stages.decode import Detections, decode, view_of
+    from pipelines.stages.decode import decode, view_of
     from pipelines.stages.preprocess import preprocess
     from toolkit.build import (
         BuildOptions,
@@ -84,7 +85,7 @@ _MODULES = {
     "BuildOptions": "toolkit.build",
     "BuildResult": "toolkit.build",
     "CalibrationTable": "calibration.table",
-    "Detections": "pipelines.stages.decode",
+    "Detections": "pipelines.results",
     "DeviceArray": "device.session",
     "DimRange": "toolkit.build",
     "ElementWiseOperation": "toolkit.network",

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from pipelines.results import Detections
 from pipelines.stages.accuracy import Truth, iou_matrix, mean_average_precision
-from pipelines.stages.decode import Detections
 
 HERE, THERE, ELSEWHERE = [0, 0, 10, 10], [50, 50, 60, 60], [90, 90, 99, 99]
 

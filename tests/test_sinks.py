@@ -28,12 +28,12 @@ from video_fixtures import (
 
 from device.errors import PipelineError
 from pipelines.config import JsonlSink, MqttSink, VideoSink
+from pipelines.results import ClassScores, Detections
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult, RateLimit, SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
-from pipelines.stages.decode import ClassScores, Detections
 
 STAGES = {"preprocess": 1.234, "infer": 5.678, "decode": 0.5}
 

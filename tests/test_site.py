@@ -18,7 +18,7 @@ from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import Topics
 from pipelines import config
-from pipelines.sinks.events import Detection, Event
+from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
 from toolkit.partition.costs.constants import load_costs
@@ -33,8 +33,6 @@ TABLES = {
     "pipelines.md": {
         "pipeline.toml": config.PipelineConfig,
         "preprocess": config.PreprocessConfig,
-        "ltrb_grid": config.LtrbGrid,
-        "classification": config.Classification,
         "mqtt": config.MqttSink,
         "jsonl": config.JsonlSink,
         "video": config.VideoSink,
@@ -45,6 +43,9 @@ TABLES = {
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,
+        "class share": ClassShare,
+        "depth range": DepthRange,
+        "text line": TextLine,
         "stats": Stats,
         "state": documents.StateDocument,
         "reported": documents.Reported,
@@ -69,8 +70,6 @@ TITLES = {
     config.LoadConfig: "table `load`",
     config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
-    config.LtrbGrid: "decoder `ltrb_grid`",
-    config.Classification: "decoder `classification`",
     config.MqttSink: "sink `mqtt`",
     config.JsonlSink: "sink `jsonl`",
     config.VideoSink: "sink `video`",
@@ -84,6 +83,9 @@ TITLES = {
     documents.PipelineReport: "a status",
     documents.Update: "an update",
     Detection: "detection",
+    ClassShare: "class share",
+    DepthRange: "depth range",
+    TextLine: "text line",
 }
 
 

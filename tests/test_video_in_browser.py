@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from browser_fixtures import Browser, open_browser
 
+from pipelines.results import Detections
 from pipelines.sinks import encoders, video
 from pipelines.sinks.encoders import ENCODERS, Encoder, VideoFormat, choose_encoder
 from pipelines.sinks.video import VideoFileWriter
-from pipelines.stages.decode import Detections
 
 FRAMES, FPS, WIDTH, HEIGHT = 12, 12.0, 160, 120
 NOTHING = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
@@ -123,7 +123,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from pipelines.sinks.video import VideoFileWriter
-from pipelines.stages.decode import Detections
+from pipelines.results import Detections
 nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 writer = VideoFileWriter(Path(sys.argv[1]), 12.0)
 for number in range(12):

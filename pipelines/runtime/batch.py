@@ -17,8 +17,10 @@ from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.take import Pace
-from pipelines.stages.decode import Outputs, decode, view_of
-from pipelines.stages.preprocess import Geometry, Preprocessor
+from pipelines.stages.decode import decode, view_of
+from pipelines.stages.decoders.candidates import Outputs
+from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.view import Geometry
 
 
 class Report(Protocol):

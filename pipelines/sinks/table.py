@@ -19,11 +19,11 @@ from device.errors import PipelineError
 from device.protocol.mqtt import LinkSettings
 from pipelines.config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.frame import Frame
+from pipelines.results import Decoded
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.mqtt import MqttPublisher
 from pipelines.sinks.video import VideoFileWriter
-from pipelines.stages.decode import Decoded
 
 MQTT_KEEPALIVE_S = 10
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -9,6 +9,7 @@ import numpy as np
 
 from device.errors import PipelineError
 from pipelines.frame import Image
+from pipelines.results import Decoded
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.encoders import (
     NOT_IN_BROWSERS,
@@ -17,7 +18,6 @@ from pipelines.sinks.encoders import (
     choose_encoder,
 )
 from pipelines.sinks.files import OutputFiles
-from pipelines.stages.decode import Decoded
 from pipelines.vision import cv2
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.stages.decode import Detections
+from pipelines.results import Detections
 
 Floats = NDArray[np.float64]
 

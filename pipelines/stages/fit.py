@@ -10,7 +10,7 @@ import msgspec
 from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
-from pipelines.stages.decoder_outputs import check_outputs
+from pipelines.stages.decoder_check import check_outputs
 
 
 def check_fit(

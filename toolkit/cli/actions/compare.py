@@ -16,7 +16,8 @@ from device.engine.preprocessing import Preprocessing
 from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
 from device.selftest.report import is_report
-from pipelines.config import Classification, ModelConfig, load_labels, load_model
+from pipelines.config import ModelConfig, load_labels, load_model
+from pipelines.decode_config import Classification
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError

@@ -10,9 +10,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from pipelines.config import Classification, ModelConfig
+from pipelines.config import ModelConfig
+from pipelines.decode_config import Classification
+from pipelines.results import Detections
 from pipelines.stages.accuracy import Accuracy, Truth, mean_average_precision
-from pipelines.stages.decode import Detections, decode, view_of
+from pipelines.stages.decode import decode, view_of
 from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from toolkit.errors import BuildError
