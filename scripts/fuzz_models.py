@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from device.engine.manifest import Precision
 from device.errors import TandemError
 from scripts.mutants.mutant import mutant
 from toolkit.build import plan
@@ -53,7 +54,7 @@ class Way:
 
     command: str
     profile: str
-    precision: str | None = None
+    precision: Precision | None = None
 
 
 WAYS = (

@@ -145,8 +145,9 @@ if (($# == 0)); then
 fi
 heading "pytest"
 if (($# == 0)); then
-    # Builds in the tests compile on all cores, too: more than 8 at once would wait for each other.
+    # One more than cores: some tests wait for brokers, cameras and limits of time. Builds compile on
+    # all cores, too: more than 8 at once would wait for each other.
     cores=$(nproc)
-    set -- -n "$((cores < 8 ? cores : 8))" --dist worksteal
+    set -- -n "$((cores < 8 ? cores + 1 : 8))" --dist worksteal
 fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"

@@ -131,8 +131,14 @@ def test_row_panels_of_a_dynamic_batch_give_the_same_bits(rng: np.random.Generat
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("kernel", ["row_panel_gemm", "gemm strided"])
+@pytest.mark.parametrize(
+    ("kernel", "residual"),
+    [
+        *(("row_panel_gemm", True), ("gemm strided", False)),
+        pytest.param("row_panel_gemm", False, marks=pytest.mark.slow),
+        pytest.param("gemm strided", True, marks=pytest.mark.slow),
+    ],
+)
 def test_results_do_not_go_through_shared_memory(
     kernel: str,
     residual: bool,

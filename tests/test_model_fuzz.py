@@ -40,6 +40,9 @@ FOUND = {
     20761: "an attribute of a function outside one",
     30795: "no groups",
     2000978: "an axis that is empty",
+    2003708: "a Reshape to another number of elements",
+    2004193: "operands that a definition does not have",
+    2004211: "a Transpose of two of six axes",
 }
 
 
@@ -138,6 +141,24 @@ def test_an_input_that_is_not_one_number_is_refused(
     node = helper.make_node(op, ["x", *constants], ["y"], name="one")
     with pytest.raises(ImportModelError, match=rf"node 'one' \({op}\).*has {count} elements"):
         build(model_of([node], **constants), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (
+            helper.make_node("Transpose", ["x"], ["y"], name="one", perm=[1, 3]),
+            r"its order \[1, 3\] is none of the 4 axes of",
+        ),
+        (
+            helper.make_node("Reshape", ["x", "shape"], ["y"], name="one"),
+            r"it makes 35 elements, \[5, 7\], of \d+",
+        ),
+    ],
+)
+def test_a_view_of_other_elements_is_refused(node: onnx.NodeProto, message: str, tmp_path) -> None:
+    with pytest.raises(ImportModelError, match=message):
+        build(model_of([node], shape=np.array([5, 7])), tmp_path)
 
 
 def test_an_axis_of_rank_0_or_1_is_taken(tmp_path) -> None:

@@ -174,7 +174,8 @@ def _contradiction(
         return str(err)
     except (defs.SchemaError, KeyError, RuntimeError, TypeError, ValueError):
         return ""  # not known to this onnx, or nothing that it can say of a node alone
-    return _bad_result(inferred, types, {value.name for value in proto.graph.output})
+    moved = _bad_view(node, types, inferred)
+    return moved or _bad_result(inferred, types, {value.name for value in proto.graph.output})
 
 
 def _bad_attribute(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
@@ -226,6 +227,26 @@ def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> st
     expected = second * groups if node.op_type == "Conv" else first
     if first % groups or channels != expected:
         return f"{groups} groups and weights {shapes[1]} do not fit {channels} channels"
+    return ""
+
+
+def _bad_view(
+    node: onnx.NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]
+) -> str:
+    """Return what is wrong with a Reshape or Transpose; inference does not count."""
+    source = types.get(node.input[0]) if node.op_type in ("Reshape", "Transpose") else None
+    if source is None or not _is_known(source):
+        return ""
+    dims = [dim.dim_value for dim in source.tensor_type.shape.dim]
+    result = inferred.get(node.output[0])
+    if node.op_type == "Transpose":
+        order = next((list(item.ints) for item in node.attribute if item.name == "perm"), None)
+        if order is not None and sorted(order) != list(range(len(dims))):
+            return f"its order {order} is none of the {len(dims)} axes of {dims}"
+    elif result is not None and _is_known(result):
+        shape = [dim.dim_value for dim in result.tensor_type.shape.dim]
+        if math.prod(shape) != math.prod(dims):
+            return f"it makes {math.prod(shape)} elements, {shape}, of {math.prod(dims)}, {dims}"
     return ""
 
 
