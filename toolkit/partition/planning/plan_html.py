@@ -129,9 +129,9 @@ def _shape(tensor: TensorView) -> str:
 
 def _segments(plan: Plan) -> Html:
     """Return a table of the segments with the 80 % intervals of time and energy."""
-    rows = []
+    rows: list[tuple[str | Number, ...]] = []
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
-        cells = []
+        cells: list[str | Number] = []
         for field, value, unit in (
             ("predicted_us", cost.predicted_us, "us"),
             ("energy_mj", cost.energy_mj, "mJ"),
