@@ -17,6 +17,7 @@ from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.importers.opset import NEWEST_RUN_OPSET
+from toolkit.importers.weights import without_weights
 
 
 def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -457,3 +458,26 @@ def test_a_function_of_another_opset_than_its_model_is_refused_with_both(tmp_pat
     )
     with pytest.raises(ImportModelError, match=r"version 18 .* version 13"):
         import_model(tmp_path / "m.onnx")
+
+
+def test_what_the_checker_sees_has_all_but_the_large_weights() -> None:
+    weights = {"w": np.ones((64, 64), np.float32), "b": np.ones(4, np.float32)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Identity", ["b"], ["z"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 64]), ("y", [1, 64]), ("z", [4]))
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    proto = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors))
+    proto.metadata_props.add(key="author", value="us")
+    light = without_weights(proto)
+    onnx.checker.check_model(light)
+    large, small = light.graph.initializer
+    assert (list(large.dims), len(large.raw_data)) == ([0], 0)
+    assert small == proto.graph.initializer[1]
+    assert len(proto.graph.initializer[0].raw_data) == 64 * 64 * 4
+    light.graph.initializer[0].CopyFrom(proto.graph.initializer[0])
+    assert light == proto

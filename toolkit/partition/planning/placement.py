@@ -298,7 +298,7 @@ def _stayed(
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
-        reason = _compared(problem, kept, trial, goal, len(nodes))
+        reason = _compared(problem, kept, trial, goal, (len(nodes), candidate.batching.size))
         reasons |= dict.fromkeys(nodes, reason)
     return reasons
 
@@ -308,8 +308,10 @@ def _compared(
     kept: Kept,
     trial: Placement,
     goal: Goal,
-    count: int,
+    counts: tuple[int, int],
 ) -> str:
+    """Return what the plan would be with an island there; `counts`: its nodes, and the batch."""
+    count, batch = counts
     trial_costs = costs_of(problem, trial)
     island = (
         f"the DLA takes it, but with its island of {count} node{'s' if count > 1 else ''} there"
@@ -319,7 +321,8 @@ def _compared(
     if goal.aim == "makespan":
         return "the DLA takes it, but no order that was found ends earlier with it there"
     value = value_of(problem, goal.aim, trial_costs)
-    text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
+    rated = all(net.rate_hz is not None for net in problem.networks)
+    text, unit = goal.quantity(rated=rated, batch=batch)
     here, there = apart(kept.solution.value, value, unit)
     unit = unit_of(unit, kept.solution.value, value)
     if here != there:
