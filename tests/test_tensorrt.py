@@ -16,21 +16,25 @@ from pathlib import Path
 
 import cuda_double
 import numpy as np
+import onnx
 import pytest
-from model_fixtures import small_convnet
+from model_fixtures import save, small_convnet
 
-from device.engine.file import open_engine
-from device.engine.manifest import Portable
+from device.engine.file import Engine, open_engine
+from device.engine.manifest import Portable, TensorInfo
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.messages import MESSAGES, explain
-from device.runtime.tensorrt.plans import timing_cache
+from device.runtime.tensorrt.plans import form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.engine.tensorrt import tensorrt_segment
+from toolkit.graph.extract import extract_segments
+from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
@@ -503,3 +507,85 @@ def test_the_command_says_what_was_built(
     assert main() == 0
     (row,) = json.loads(capfd.readouterr().out)
     assert row["cached"]
+
+
+# --- what a form cannot say
+
+
+def test_scales_below_the_normals_of_fp16_are_not_typed(tmp_path: Path) -> None:
+    engine = build_scaled(tmp_path, 1e-4)
+    with open_engine(engine) as opened:
+        (form,) = forms(opened)
+        ports = {port.scale for port in (*form.inputs, *form.outputs)}
+        assert min(scale for scale in ports if scale is not None) < 2.0**-14
+        assert form.ranged_problem == ""
+        assert "has the INT8 scale" in form.typed_problem
+        board = replace(read_board(), tensorrt="11.4.1")
+        with pytest.raises(SessionError, match=r"scales in FP16, from 6\.1e-05 on"):
+            form_for(form, board)
+        assert form_for(form, replace(board, tensorrt="10.3.0")) == form.ranged
+
+
+def test_typed_scales_are_normal_in_fp16(engine: Path) -> None:
+    with open_engine(engine) as opened:
+        (form,) = forms(opened)
+        assert form.typed_problem == ""
+        model = onnx.load_from_string(opened.entry(form.typed.model).tobytes())
+    constants = {c.name: onnx.numpy_helper.to_array(c) for c in model.graph.initializer
+                 if not c.external_data}  # fmt: skip
+    scales = [constants[node.input[1]] for node in model.graph.node if "Linear" in node.op_type]
+    assert scales
+    assert all(scale.dtype == np.float16 and (scale >= 2.0**-14).all() for scale in scales)
+
+
+def test_ports_of_two_dimensions_are_refused_with_the_reason(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(16, 8)).astype(np.float32)}
+    nodes = [onnx.helper.make_node("Gemm", ["x", "w"], ["y"], name="gemm")]
+    model = save(tmp_path / "m.onnx", nodes, {"x": [1, 16]}, {"y": [1, 8]}, weights)
+    tensors = {
+        name: TensorInfo(name=name, dtype="float32", shape=shape)
+        for name, shape in (("x", (1, 16)), ("y", (1, 8)))
+    }
+    (piece,) = extract_segments(import_model(model).model, {"gemm": "dla0.0"}, ["dla0.0"])
+    form = tensorrt_segment(piece, tensors).implementation
+    assert form.ranged_problem == form.typed_problem
+    assert "'x' has 2 dimensions, and TensorRT's chw16 takes 3 or more" in form.typed_problem
+
+
+def build_scaled(folder: Path, factor: float) -> Path:
+    """The network in INT8 behind an input whose range is small."""
+    rng = np.random.default_rng(5)
+    model = small_convnet(folder / "m.onnx", rng)
+    data = [{"x": (factor * rng.normal(size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(4)]
+    options = BuildOptions(
+        data=data,
+        precision="int8",
+        kernels=False,
+        accept_loss=True,
+        plan=PlanOptions(forced=Forced(dla=("all",))),
+    )
+    build_engine(model, "orin-nx-16gb", folder / "small.engine", options)
+    return folder / "small.engine"
+
+
+def forms(opened: Engine) -> list[TensorRT]:
+    return [
+        one
+        for segment in opened.manifest.segments
+        for one in segment.implementations
+        if isinstance(one, TensorRT)
+    ]
+
+
+@pytest.mark.parametrize("option", ["--timeout-s=nan", "--timeout-s=0", "--timeout-s=inf",
+                                    "--max-memory-mb=0"])  # fmt: skip
+def test_a_limit_that_is_none_is_refused(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from device.runtime.tensorrt.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["prepare", "m.engine", option])
+    with pytest.raises(SystemExit):
+        main()
+    assert "above 0" in capsys.readouterr().err

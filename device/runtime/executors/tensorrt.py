@@ -43,7 +43,10 @@ def why_not() -> str | None:
 def misfit(context: SegmentContext, implementation: TensorRT) -> str | None:
     """Return why this segment has no plan for this board, or None if it has one."""
     folder = context.options.plans or default_folder()
-    plan = find_plan(folder, context.engine, implementation, read_board())
+    try:
+        plan = find_plan(folder, context.engine, implementation, read_board())
+    except SessionError as error:  # of this segment: no form of it is for this TensorRT
+        return str(error)
     if plan.record is None:
         return f"it has no plan for this board: run `tandem-agent prepare {context.engine.path}`"
     if plan.record.problem is not None:
