@@ -24,13 +24,16 @@ from device.engine.file import Engine, open_engine
 from device.engine.manifest import Portable, TensorInfo
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
+from device.runtime.cuda.context import Stream
+from device.runtime.executors.tensorrt import TensorRTExecutor
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
+from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.messages import MESSAGES, explain
 from device.runtime.tensorrt.plans import form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
-from device.session import open_session
+from device.session import Session, open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.tensorrt import tensorrt_segment
 from toolkit.graph.extract import extract_segments
@@ -130,7 +133,8 @@ def test_a_finished_segment_computes_what_the_portable_one_does(
         actual = session.infer(feeds)["y"]
         again = session.infer(feeds)["y"]
     assert dla.implementation == "tensorrt"
-    assert f"TensorRT {version}, DLA core 0" in dla.reason
+    # The plan is for throughput, on a board with two cores.
+    assert f"TensorRT {version}, DLA cores 0, 1 in turn" in dla.reason
     with open_session(engine, plans=tmp_path / "none") as session:
         portable = session.infer(feeds)["y"]
     # The double computes between the ports in floating point: a step or two of INT8 apart.
@@ -170,8 +174,61 @@ def test_the_other_core_is_chosen_when_it_is_loaded(
     with open_session(engine, plans=tmp_path / "plans", dla_core=1) as session:
         (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
         assert "DLA core 1" in reason
+        feeds = {"x": np.ones((1, 3, 32, 32), np.float32)}
+        before = session.infer(feeds)["y"]
+        session.use_dla_core(0)
+        (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
+        assert "DLA core 0" in reason
+        assert cores_of(session) == [0]
+        assert np.array_equal(session.infer(feeds)["y"], before)
+        with pytest.raises(SessionError, match="for DLA core 2, and this board has 2"):
+            session.use_dla_core(2)
+        assert cores_of(session) == [0]
+        session.infer(feeds)
     with pytest.raises(SessionError, match="for DLA core 2, and this board has 2"):
         open_session(engine, plans=tmp_path / "plans", dla_core=2)
+
+
+def cores_of(session: Session) -> list[int]:
+    return [
+        plan.core
+        for executor in session.executors
+        if isinstance(executor, TensorRTExecutor)
+        for plan in executor._plans
+    ]
+
+
+def test_frames_take_turns_on_the_cores(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(engine, tmp_path / "plans")
+    cores: list[int] = []
+    enqueue = LoadedPlan.enqueue
+
+    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        cores.append(self.core)
+        enqueue(self, addresses, stream)
+
+    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        for _ in range(3):
+            session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+    assert cores == [0, 1, 0]
+
+
+def test_a_plan_that_does_not_load_costs_speed_alone(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "load")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+        session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+    assert dla.implementation == "portable"
+    assert "does not load its plan" in dla.degraded
+    assert dla.degraded in caplog.text
 
 
 def test_a_segment_that_is_not_loaded_leaves_no_memory_taken(

@@ -59,6 +59,8 @@ def tensorrt_segment(
     piece: ExtractedSegment,
     tensors: Mapping[str, TensorInfo],
     compile_port: PortCompiler | None = None,
+    *,
+    take_turns: bool = False,
 ) -> TensorRTSegment:
     """Return the `tensorrt` implementation of a DLA segment.
 
@@ -86,6 +88,7 @@ def tensorrt_segment(
         outputs=ports[1],
         ranges=dict(plain.amax),
         half_nodes=plain.half,
+        take_turns=take_turns,
         ranged_problem=_rank_problem((*ports[0], *ports[1]), tensors),
         typed_problem=_rank_problem((*ports[0], *ports[1]), tensors)
         or _scale_problem((*ports[0], *ports[1])),

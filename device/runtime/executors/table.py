@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
 from device.runtime.executors import cuda, emulated, portable, tensorrt
-from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
+from device.runtime.executors.protocol import (
+    Executor,
+    ExecutorKind,
+    LoadRefusedError,
+    SegmentContext,
+)
 
 LOG = logging.getLogger("tandem.session")
 
@@ -57,7 +62,11 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         if problem is not None:
             refused.append(f"{kind.name}: {problem}")
             continue
-        executor = kind.load(context, implementation)
+        try:
+            executor = kind.load(context, implementation)
+        except LoadRefusedError as error:
+            refused.append(f"{kind.name}: {error}")
+            continue
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
         degraded = _degraded(segment, kind, refused)
