@@ -81,7 +81,12 @@ class TensorRTExecutor(Executor):
         self._tensors = {name: context.tensors[name] for name in _names(context)}
         self._place = _find(context, implementation)
         self._frame = 0
-        self._plans = self._load(_cores(context, implementation))
+        chosen = context.options.dla_core
+        self._plans = (
+            self._load(_cores(context, implementation))
+            if chosen is None
+            else self._load_chosen(chosen)
+        )
         try:
             self._cuda = Context()
         except CudaError as error:
@@ -94,9 +99,11 @@ class TensorRTExecutor(Executor):
                 for port in (*implementation.inputs, *implementation.outputs)
             }
             self._kernels = _port_kernels(self._cuda, context, implementation)
-        except CudaError as error:
+        except BaseException as error:
             self._cuda.close()
-            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+            if isinstance(error, CudaError):
+                raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+            raise
         self._inputs = tuple(port.tensor for port in implementation.inputs)
         self._outputs = tuple(port.tensor for port in implementation.outputs)
 
@@ -155,7 +162,7 @@ class TensorRTExecutor(Executor):
 
     def use_dla_core(self, core: int) -> None:
         """Load the plan on this core alone, and release it on the others."""
-        plans = self._load((core,))
+        plans = self._load_chosen(core)
         for plan in self._plans:
             plan.close()
         self._plans = plans
@@ -187,6 +194,13 @@ class TensorRTExecutor(Executor):
         for plan in self._plans:
             plan.close()
         self._cuda.close()
+
+    def _load_chosen(self, core: int) -> tuple[LoadedPlan, ...]:
+        """Load the plan on a core that the caller wants, and nothing else."""
+        try:
+            return self._load((core,))
+        except LoadRefusedError as error:
+            raise SessionError(f"{self._where}: {error}") from error
 
     def _load(self, cores: Sequence[int]) -> tuple[LoadedPlan, ...]:
         data = read_plan(self._place)
@@ -253,9 +267,7 @@ def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
 
 
 def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]:
-    """Return the cores to load a plan on: that of the caller, all in turn, or that of the plan."""
-    if context.options.dla_core is not None:
-        return (context.options.dla_core,)
+    """Return the cores to load a plan on: all in turn, or that of the plan."""
     if implementation.take_turns:
         return tuple(range(max(1, core_count())))
     return (int(context.segment.processor.removeprefix("dla")),)

@@ -14,7 +14,7 @@ class LoadedPlan:
     def __init__(self, where: str, data: bytes, core: int) -> None:
         """Deserialize the plan. `where`: the segment's name in errors.
 
-        Raises SessionError: there is no such core; LoadRefusedError: TensorRT does not load it.
+        Raises LoadRefusedError: there is no such core, or TensorRT does not load the plan.
         """
         import tensorrt as trt
 
@@ -23,7 +23,7 @@ class LoadedPlan:
         self._runtime: Any = trt.Runtime(trt.Logger(trt.Logger.ERROR))
         cores = int(self._runtime.num_DLA_cores)
         if core >= cores:
-            raise SessionError(f"{where} is for DLA core {core}, and this board has {cores}")
+            raise LoadRefusedError(f"it is for DLA core {core}, and this board has {cores}")
         self._runtime.DLA_core = core
         self._engine: Any = self._runtime.deserialize_cuda_engine(data)
         if self._engine is None:
