@@ -113,6 +113,7 @@ class OnDevice:
 
     def wait(self) -> None:
         """Wait until the last inference is done."""
+        self._context.activate()
         self._done.wait()
 
     def close(self) -> None:

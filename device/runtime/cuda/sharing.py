@@ -7,7 +7,7 @@ calling thread than the one that it found.
 import ctypes
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_void_p
 
 from device.runtime.cuda.context import Context, Stream
@@ -70,10 +70,11 @@ class DeviceMemory:
 
 def _free(address: ctypes.c_uint64, context: c_void_p) -> None:
     driver = load_driver()
-    with CallersContext():
+    # After a fault on the GPU every call fails; that error was raised when it was seen.
+    with suppress(CudaError), CallersContext():
         driver.call("cuCtxSetCurrent", context)
         driver.call("cuMemFree_v2", address)
-    driver.call("cuDevicePrimaryCtxRelease_v2", 0)
+        driver.call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
 class Event:
