@@ -54,7 +54,7 @@ def main() -> int:
     add("--network", action="append", choices=names, help="[default: twelve of them]")
     add("--model", type=Path, action="append", default=[], help=own)
     kinds, wheels = ["int8", "fp16"], "a wheel for the kit: Tandem's, and what the board lacks"
-    add("--precision", action="append", choices=kinds, help="of the networks [default: both]")
+    add("--precision", action="append", choices=kinds, help="of the networks [default: int8]")
     add("--reference", action="append", choices=sorted(REFERENCES), help="[default: all]")
     add("--wheel", type=Path, action="append", default=[], help=wheels)
     add("--no-demo", action="store_true")
@@ -70,7 +70,7 @@ def main() -> int:
             references=references(arguments.reference or REFERENCES),
             networks=[*map(network_model, networks), *map(own_model, arguments.model)],
             rules=rule_models(target),
-            precisions=tuple(arguments.precision or ("int8", "fp16")),
+            precisions=tuple(arguments.precision or ("int8",)),
             demo=not arguments.no_demo,
         )
         kit, left_out = make_kit(arguments.out, request, _progress)

@@ -183,7 +183,7 @@ def test_an_item_that_hangs_is_ended_and_the_step_too(
     step, rows = run(kit, tmp_path / "work", "rules", seconds=3.0, item_s=1.0)
     assert "it took longer than 1 s" in rows[0].problem
     assert len(rows) < step.items
-    assert step.problem == f"out of time, {step.items - len(rows)} left out; give more --minutes"
+    assert step.problem.startswith(f"out of time, {step.items - len(rows)} left out; give more")
 
 
 def replace_rules(kit: Path, folder: Path, count: int) -> Path:
@@ -341,9 +341,12 @@ def test_the_script_says_what_a_board_cannot_do(
         assert "tandem export --to trtexec" in done.stderr
 
 
+def test_the_script_for_a_bare_board_passes_shellcheck() -> None:
+    subprocess.run(["shellcheck", str(ROOT / "scripts/board_kit.sh")], check=True)
+
+
 @pytest.mark.slow
 def test_the_script_makes_an_environment_and_runs_the_kit(laptop_kit: Path, tmp_path: Path) -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "scripts/board_kit.sh")], check=True)
     folder = tmp_path / "kit"
     folder.mkdir()
     for name in ("kit.json", "kit.zip"):

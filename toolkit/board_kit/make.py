@@ -80,7 +80,7 @@ class KitRequest:
     references: Sequence[ReferenceModel] = ()
     networks: Sequence[NetworkModel] = ()
     rules: Sequence[RuleModel] = ()
-    precisions: tuple[Precision, ...] = ("int8", "fp16")
+    precisions: tuple[Precision, ...] = ("int8",)
     demo: bool = True
 
 
