@@ -179,8 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("tracker   objects  frames kept    MOTA    IDF1  switches  p50 ms  p95 ms")
     for one in scores:
         print(
-            f"{one.tracker:9} {one.objects:7} {one.kept_frames:12.0%} {one.mota:7.3f} {one.idf1:7.3f}"
-            f" {one.switches:9} {one.p50_ms:7.3f} {one.p95_ms:7.3f}"
+            f"{one.tracker:9} {one.objects:7} {one.kept_frames:12.0%} {one.mota:7.3f}"
+            f" {one.idf1:7.3f} {one.switches:9} {one.p50_ms:7.3f} {one.p95_ms:7.3f}"
         )
 
 
