@@ -25,15 +25,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
-from device.errors import TandemError
+from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
 from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
+from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
     from pipelines.sinks.files import OutputFiles
@@ -68,12 +67,16 @@ def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
-    from pipelines.runtime.pipeline import Model, run_pipeline
+    from pipelines.runtime.batch import Model
+    from pipelines.runtime.pipeline import run_pipeline
     from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
     source = os.environ.pop("TANDEM_SOURCE", None) or options.source
-    config = _with_source(load_pipeline(folder / PIPELINE), source)
+    config = load_pipeline(folder / PIPELINE)
+    _check_own_pipelines(config, is_release=options.data is not None)
+    if source is not None:
+        config = config.with_source(source)
     labels = load_labels(folder / LABELS)
     broker = None
     if options.mqtt_host is not None:
@@ -121,11 +124,15 @@ def _output_files(
     return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
 
-def _with_source(config: PipelineConfig, uri: str | None) -> PipelineConfig:
-    if uri is None:
-        return config
-    source = msgspec.structs.replace(config.source, uri=uri)
-    return msgspec.structs.replace(config, source=source)
+def _check_own_pipelines(config: PipelineConfig, *, is_release: bool) -> None:
+    """Raise PipelineError if a release brings GStreamer elements of its own: they may write
+    anywhere. The board's own configuration may name them."""
+    for camera in config.cameras:
+        if is_release and scheme_of(camera.uri) == "gst":
+            raise PipelineError(
+                f"pipeline {config.name!r} reads from {redact(camera.uri)!r}: a release may not"
+                " bring GStreamer elements; name this source in agent.toml on the board."
+            )
 
 
 def _claim_stdout(stop: threading.Event) -> Callable[[ChildMessage], None]:
@@ -166,7 +173,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mqtt-host", metavar="HOST", help="broker for the mqtt sink")
     parser.add_argument("--mqtt-port", type=int, default=1883, metavar="PORT")
     parser.add_argument("--topic-prefix", default="fleet/v1/local", metavar="PREFIX")
-    parser.add_argument("--source", metavar="URI", help="read from here, not from [source]")
+    parser.add_argument(
+        "--source",
+        metavar="URI",
+        help="read from here, not from [source]; ID=URI for one of several",
+    )
     parser.add_argument(
         "--wait-for-source", action="store_true", help="a camera may be away at the start"
     )

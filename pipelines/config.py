@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
@@ -14,6 +14,7 @@ from device.toml_file import decode_toml
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
 
 
 class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,14 +24,16 @@ class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SourceConfig(_Value, frozen=True, kw_only=True):
     """Where frames come from.
 
-    `uri`: a file, a folder of images, `v4l2:///dev/video0`, `rtsp://...`. `frames`: "latest"
-    drops what the engine cannot keep up with (live sources), "every" runs each frame (files).
-    `loop` starts a file or folder again at its end. `stall_s`: a live source that gives no frame
-    for so long is opened again.
+    `uri`: see `pipelines.sources.table`. `frames`: "latest" drops what the engine cannot keep up
+    with, "bounded" keeps frames in order while they are younger than `max_age_ms`, "every" runs
+    each frame. `id` names the source where there are several. `loop` starts a file or folder again
+    at its end. `stall_s`: a live source that gives no frame for so long is opened again.
     """
 
     uri: str
-    frames: Literal["latest", "every"] = "latest"
+    id: Name = ""
+    frames: Literal["latest", "bounded", "every"] = "latest"
+    max_age_ms: Annotated[float, Meta(gt=0.0)] = 500.0
     loop: bool = False
     realtime: bool = True  # files: keep the pace of their frame rate
     stall_s: Annotated[float, Meta(gt=0.0)] = 2.0
@@ -96,13 +99,56 @@ SinkConfig = Union[MqttSink, JsonlSink, VideoSink]  # noqa: UP007  (read by msgs
 
 
 class PipelineConfig(_Value, frozen=True, kw_only=True):
-    """pipeline.toml: one source, one model, any sinks."""
+    """pipeline.toml: sources that share one model, any sinks.
+
+    One source is `source`; several are `sources`, each with an `id`. `batch`: the most frames of
+    one inference, by default as many as there are sources and the engine takes.
+    """
 
     name: str
-    source: SourceConfig
+    source: SourceConfig | UnsetType = UNSET
+    sources: tuple[SourceConfig, ...] = ()
+    batch: Positive | UnsetType = UNSET
     preprocess: PreprocessConfig
     decode: DecodeConfig
     sinks: tuple[SinkConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is a source, and a name for each of several."""
+        if (self.source is UNSET) == (not self.sources):
+            raise ValueError("write one [source], or [[sources]] for several")
+        ids = [source.id for source in self.sources]
+        if len(set(ids)) < len(ids) or (len(ids) > 1 and "" in ids):
+            raise ValueError(f"each of [[sources]] needs an `id` of its own, not {ids}")
+
+    @property
+    def cameras(self) -> tuple[SourceConfig, ...]:
+        """All sources."""
+        return self.sources if self.source is UNSET else (self.source,)
+
+    def with_source(self, text: str) -> "PipelineConfig":
+        """Return the pipeline with another address, written `URI`, or `ID=URI` for one of several.
+
+        Raises ConfigError: there is no such source.
+        """
+        if self.source is not UNSET:
+            return msgspec.structs.replace(
+                self, source=msgspec.structs.replace(self.source, uri=text)
+            )
+        name, equals, uri = text.partition("=")
+        ids = [source.id for source in self.sources]
+        if len(ids) == 1 and name not in ids:
+            name, equals, uri = ids[0], "=", text
+        if not equals or name not in ids:
+            raise ConfigError(
+                f"pipeline {self.name!r} has {len(ids)} sources: write ID=URI with one of"
+                f" {list_choices(name, ids)}."
+            )
+        sources = tuple(
+            msgspec.structs.replace(source, uri=uri) if source.id == name else source
+            for source in self.sources
+        )
+        return msgspec.structs.replace(self, sources=sources)
 
 
 class ModelConfig(_Value, frozen=True, kw_only=True):

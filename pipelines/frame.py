@@ -32,7 +32,8 @@ class Frame:
 
     `image`: uint8 [H, W, 3], BGR. `seq`: the source's own count, so that gaps show drops.
     `t_capture`: the best estimate of when the camera took it; `t_recv`: when the whole image
-    was in our memory. `source`: the address, without credentials.
+    was in our memory. `source`: the address, without credentials; `camera`: the id that the
+    pipeline gives it.
     """
 
     image: Image
@@ -40,6 +41,7 @@ class Frame:
     t_capture: Stamp
     t_recv: Stamp
     source: str
+    camera: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from device.protocol.messages import ChildMessage
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE, extract_bundle
 from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
-from pipelines.runtime.pipeline import Model
+from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline as run_frames
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
@@ -39,11 +39,11 @@ def run_pipeline(
 ) -> int:
     """Run the pipeline of a bundle, or of its unpacked folder; return the number of frames.
 
-    It ends with its source, after `frames` frames, or when `stop` is set. `source`: read from this
-    file, folder or address, not from that of pipeline.toml. `on_result` gets every frame with its
-    detections (`result.event.detections`), in this thread; `on_message` what the agent gets: Ready,
-    Result, Heartbeat, Stats. Without a `broker` mqtt sinks are left out. `overwrite`: other sinks
-    may replace files that are there.
+    It ends with its sources, after `frames` frames, or when `stop` is set. `source`: read from this
+    file, folder or address, not from that of pipeline.toml; `ID=URI` for one of several.
+    `on_result` gets every frame with its detections (`result.event.detections`), in this thread;
+    `on_message` what the agent gets: Ready, Result, Heartbeat, Stats. Without a `broker` mqtt sinks
+    are left out. `overwrite`: other sinks may replace files that are there.
 
     Raises TandemError: the bundle is damaged, the engine cannot run here, or the source fails.
     """
@@ -72,9 +72,9 @@ def run_pipeline(
 
 
 def _adapt(config: PipelineConfig, uri: str | None, *, with_mqtt: bool) -> PipelineConfig:
-    source = config.source if uri is None else msgspec.structs.replace(config.source, uri=uri)
+    adapted = config if uri is None else config.with_source(uri)
     sinks = tuple(sink for sink in config.sinks if with_mqtt or not isinstance(sink, MqttSink))
-    return msgspec.structs.replace(config, source=source, sinks=sinks)
+    return msgspec.structs.replace(adapted, sinks=sinks)
 
 
 def _discard(message: ChildMessage) -> None:

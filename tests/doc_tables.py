@@ -37,7 +37,7 @@ def _default(field: Any) -> str:
         return "required"
     if field.default_factory is not msgspec.NODEFAULT:
         return "empty"
-    if field.default is None:
+    if field.default in (None, msgspec.NODEFAULT):  # it may be left out
         return "none"
     if isinstance(field.default, msgspec.Struct):
         return "its defaults"

@@ -13,7 +13,7 @@ from video_fixtures import free_port
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
 from pipelines.sources.clock import JUMP_NS, CaptureClock
-from pipelines.sources.table import open_source
+from pipelines.sources.take import read_frames
 
 CELL = 16  # pixels of a bit: large enough for any bit rate
 BITS = 48  # of microseconds: nine years
@@ -97,8 +97,8 @@ def burnt_ns(image: NDArray[np.uint8]) -> int:
 
 def errors_ms(url: str, frames: int) -> NDArray[np.float64]:
     """The estimated minus the true capture time of frames, from the first one on."""
-    with open_source(SourceConfig(uri=url)) as source:
-        pairs = [(f.t_capture.mono_ns, burnt_ns(f.image)) for f in islice(source, frames)]
+    with read_frames(SourceConfig(uri=url)) as stream:
+        pairs = [(f.t_capture.mono_ns, burnt_ns(f.image)) for f in islice(stream, frames)]
     return np.array([(estimated - true) / 1e6 for estimated, true in pairs])
 
 

@@ -17,7 +17,8 @@ from device.errors import TandemError
 from device.profile import PROFILES, find_jetpack, load_jetpacks, load_profile
 from device.runtime.session import open_session
 from pipelines.config import SourceConfig, load_pipeline
-from pipelines.sources.table import SOURCES, open_source
+from pipelines.sources.table import SOURCES
+from pipelines.sources.take import read_frames
 from pipelines.sources.uri import parse_camera
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import COMMANDS, tandem
@@ -111,9 +112,13 @@ CASES: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
         {"classification", "ltrb_grid"},
     ),
     "sink": (lambda folder: wrong_key(folder, sink="vidio"), "video", {"video", "jsonl", "mqtt"}),
-    "frames": (lambda folder: wrong_key(folder, frames="evry"), "every", {"every", "latest"}),
+    "frames": (
+        lambda folder: wrong_key(folder, frames="evry"),
+        "every",
+        {"bounded", "every", "latest"},
+    ),
     "source": (
-        lambda _: open_source(SourceConfig(uri="v4l:///dev/video0")),
+        lambda _: read_frames(SourceConfig(uri="v4l:///dev/video0")).__enter__(),
         "v4l2://",
         {f"{scheme}://" for scheme in SOURCES},
     ),

@@ -13,7 +13,7 @@ from device.agent.config import load_agent_config
 from device.errors import TandemError
 from device.profile import load_profile
 from pipelines.config import SourceConfig, load_pipeline
-from pipelines.sources.table import open_source
+from pipelines.sources.take import read_frames
 from toolkit.cli.main import COMMANDS, tandem
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.workload import load_workload
@@ -81,7 +81,7 @@ ADDRESSES = (
 
 @pytest.mark.parametrize("uri", ADDRESSES)
 def test_a_source_that_means_nothing_is_refused(uri: str) -> None:
-    with pytest.raises(TandemError), open_source(SourceConfig(uri=uri)):
+    with pytest.raises(TandemError), read_frames(SourceConfig(uri=uri)):
         pass
 
 

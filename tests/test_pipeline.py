@@ -44,8 +44,9 @@ from device.protocol.messages import (
 from device.runtime.session import Session
 from device.update.bundle import write_bundle
 from pipelines.config import Classification, JsonlSink, LtrbGrid
+from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.runtime.pipeline import run_pipeline
 from pipelines.stages.fit import check_fit
 from toolkit.cli.commands.run import run as run_command
 from toolkit.engine.build import BuildOptions, build_engine
@@ -354,6 +355,17 @@ def test_process_reports_a_failure_and_exits_with_one(tmp_path, engine, spoil, s
     assert isinstance(messages[-1], Failure)
     assert says in messages[-1].message
     assert "Traceback" not in err
+
+
+def test_a_release_may_not_bring_gstreamer_elements(tmp_path, engine):
+    address = "gst://videotestsrc num-buffers=1 ! video/x-raw,width=64,height=64"
+    bundle = folder_of(tmp_path, engine, address)
+    command = ("--bundle", bundle, "--profile", "laptop", "--frames", "1")
+    messages, _, status = finish(python_m_pipelines(*command, "--data", tmp_path / "data"))
+    assert status == 1
+    assert "a release may not bring GStreamer elements" in messages[-1].message
+    messages, err, status = finish(python_m_pipelines(*command))
+    assert status == 0, err
 
 
 def test_engine_of_another_profile_is_refused(tmp_path, engine):

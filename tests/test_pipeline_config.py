@@ -82,8 +82,8 @@ def test_unknown_key_in_a_sink_names_the_keys_of_its_kind(tmp_path):
 def test_unknown_key_at_the_top_names_the_tables(tmp_path):
     message = error_of(tmp_path, "speed = 1" + GOOD)
     assert message == (
-        ": unknown key 'speed' in the top level: use one of decode, name, preprocess,"
-        " sinks, source."
+        ": unknown key 'speed' in the top level: use one of batch, decode, name,"
+        " preprocess, sinks, source, sources."
     )
 
 

@@ -31,7 +31,6 @@ PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
     "pipelines.md": {
         "pipeline.toml": config.PipelineConfig,
-        "source": config.SourceConfig,
         "preprocess": config.PreprocessConfig,
         "ltrb_grid": config.LtrbGrid,
         "classification": config.Classification,
@@ -40,6 +39,7 @@ TABLES = {
         "video": config.VideoSink,
         "model.toml": config.ModelConfig,
     },
+    "sources.md": {"source": config.SourceConfig},
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import cv2
 import numpy as np
@@ -39,12 +40,21 @@ from pipelines.sources.gdp import Nv12, parse_caps, parse_header
 from pipelines.sources.gst import GstCapture, camera_pipeline, has_element, rtsp_pipeline
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
+from pipelines.sources.take import frames_of, read_frames
 from pipelines.sources.uri import Camera
 
 
+@contextmanager
+def opened(config, stop=None):
+    """Open a source; give it and the iterator over its frames."""
+    waiting = Waiting(stop or threading.Event())
+    with open_source(config, waiting) as source:
+        yield source, frames_of(source, waiting)
+
+
 def read_all(uri, **options):
-    with open_source(SourceConfig(uri=str(uri), **options)) as source:
-        return list(source), source.dropped
+    with opened(SourceConfig(uri=str(uri), **options)) as (source, frames):
+        return list(frames), source.dropped
 
 
 # --- video files
@@ -87,8 +97,8 @@ def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp
     path = write_video(tmp_path / "ramp.mp4", ramp(20), fps=25.0)
     seen = []
     start = time.monotonic()
-    with open_source(SourceConfig(uri=str(path))) as source:
-        for frame in source:
+    with opened(SourceConfig(uri=str(path))) as (source, frames):
+        for frame in frames:
             time.sleep(0.1)
             seen.append(frame.seq)
             assert ramp_index(frame.image) == frame.seq
@@ -99,9 +109,9 @@ def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp
 
 def test_every_frame_of_a_realtime_file_reaches_a_slow_consumer(tmp_path):
     path = write_video(tmp_path / "ramp.mp4", ramp(8), fps=100.0)
-    with open_source(SourceConfig(uri=str(path), frames="every")) as source:
+    with opened(SourceConfig(uri=str(path), frames="every")) as (_, frames):
         seen = []
-        for frame in source:
+        for frame in frames:
             time.sleep(0.02)
             seen.append(frame.seq)
     assert seen == list(range(8))
@@ -112,8 +122,8 @@ def test_loop_starts_again_and_goes_on_counting(tmp_path):
     stop = threading.Event()
     config = SourceConfig(uri=str(path), loop=True, realtime=False)
     seen = []
-    with open_source(config, Waiting(stop)) as source:
-        for frame in source:
+    with opened(config, stop) as (_, frames):
+        for frame in frames:
             seen.append((frame.seq, ramp_index(frame.image)))
             if len(seen) == 7:
                 stop.set()
@@ -122,14 +132,14 @@ def test_loop_starts_again_and_goes_on_counting(tmp_path):
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(SourceError, match=re.escape(f"no such file or folder: {tmp_path}/no.mp4")):
-        open_source(SourceConfig(uri=f"{tmp_path}/no.mp4"))
+        read_all(f"{tmp_path}/no.mp4")
 
 
 def test_file_that_is_no_video_is_named(tmp_path):
     path = tmp_path / "notes.mp4"
     path.write_text("not a video")
     with pytest.raises(SourceError, match=r"notes\.mp4 is not a video"):
-        open_source(SourceConfig(uri=str(path)))
+        read_all(path)
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -201,12 +211,12 @@ def test_folder_without_images_is_an_error(tmp_path):
 
 def test_camera_that_is_not_there_is_named():
     with pytest.raises(SourceError, match=r"camera /dev/video77 is not there \(cameras found: "):
-        open_source(SourceConfig(uri="v4l2:///dev/video77"))
+        read_all("v4l2:///dev/video77")
 
 
 def test_unknown_scheme_lists_the_known_ones():
-    with pytest.raises(SourceError, match=r"unknown scheme 'http'.* rtsp://, rtsps://"):
-        open_source(SourceConfig(uri="http://u:p@cam/x"))
+    with pytest.raises(SourceError, match=r"unknown scheme 'httpx'.* http://, https://"):
+        read_all("httpx://u:p@cam/x")
 
 
 def test_camera_pipeline_asks_for_the_wanted_format():
@@ -280,12 +290,12 @@ def test_capture_clock_removes_the_jitter_of_arrivals():
 
 
 def live(server, **options):
-    return open_source(SourceConfig(uri=server.url, **options))
+    return opened(SourceConfig(uri=server.url, **options))
 
 
 def test_rtsp_frames_arrive_with_increasing_times():
-    with rtsp_server() as server, live(server) as source:
-        frames = [frame for frame, _ in zip(source, range(20), strict=False)]
+    with rtsp_server() as server, live(server) as (_, stream):
+        frames = [frame for frame, _ in zip(stream, range(20), strict=False)]
     assert frames[0].image.shape == (180, 320, 3)
     captured = [f.t_capture.mono_ns for f in frames]
     assert captured == sorted(captured)
@@ -295,8 +305,8 @@ def test_rtsp_frames_arrive_with_increasing_times():
 
 
 def test_rtsp_size_with_padded_rows_is_not_sheared():
-    with rtsp_server(322, 180) as server, live(server) as source:
-        image = next(iter(source)).image
+    with rtsp_server(322, 180) as server, live(server) as (_, frames):
+        image = next(frames).image
     assert image.shape == (180, 322, 3)
     bright = np.argwhere(image[:, :, 0] > 128)
     spread = bright.max(axis=0) - bright.min(axis=0)
@@ -305,8 +315,8 @@ def test_rtsp_size_with_padded_rows_is_not_sheared():
 
 def test_slow_consumer_of_a_stream_sees_young_frames_and_a_count():
     ages = []
-    with rtsp_server() as server, live(server) as source:
-        for _, frame in zip(range(24), source, strict=False):
+    with rtsp_server() as server, live(server) as (source, frames):
+        for _, frame in zip(range(24), frames, strict=False):
             time.sleep(0.1)  # three frame periods
             ages.append((time.monotonic_ns() - frame.t_recv.mono_ns) / 1e6 - 100)
         dropped = source.dropped["busy"]
@@ -315,8 +325,7 @@ def test_slow_consumer_of_a_stream_sees_young_frames_and_a_count():
 
 
 def test_killed_camera_comes_back():
-    with rtsp_server() as server, live(server) as source:
-        frames = iter(source)
+    with rtsp_server() as server, live(server) as (source, frames):
         for _ in range(5):
             last = next(frames)
         server.kill()
@@ -332,8 +341,7 @@ def test_killed_camera_comes_back():
 
 
 def test_frozen_camera_is_detected_after_the_stall_time(caplog):
-    with rtsp_server() as server, live(server, stall_s=1.0) as source:
-        frames = iter(source)
+    with rtsp_server() as server, live(server, stall_s=1.0) as (_, frames):
         for _ in range(5):
             next(frames)
         with caplog.at_level(logging.WARNING):
@@ -358,8 +366,7 @@ def test_stop_ends_the_wait_for_a_camera_that_is_away():
     stop = threading.Event()
     with rtsp_server() as server:
         config = SourceConfig(uri=server.url, stall_s=0.5)
-        with open_source(config, Waiting(stop)) as source:
-            frames = iter(source)
+        with opened(config, stop) as (_, frames):
             next(frames)
             server.kill()
             threading.Timer(0.5, stop.set).start()
@@ -388,14 +395,15 @@ class FastCamera:
 
 
 def source_of(camera, policy="latest", stop=None):
-    return LiveSource("camera", lambda _: camera, policy, Waiting(stop or threading.Event()))
+    config = SourceConfig(uri="v4l2:///dev/video0", frames=policy)
+    return LiveSource("camera", lambda _: camera, config, Waiting(stop or threading.Event()))
 
 
 @pytest.mark.parametrize("policy", ["latest", "every"])
 def test_stop_ends_a_stream_whose_consumer_is_too_slow(policy):
     stop = threading.Event()
     with source_of(FastCamera(), policy, stop) as source:
-        frames = iter(source)
+        frames = frames_of(source, Waiting(stop))
         next(frames)
         wait_for(lambda: source.dropped.get("busy", 0) > 0, PATIENCE_S, "the slot is full")
         stop.set()
@@ -414,7 +422,7 @@ def test_camera_without_a_first_frame_is_let_go(fault):
 def test_reader_that_broke_is_an_error_and_lets_the_camera_go():
     camera = FastCamera(ValueError("a fault of our own"), good=3)
     with source_of(camera) as source, pytest.raises(SourceError, match="no running reader"):
-        list(source)
+        list(frames_of(source, Waiting(threading.Event())))
     assert camera.closed == 1
 
 
@@ -426,8 +434,9 @@ def test_stop_ends_the_wait_for_the_first_frame():
 
     threading.Timer(0.1, stop.set).start()
     start = time.monotonic()
-    with LiveSource("camera", open_silent, "latest", Waiting(stop)) as source:
-        assert list(source) == []
+    waiting = Waiting(stop)
+    with LiveSource("camera", open_silent, SourceConfig(uri="gst://"), waiting) as source:
+        assert list(frames_of(source, waiting)) == []
     assert time.monotonic() - start < 10.0  # it would be 30 s
 
 
@@ -439,7 +448,8 @@ def test_camera_that_never_gave_a_frame_is_away_however_patient_its_limit_is(mon
         return GstCapture("camera", ["appsrc", "!", "fdsink"], 60.0, ended)
 
     waiting = Waiting(stop, patient=True)
-    with LiveSource("camera", open_silent, "latest", waiting, stall_s=60.0) as source:
+    config = SourceConfig(uri="gst://", stall_s=60.0)
+    with LiveSource("camera", open_silent, config, waiting) as source:
         until_s = time.monotonic() + 20.0
         while (away := source.away) is None and time.monotonic() < until_s:
             time.sleep(0.05)
@@ -463,8 +473,8 @@ def test_element_that_is_missing_is_one_sentence():
 
 def test_closing_a_stream_leaves_no_process_behind():
     with rtsp_server() as server:
-        with live(server) as source:
-            next(iter(source))
+        with live(server) as (_, frames):
+            next(frames)
             assert gst_children()
         wait_for(lambda: not gst_children(), PATIENCE_S, "the GStreamer process ends")
 
@@ -484,7 +494,7 @@ def test_refused_connection_says_so_without_the_credentials():
     url = server.url.replace("://", "://admin:s3cret@")
     with (
         pytest.raises(SourceError, match="nothing answers there") as caught,
-        open_source(SourceConfig(uri=url)),
+        read_frames(SourceConfig(uri=url)),
     ):
         pass
     assert "s3cret" not in str(caught.value)
@@ -492,13 +502,13 @@ def test_refused_connection_says_so_without_the_credentials():
 
 
 def test_h265_stream_is_read():
-    with rtsp_server(path="/h265") as server, live(server) as source:
-        assert next(iter(source)).image.shape == (180, 320, 3)
+    with rtsp_server(path="/h265") as server, live(server) as (_, frames):
+        assert next(frames).image.shape == (180, 320, 3)
 
 
 def test_sound_beside_the_image_does_not_disturb():
-    with rtsp_server(path="/sound") as server, live(server) as source:
-        frames = [frame for frame, _ in zip(source, range(10), strict=False)]
+    with rtsp_server(path="/sound") as server, live(server) as (source, stream):
+        frames = [frame for frame, _ in zip(stream, range(10), strict=False)]
     assert frames[-1].seq == 9 + source.dropped.get("busy", 0)
 
 
@@ -514,11 +524,11 @@ def test_stream_without_an_image_says_so():
 def test_wrong_password_says_so_without_it():
     with rtsp_server(login=("admin", "s3cret")) as server:
         right = server.url.replace("://", "://admin:s3cret@")
-        with open_source(SourceConfig(uri=right)) as source:
-            assert next(iter(source)).source == server.url.replace("://", "://***@")
+        with read_frames(SourceConfig(uri=right)) as frames:
+            assert next(frames).source == server.url.replace("://", "://***@")
         with (
             pytest.raises(SourceError, match="refused the credentials") as caught,
-            open_source(SourceConfig(uri=right.replace("s3cret", "s3crat"))),
+            read_frames(SourceConfig(uri=right.replace("s3cret", "s3crat"))),
         ):
             pass
     assert "s3crat" not in str(caught.value)
@@ -528,14 +538,13 @@ def test_wrong_path_of_a_stream_says_so():
     with (
         rtsp_server() as server,
         pytest.raises(SourceError, match="no such stream: check the path"),
-        open_source(SourceConfig(uri=server.url + "2")),
+        read_frames(SourceConfig(uri=server.url + "2")),
     ):
         pass
 
 
 def test_every_policy_keeps_frames_in_order_up_to_its_bound():
-    with rtsp_server() as server, live(server, frames="every") as source:
-        frames = iter(source)
+    with rtsp_server() as server, live(server, frames="every") as (source, frames):
         first = next(frames)
         time.sleep(0.5)
         rest = [next(frames).seq for _ in range(8)]
@@ -545,15 +554,15 @@ def test_every_policy_keeps_frames_in_order_up_to_its_bound():
 
 def test_opencv_reads_a_stream_where_gstreamer_is_missing():
     with rtsp_server() as server:
-        stop = threading.Event()
+        waiting = Waiting(threading.Event())
         source = LiveSource(
             server.url,
             lambda _: open_rtsp_capture(server.url, server.url, 1.0),
-            "latest",
-            Waiting(stop),
+            SourceConfig(uri=server.url),
+            waiting,
         )
         with source:
-            frames = [frame for frame, _ in zip(source, range(5), strict=False)]
+            frames = [f for f, _ in zip(frames_of(source, waiting), range(5), strict=False)]
     assert frames[-1].image.shape == (180, 320, 3)
     assert [f.seq for f in frames] == sorted(f.seq for f in frames)
     assert "OPENCV_FFMPEG_CAPTURE_OPTIONS" not in os.environ  # they would spoil video files

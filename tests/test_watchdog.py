@@ -30,7 +30,8 @@ from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutp
 from device.agent.pipeline_runner import PipelineRunner
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
 from pipelines.config import JsonlSink
-from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.runtime.batch import Model
+from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sources.live import BACKOFF_LAST_S
 
 

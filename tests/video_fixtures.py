@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from device.engine.manifest import TensorInfo
+from device.engine.manifest import DimRange, TensorInfo
 from pipelines.config import LtrbGrid, PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.frame import Frame, Stamp
 
@@ -211,6 +211,7 @@ class ColourDetector:
         TensorInfo(name="boxes", dtype="float32", shape=(1, 4, 64)),
         TensorInfo(name="scores", dtype="float32", shape=(1, 2, 64)),
     )
+    dims: tuple[DimRange, ...] = ()
     reports = (Blocks(),)
 
     def __init__(self, delay_s=0.0):
@@ -218,12 +219,15 @@ class ColourDetector:
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         time.sleep(self.delay_s)
-        red, green, blue = feeds["images"][0].reshape(3, 8, 8, 8, 8).mean(axis=(2, 4))
-        logits = np.stack([red - green - blue, green - red - blue]) * 16 - 4
+        images = feeds["images"]
+        count = len(images)
+        cells = images.reshape(count, 3, 8, 8, 8, 8).mean(axis=(3, 5))
+        red, green, blue = cells.transpose(1, 0, 2, 3)
+        logits = np.stack([red - green - blue, green - red - blue], axis=1) * 16 - 4
         scores = 1.0 / (1.0 + np.exp(-logits))
         return {
-            "boxes": np.full((1, 4, 64), 0.5, np.float32),
-            "scores": scores.reshape(1, 2, 64).astype(np.float32),
+            "boxes": np.full((count, 4, 64), 0.5, np.float32),
+            "scores": scores.reshape(count, 2, 64).astype(np.float32),
         }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from device.protocol.messages import ChildMessage, Heartbeat
+from pipelines.frame import Away
 from pipelines.sinks.table import Sink
 from pipelines.sources.table import Source
 
@@ -20,16 +21,16 @@ class Heart:
 
     def __init__(self, emit: Callable[[ChildMessage], None]) -> None:
         self._emit = emit
-        self._source: Source | None = None
+        self._sources: Sequence[Source] = ()
         self._sinks: Sequence[Sink] = ()
         self._frames = 0
         self._said = ("", "")
         self._since_s = time.monotonic()
         self._due_s = 0.0
 
-    def watch(self, source: Source, sinks: Sequence[Sink]) -> None:
-        """Begin to beat, for a loop over this source."""
-        self._source, self._sinks = source, sinks
+    def watch(self, sources: Sequence[Source], sinks: Sequence[Sink]) -> None:
+        """Begin to beat, for a loop over these sources."""
+        self._sources, self._sinks = sources, sinks
         self.tick()
 
     def frame_done(self) -> None:
@@ -39,10 +40,10 @@ class Heart:
 
     def tick(self) -> None:
         """Emit what is due; the loop calls this, also while it waits for a frame."""
-        if self._source is None:
+        if not self._sources:
             return
         now_s = time.monotonic()
-        away = self._source.away
+        away = self._away()
         state: Literal["starting", "running", "degraded"] = "running"
         if away is not None:
             state = "degraded"
@@ -65,7 +66,15 @@ class Heart:
             )
         )
 
+    def _away(self) -> Away | None:
+        """Return what is known of all cameras that are away, since the first of them went."""
+        away = [gone for source in self._sources if (gone := source.away) is not None]
+        if not away:
+            return None
+        reasons = "; ".join(gone.reason for gone in away)
+        return Away(reasons, min(gone.since_s for gone in away))
+
     def _errors(self) -> int:
-        droppers: tuple[Source | Sink, ...] = (*self._sinks, *filter(None, [self._source]))
+        droppers: tuple[Source | Sink, ...] = (*self._sinks, *self._sources)
         counts = [dropper.dropped for dropper in droppers]
         return sum(count.get(cause, 0) for count in counts for cause in FAULTS)

@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from pipelines.frame import Frame, Stamp
 from pipelines.results import Decoded, Detections
@@ -24,11 +25,13 @@ class Detection(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. Times are nanoseconds since 1970; `time` is `t_capture_ns` in ISO 8601 (UTC).
 
-    `latency_ms`: each stage by name, and "total" from `t_recv_ns` to `t_result_ns`.
+    `camera`: the id of the source, where it has one. `latency_ms`: each stage by name, and "total"
+    from `t_recv_ns` to `t_result_ns`.
     """
 
     schema: int = SCHEMA
     pipeline: str
+    camera: str | UnsetType = UNSET
     seq: int
     time: str
     t_capture_ns: int
@@ -56,6 +59,7 @@ def make_event(
     taken = datetime.fromtimestamp(frame.t_capture.wall_ns / 1e9, timezone.utc)
     return Event(
         pipeline=pipeline,
+        camera=frame.camera or UNSET,
         seq=frame.seq,
         time=taken.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         t_capture_ns=frame.t_capture.wall_ns,

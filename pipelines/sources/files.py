@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import TracebackType
 
@@ -12,41 +13,52 @@ import numpy as np
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Image, Stamp
-from pipelines.sources.live import Waiting
+from pipelines.sources.uri import redact
 from pipelines.vision import cv2
 
-TICK_S = 0.4
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 _log = logging.getLogger(__name__)
 
 
 class VideoFile:
-    """Frames of a video file, at its own pace if `realtime`.
+    """Frames of a video file or of one at an address, at its own pace if `realtime`.
 
-    With frames = "latest" and a slow consumer, frames whose time has passed are dropped ("late").
+    With frames = "latest" and a slow consumer, frames whose time has passed are dropped ("late");
+    with "bounded" those that are later than `max_age_ms`.
     """
 
     away = None  # a file is there or it is an error
 
-    def __init__(self, path: Path, config: SourceConfig, waiting: Waiting) -> None:
-        self.name = str(path)
-        self._config = config
-        self._waiting = waiting
-        self._stop = waiting.stop
+    def __init__(self, place: str, config: SourceConfig) -> None:
+        self.name = redact(place)
+        self.config = config
+        self.ended = False
         self._dropped: Counter[str] = Counter()
-        self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+        self._capture = cv2.VideoCapture(place, cv2.CAP_FFMPEG)
         if not self._capture.isOpened():
             raise SourceError(
-                f"{path} is not a video that OpenCV's FFmpeg can read: check that the file is"
+                f"{self.name} is not a video that OpenCV's FFmpeg can read: check that the file is"
                 " whole, or convert it to H.264 in MP4."
             )
         self._fps = self._capture.get(cv2.CAP_PROP_FPS) or 30.0
+        late_s = {"latest": 1.0 / self._fps, "bounded": config.max_age_ms / 1000.0, "every": inf}
+        self._late_s = late_s[config.frames]
+        self._start_s: float | None = None
+        self._first = 0  # the number of the frame at `_start_s`
+        self._seq = 0
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """Frames dropped so far by cause."""
         return dict(self._dropped)
+
+    @property
+    def due_s(self) -> float:
+        """When the next frame is due, in seconds of `time.monotonic()`."""
+        if not self.config.realtime or self._start_s is None:
+            return -inf
+        return self._start_s + (self._seq - self._first) / self._fps
 
     def __enter__(self) -> "VideoFile":
         """The file is open already."""
@@ -61,67 +73,66 @@ class VideoFile:
         """Close the file."""
         self._capture.release()
 
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield frames to the end of the file, for ever if `loop`."""
-        seq = 0
-        while True:
-            first, start = seq, time.monotonic()
-            while not self._stop.is_set() and self._capture.grab():
-                due = start + (seq - first) / self._fps
-                seq += 1
-                if self._pace(due) and (image := self._retrieve()) is not None:
-                    now = Stamp.now()
-                    yield Frame(image, seq - 1, now, now, self.name)
-            if self._stop.is_set():
-                return
-            if seq == first:
-                raise SourceError(
-                    f"{self.name} holds no frame that can be decoded: convert it to H.264 in MP4."
-                )
-            if not self._config.loop:
-                return
-            self._capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
-
-    def _pace(self, due: float) -> bool:
-        """Wait until a frame is due; False if it is so late that the next one is due too."""
-        if not self._config.realtime:
-            return True
-        late = time.monotonic() - due
-        if late < 0:
-            self._wait_until(due)
-        elif self._config.frames == "latest" and late > 1.0 / self._fps:
+    def poll(self) -> Frame | None:
+        """Return the next frame if it is due; `ended` is set after the last one."""
+        now_s = time.monotonic()
+        if self._start_s is None:
+            self._start_s = now_s
+        late_s = now_s - self.due_s
+        if late_s < 0:
+            return None
+        if not self._capture.grab():
+            self._wind_back()
+            return None
+        seq, self._seq = self._seq, self._seq + 1
+        if self.config.realtime and late_s > self._late_s:
             self._dropped["late"] += 1
-            return False
-        return not self._stop.is_set()
-
-    def _wait_until(self, due: float) -> None:
-        while (remaining_s := due - time.monotonic()) > 0 and not self._stop.is_set():
-            self._stop.wait(min(remaining_s, TICK_S))
-            self._waiting.tick()
-
-    def _retrieve(self) -> Image | None:
+            return None
         ok, image = self._capture.retrieve()
         if not ok:
             self._dropped["corrupt"] += 1
-        return np.asarray(image, np.uint8) if ok else None
+            return None
+        now = Stamp.now()
+        return Frame(np.asarray(image, np.uint8), seq, now, now, self.name, self.config.id)
+
+    def _wind_back(self) -> None:
+        """Begin again if `loop`, or end."""
+        if self._seq == self._first:
+            raise SourceError(
+                f"{self.name} holds no frame that can be decoded: convert it to H.264 in MP4."
+            )
+        self.ended = not self.config.loop
+        self._first, self._start_s = self._seq, None
+        self._capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
 
 
 class ImageFolder:
-    """Images in the order of their names; one that cannot be read is named, counted, skipped."""
+    """Images in the order of their names, `fps` a second or as fast as they are taken; one that
+    cannot be read is named, counted, skipped."""
 
     away = None
 
-    def __init__(self, path: Path, config: SourceConfig, waiting: Waiting) -> None:
+    def __init__(self, path: Path, config: SourceConfig, fps: float | None = None) -> None:
         self.name = str(path)
-        self._loop = config.loop
-        self._stop = waiting.stop
+        self.config = config
+        self.ended = False
+        self._period_s = 0.0 if fps is None else 1.0 / fps
+        self._due_s = -inf
         self._dropped: Counter[str] = Counter()
-        self._paths = list_images(path) if path.is_dir() else [path]
+        self._good = list_images(path) if path.is_dir() else [path]
+        self._count = len(self._good)
+        self._rest = deque(self._good)
+        self._seq = 0
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """Images skipped so far; "corrupt": cannot be decoded."""
         return dict(self._dropped)
+
+    @property
+    def due_s(self) -> float:
+        """When the next image is due, in seconds of `time.monotonic()`."""
+        return self._due_s
 
     def __enter__(self) -> "ImageFolder":
         """Nothing stays open between images."""
@@ -135,29 +146,34 @@ class ImageFolder:
     ) -> None:
         """Nothing is open."""
 
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield each image once, for ever if `loop`."""
-        good = list(self._paths)
-        seq = 0
-        while good:
-            for path in tuple(good):
-                if self._stop.is_set():
-                    return
-                image = read_image(path)
-                if image is None:
-                    _log.warning("%s is not an image that can be read: it is skipped", path)
-                    self._dropped["corrupt"] += 1
-                    good.remove(path)
-                else:
-                    now = Stamp.now()
-                    yield Frame(image, seq, now, now, str(path))
-                seq += 1
-            if good and not self._loop:
-                return
-        raise SourceError(
-            f"none of the {len(self._paths)} images in {self.name} can be read: save them again"
-            " as JPEG or PNG."
-        )
+    def poll(self) -> Frame | None:
+        """Return the next image if it is due; `ended` is set after the last one."""
+        if time.monotonic() < self._due_s:
+            return None
+        if not self._rest:
+            self._begin_again()
+            return None
+        path = self._rest.popleft()
+        seq, self._seq = self._seq, self._seq + 1
+        image = read_image(path)
+        if image is None:
+            _log.warning("%s is not an image that can be read: it is skipped", path)
+            self._dropped["corrupt"] += 1
+            self._good.remove(path)
+            return None
+        now = Stamp.now()
+        self._due_s = now.mono_ns / 1e9 + self._period_s
+        return Frame(image, seq, now, now, str(path), self.config.id)
+
+    def _begin_again(self) -> None:
+        """Begin again if `loop`, or end."""
+        if not self._good:
+            raise SourceError(
+                f"none of the {self._count} images in {self.name} can be read: save them again"
+                " as JPEG or PNG."
+            )
+        self.ended = not self.config.loop
+        self._rest = deque(self._good)
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +29,7 @@ from pipelines.frame import Stamp
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
 from pipelines.sources.live import Ended, RawFrame
-from pipelines.sources.uri import Camera, redact
+from pipelines.sources.uri import Camera, CsiCamera, redact
 
 FIRST_FRAME_S = 8.0  # real cameras start with the next key frame
 PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the default 64 KiB
@@ -44,6 +46,16 @@ CODECS: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
     "H265": (("rtph265depay", "h265parse"), ("nvv4l2decoder", "avdec_h265")),
 }
 
+# Element -> properties. Threads add latency. A stream that is joined between two key frames shows
+# nothing until the next one, which some cameras send only when they are asked.
+OPTIONS: dict[str, dict[str, str]] = {
+    "rtph264depay": {"request-keyframe": "true", "wait-for-keyframe": "true"},
+    "rtph265depay": {"request-keyframe": "true", "wait-for-keyframe": "true"},
+    "nvv4l2decoder": {"enable-max-performance": "true"},  # gone in JetPack 7
+    "avdec_h264": {"max-threads": "1"},
+    "avdec_h265": {"max-threads": "1"},
+}
+
 # What GStreamer writes -> what it means and what to do.
 CAUSES: tuple[tuple[str, str], ...] = (
     ("(401)", "the camera refused the credentials: check the user and password in the address"),
@@ -54,6 +66,15 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("is busy", "another program uses the camera: close that program"),
     ("Cannot identify device", "no camera is there: check that it is plugged in"),
     ("not-negotiated", "the camera cannot give that size, rate or format: change them"),
+    (
+        "CaptureSession",
+        "a crash left its session open: run `systemctl restart nvargus-daemon`",
+    ),
+    ("No cameras available", "no CSI camera is known: check its cable and `jetson-io`"),
+    (
+        "/tmp/argus_socket",
+        "the camera service is not reachable: mount that socket into a container",
+    ),
     ("no element", "a GStreamer plugin is missing: install the plugins good, bad and libav"),
 )
 
@@ -65,6 +86,16 @@ def has_element(name: str) -> bool:
     if inspect is None:
         return False
     return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
+
+
+@cache
+def has_property(element: str, name: str) -> bool:
+    """Whether the element that is installed here has a property: they come and go by release."""
+    inspect = shutil.which("gst-inspect-1.0")
+    if inspect is None:
+        return False
+    result = subprocess.run([inspect, element], check=False, capture_output=True)
+    return re.search(rf"^\s+{re.escape(name)}\s+:", result.stdout.decode(), re.M) is not None
 
 
 def rtsp_decoders() -> dict[str, str]:
@@ -92,9 +123,9 @@ def rtsp_pipeline(uri: str, decoders: Mapping[str, str]) -> list[str]:
     for encoding, decoder in decoders.items():
         depay, parse = CODECS[encoding][0]
         converter = "nvvidconv" if decoder == "nvv4l2decoder" else "videoconvert"
-        threads = ["max-threads=1"] if decoder.startswith("avdec") else []  # more add latency
         caps = f"application/x-rtp,media=video,encoding-name={encoding}"
-        decode = [depay, "!", parse, "!", decoder, *threads, "!", converter, "!", NV12]
+        unpack = [depay, *_options(depay), "!", parse, "!", decoder, *_options(decoder)]
+        decode = [*unpack, "!", converter, "!", NV12]
         branches += ["in.", "!", caps, "!", *decode, "!", "out."]
     return [*source, *branches, "funnel", "name=out", "!", *TO_PIPE]
 
@@ -108,6 +139,36 @@ def camera_pipeline(camera: Camera) -> list[str]:
     decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
     source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
     return [*source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
+
+
+def csi_pipeline(camera: CsiCamera) -> list[str]:
+    """Return the words of the pipeline that writes a CSI camera's frames as GDP to stdout."""
+    size = f"width={camera.width},height={camera.height},framerate={camera.fps}/1"
+    caps = f"video/x-raw(memory:NVMM),format=NV12,{size}"
+    source = ["nvarguscamerasrc", f"sensor-id={camera.sensor}", "!", caps]
+    # The board's image processor copies the frame out of the camera's memory and turns it.
+    converter = ["nvvidconv", f"flip-method={camera.flip}"]
+    return [*source, "!", *converter, "!", NV12, "!", *TO_PIPE]
+
+
+def own_pipeline(uri: str) -> list[str]:
+    """Return the words of `gst://ELEMENT ... ! ELEMENT ...`, which ends in raw video, with what
+    writes it as GDP to stdout."""
+    try:
+        words = shlex.split(uri.partition("://")[2])
+    except ValueError as error:
+        raise SourceError(
+            f"the pipeline of {redact(uri)!r} cannot be read ({error}): close its quotes."
+        ) from error
+    if not words:
+        raise SourceError("gst:// names no element: write gst://videotestsrc is-live=true.")
+    return [*words, "!", "videoconvert", "!", NV12, "!", *TO_PIPE]
+
+
+def _options(element: str) -> list[str]:
+    """Return the properties of an element that lower latency or mend streams, where it has them."""
+    rows = OPTIONS.get(element, {})
+    return [f"{name}={value}" for name, value in rows.items() if has_property(element, name)]
 
 
 def _quoted(value: str) -> str:

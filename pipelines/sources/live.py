@@ -8,24 +8,25 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
 from typing import Literal, Protocol
 
 import numpy as np
 
 from device.errors import SourceError
+from pipelines.config import SourceConfig
 from pipelines.frame import Away, Frame, Image, Stamp
 from pipelines.vision import cv2
 
 BACKOFF_FIRST_S = 0.25
 BACKOFF_LAST_S = 5.0
 GOOD_S = 10.0  # after frames for so long, the back-off starts at its first delay again
-EVERY_FRAMES = 32  # the bound of the queue for frames = "every"
+QUEUE_FRAMES = 32  # the bound of the queue for frames = "every" and "bounded"
 FIRST_FRAME_S = 10.0  # a camera that has given none by then is away, however patient stall_s is
 JOIN_S = 3.0
-WAIT_S = 0.1  # between two calls of a consumer that waits
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +72,14 @@ class Waiting:
     """How a consumer waits for frames.
 
     `stop` ends its iteration. `tick` is called in its thread, at least twice a second while it
-    waits. `patient`: a camera that is away at the start is waited for, and not an error.
+    waits. `patient`: a camera that is away at the start is waited for, and not an error. `arrived`
+    is notified by every source that has a new frame.
     """
 
     stop: threading.Event
     tick: Callable[[], None] = lambda: None
     patient: bool = False
+    arrived: threading.Condition = field(default_factory=threading.Condition)
 
 
 class LiveSource:
@@ -86,31 +89,40 @@ class LiveSource:
         self,
         name: str,
         opener: Callable[[Ended], Capture],
-        policy: Literal["latest", "every"],
+        config: SourceConfig,
         waiting: Waiting,
-        stall_s: float = 2.0,
     ) -> None:
-        """`stall_s`: an open camera without a frame for half of that is called away."""
+        """An open camera without a frame for half of `config.stall_s` is called away."""
         self.name = name
+        self.config = config
         self.reopened = 0
+        self.ended = False  # a camera that is away is waited for
         self._opener = opener
         self._waiting = waiting
         self._stop = waiting.stop
-        self._quiet_s = stall_s / 2.0
+        self._quiet_s = config.stall_s / 2.0
         self._fault: str | None = None
         self._alive_s = time.monotonic()  # of the last frame, or of the start
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
-        self._room = 1 if policy == "latest" else EVERY_FRAMES
-        self._arrived = threading.Condition()
+        self._room = 1 if config.frames == "latest" else QUEUE_FRAMES
+        bounded = config.frames == "bounded"
+        self._max_age_ns = config.max_age_ms * 1e6 if bounded else float("inf")
+        self._arrived = waiting.arrived
         self._dropped: Counter[str] = Counter()
         self._seq = 0
         self._thread: threading.Thread | None = None
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Frames dropped so far; "busy": a newer frame came before the old one was taken."""
+        """Frames dropped so far; "busy": a newer frame came before the old one was taken;
+        "stale": older than `max_age_ms` when it could have been taken."""
         return dict(self._dropped)
+
+    @property
+    def due_s(self) -> float:
+        """Now, if a frame is there; otherwise `arrived` tells."""
+        return -inf if self._slot else inf
 
     @property
     def away(self) -> Away | None:
@@ -160,29 +172,27 @@ class LiveSource:
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield frames until the stop event; wait while the camera is lost."""
-        while (taken := self._take()) is not None:
-            seq, raw = taken
-            yield Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name)
+    def poll(self) -> Frame | None:
+        """Return the oldest frame that is there and not too old, or None."""
+        with self._arrived:
+            while self._slot:
+                seq, raw = self._slot.popleft()
+                if time.monotonic_ns() - raw.t_capture.mono_ns <= self._max_age_ns:
+                    break
+                self._dropped["stale"] += 1
+            else:
+                self._check_reader()
+                return None
+        return Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name, self.config.id)
+
+    def _check_reader(self) -> None:
+        if not self._ended() and (self._thread is None or not self._thread.is_alive()):
+            raise SourceError(
+                f"{self.name} has no running reader: the log above says why it ended."
+            )
 
     def _ended(self) -> bool:
         return self._stop.is_set() or self._closing.is_set()
-
-    def _take(self) -> tuple[int, RawFrame] | None:
-        # Checked first: with a slow consumer the slot is never empty.
-        while not self._ended():
-            with self._arrived:
-                if not self._slot:
-                    self._arrived.wait(WAIT_S)
-                if self._slot:
-                    return self._slot.popleft()
-            if self._thread is None or not self._thread.is_alive():
-                raise SourceError(
-                    f"{self.name} has no running reader: the log above says why it ended."
-                )
-            self._waiting.tick()
-        return None
 
     def _put(self, raw: RawFrame) -> None:
         with self._arrived:

@@ -2,10 +2,11 @@
 
 import glob
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from device.choices import list_choices
 from device.errors import SourceError
@@ -17,18 +18,38 @@ from pipelines.sources.files import IMAGE_SUFFIXES, ImageFolder, VideoFile
 from pipelines.sources.gst import (
     GstCapture,
     camera_pipeline,
+    csi_pipeline,
     has_element,
+    own_pipeline,
     rtsp_decoders,
     rtsp_pipeline,
 )
+from pipelines.sources.http import HttpCapture
 from pipelines.sources.live import Capture, Ended, LiveSource, Waiting
-from pipelines.sources.uri import Camera, file_path, parse_camera, redact, scheme_of
+from pipelines.sources.pattern import PatternCapture
+from pipelines.sources.uri import (
+    Camera,
+    file_path,
+    parse_camera,
+    parse_csi,
+    parse_images,
+    parse_test,
+    redact,
+    scheme_of,
+)
+
+VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
 
 class Source(AbstractContextManager[Any], Protocol):
-    """Frames in order; used in a `with` block, which opens and closes what it reads from."""
+    """Frames in order; used in a `with` block, which opens and closes what it reads from.
+
+    `pipelines.sources.take` iterates over one or several.
+    """
 
     name: str
+    config: SourceConfig
+    ended: bool  # there will be no more frames
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -38,11 +59,16 @@ class Source(AbstractContextManager[Any], Protocol):
     def away(self) -> Away | None:
         """Why and since when a camera gives no frames; None while it does."""
 
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield frames until the end or the stop event."""
+    @property
+    def due_s(self) -> float:
+        """When `poll` may give a frame, in seconds of `time.monotonic()`: -inf for now, inf for
+        whenever `Waiting.arrived` is notified."""
+
+    def poll(self) -> Frame | None:
+        """Return the next frame, or None if there is none now; never waits for one."""
 
 
-def open_source(config: SourceConfig, waiting: Waiting | None = None) -> Source:
+def open_source(config: SourceConfig, waiting: Waiting) -> Source:
     """Return the source that `config.uri` names; `waiting`: how frames are waited for.
 
     Raises SourceError here, or on entering the `with` block, if there is nothing to read. Whoever
@@ -56,16 +82,74 @@ def open_source(config: SourceConfig, waiting: Waiting | None = None) -> Source:
             f"source {redact(config.uri)!r} has the unknown scheme {scheme!r}: use a path or one of"
             f" {list_choices(f'{scheme}://', (f'{known}://' for known in SOURCES))}."
         )
-    return SOURCES[scheme](config, waiting or Waiting(threading.Event()))
+    return SOURCES[scheme](config, waiting)
 
 
 def _open_file(config: SourceConfig, waiting: Waiting) -> Source:
-    path = user_path(file_path(config.uri))
+    path = _existing(file_path(config.uri))
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        return ImageFolder(path, config)
+    return VideoFile(str(path), config)
+
+
+def _open_images(config: SourceConfig, waiting: Waiting) -> Source:
+    name, fps = parse_images(config.uri)
+    return ImageFolder(_existing(name), config, fps)
+
+
+def _existing(name: str) -> Path:
+    path = user_path(name)
     if not path.exists():
         raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
-    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-        return ImageFolder(path, config, waiting)
-    return VideoFile(path, config, waiting)
+    return path
+
+
+def _open_pattern(config: SourceConfig, waiting: Waiting) -> Source:
+    pattern = parse_test(config.uri)
+
+    def open_capture(ended: Ended) -> Capture:
+        return PatternCapture(pattern, ended)
+
+    return LiveSource(config.uri, open_capture, config, waiting)
+
+
+def _open_http(config: SourceConfig, waiting: Waiting) -> Source:
+    if Path(urlsplit(config.uri).path).suffix.lower() in VIDEO_SUFFIXES:
+        return VideoFile(config.uri, config)
+
+    def open_capture(ended: Ended) -> Capture:
+        return HttpCapture(config.uri, config.stall_s, ended)
+
+    return LiveSource(redact(config.uri), open_capture, config, waiting)
+
+
+def _open_csi(config: SourceConfig, waiting: Waiting) -> Source:
+    camera = parse_csi(config.uri)
+    name = f"csi://{camera.sensor}"
+    if not has_element("nvarguscamerasrc"):
+        raise SourceError(
+            f"{name} needs GStreamer's nvarguscamerasrc, which is not here: it comes with JetPack"
+            " (package nvidia-l4t-gstreamer); in a container mount /tmp/argus_socket, too."
+        )
+
+    def open_capture(ended: Ended) -> Capture:
+        return GstCapture(name, csi_pipeline(camera), config.stall_s, ended)
+
+    return LiveSource(name, open_capture, config, waiting)
+
+
+def _open_own(config: SourceConfig, waiting: Waiting) -> Source:
+    name, words = redact(config.uri), own_pipeline(config.uri)
+    if not has_element("gdppay"):
+        raise SourceError(
+            f"{name} needs GStreamer with its plugins bad (gdppay), which is not here: install"
+            " gstreamer1.0-tools and gstreamer1.0-plugins-bad."
+        )
+
+    def open_capture(ended: Ended) -> Capture:
+        return GstCapture(name, words, config.stall_s, ended)
+
+    return LiveSource(name, open_capture, config, waiting)
 
 
 def _open_camera(config: SourceConfig, waiting: Waiting) -> Source:
@@ -79,7 +163,7 @@ def _open_camera(config: SourceConfig, waiting: Waiting) -> Source:
             return GstCapture(camera.device, camera_pipeline(camera), config.stall_s, ended)
         return open_camera_capture(camera.device, camera)
 
-    return LiveSource(camera.device, open_capture, config.frames, waiting, config.stall_s)
+    return LiveSource(camera.device, open_capture, config, waiting)
 
 
 def _check_camera(camera: Camera) -> None:
@@ -107,12 +191,18 @@ def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
             return GstCapture(name, words, config.stall_s, ended)
         return open_rtsp_capture(name, config.uri, config.stall_s)
 
-    return LiveSource(name, open_capture, config.frames, waiting, config.stall_s)
+    return LiveSource(name, open_capture, config, waiting)
 
 
 SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "file": _open_file,
+    "images": _open_images,
+    "test": _open_pattern,
     "v4l2": _open_camera,
+    "csi": _open_csi,
     "rtsp": _open_rtsp,
     "rtsps": _open_rtsp,
+    "http": _open_http,
+    "https": _open_http,
+    "gst": _open_own,
 }

@@ -1,6 +1,7 @@
 """Source addresses: which kind of source one names, its parts, and a form that may be logged."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
@@ -9,6 +10,12 @@ from device.errors import SourceError
 
 CAMERA_KEYS = ("width", "height", "fps", "format")
 CAMERA_FORMATS = ("raw", "mjpg")
+CSI_KEYS = ("width", "height", "fps", "flip")
+CSI_SIZE = {"width": 1280, "height": 720, "fps": 30}
+FLIPS = tuple(map(str, range(8)))  # of nvvidconv's flip-method
+TEST_KEYS = ("width", "height", "fps")
+IMAGE_KEYS = ("fps",)
+LARGEST = 16384
 
 # Greedy and across slashes: people write passwords with @ and / in them, and a path that holds an
 # @ only loses the host in what is shown. One slash is a slip that must not show a password either.
@@ -25,6 +32,28 @@ class Camera:
     height: int | None = None
     fps: int | None = None
     format: str = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class CsiCamera:
+    """A camera on the board's CSI port, through the board's image processor."""
+
+    sensor: int
+    width: int
+    height: int
+    fps: int
+    flip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TestPattern:
+    """A picture that moves, for pipelines without a camera."""
+
+    __test__ = False  # not a test of pytest's
+
+    width: int = 640
+    height: int = 480
+    fps: int = 30
 
 
 def redact(text: str) -> str:
@@ -45,39 +74,75 @@ def file_path(uri: str) -> str:
 
 def parse_camera(uri: str) -> Camera:
     """Read `v4l2:///dev/video0?width=1280&height=720&fps=30&format=mjpg`."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise SourceError(
-            f"camera address {uri!r} is none ({error}): write v4l2:///dev/video0."
-        ) from error
-    device = parts.netloc + parts.path
+    device, options = _read_address(uri, "camera", CAMERA_KEYS, "v4l2:///dev/video0")
     if not device.startswith("/dev/"):
         raise SourceError(
             f"camera address {uri!r} names no device: write v4l2:///dev/video0, with three slashes."
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for key in options:
-        if key not in CAMERA_KEYS:
-            raise SourceError(
-                f"camera address {uri!r} has an unknown option {key!r}: use one of"
-                f" {list_choices(key, CAMERA_KEYS)}."
-            )
     form = options.pop("format", "raw")
     if form not in CAMERA_FORMATS:
         raise SourceError(
             f"camera address {uri!r} asks for format {form!r}: use one of"
             f" {list_choices(form, CAMERA_FORMATS)}."
         )
-    numbers = {key: _positive(uri, key, value) for key, value in options.items()}
+    numbers = {key: _positive(uri, "camera", key, value) for key, value in options.items()}
     return Camera(
         device, numbers.get("width"), numbers.get("height"), numbers.get("fps"), format=form
     )
 
 
-def _positive(uri: str, key: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit() and int(value) > 0):
+def parse_csi(uri: str) -> CsiCamera:
+    """Read `csi://0?width=1920&height=1080&fps=30&flip=2`."""
+    sensor, options = _read_address(uri, "CSI camera", CSI_KEYS, "csi://0")
+    if not (sensor.isascii() and sensor.isdigit()):
+        raise SourceError(f"CSI camera address {uri!r} names no sensor: write csi://0.")
+    flip = options.pop("flip", "0")
+    if flip not in FLIPS:
         raise SourceError(
-            f"camera address {uri!r} has {key}={value!r}: write a whole number above zero."
+            f"CSI camera address {uri!r} has flip={flip!r}: use one of {list_choices(flip, FLIPS)}"
+            " (2 turns the picture by 180 degrees)."
+        )
+    numbers = {key: _positive(uri, "CSI camera", key, value) for key, value in options.items()}
+    return CsiCamera(int(sensor), flip=int(flip), **{**CSI_SIZE, **numbers})
+
+
+def parse_test(uri: str) -> TestPattern:
+    """Read `test://?width=640&height=480&fps=30`."""
+    place, options = _read_address(uri, "test picture", TEST_KEYS, "test://")
+    if place:
+        raise SourceError(f"test picture address {uri!r} names {place!r}: write test://.")
+    numbers = {key: _positive(uri, "test picture", key, value) for key, value in options.items()}
+    return TestPattern(**numbers)
+
+
+def parse_images(uri: str) -> tuple[str, float | None]:
+    """Read `images:///data/pictures?fps=5`: the path, and images a second if it says so."""
+    path, options = _read_address(uri, "image", IMAGE_KEYS, "images:///data/pictures")
+    fps = options.get("fps")
+    return path, None if fps is None else float(_positive(uri, "image", "fps", fps))
+
+
+def _read_address(
+    uri: str, what: str, keys: Sequence[str], example: str
+) -> tuple[str, dict[str, str]]:
+    """Return what an address names and its options; SourceError for an option not in `keys`."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise SourceError(f"{what} address {uri!r} is none ({error}): write {example}.") from error
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for key in options:
+        if key not in keys:
+            raise SourceError(
+                f"{what} address {uri!r} has an unknown option {key!r}: use one of"
+                f" {list_choices(key, keys)}."
+            )
+    return parts.netloc + parts.path, options
+
+
+def _positive(uri: str, what: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and 0 < int(value) <= LARGEST):
+        raise SourceError(
+            f"{what} address {uri!r} has {key}={value!r}: write a whole number from 1 to {LARGEST}."
         )
     return int(value)

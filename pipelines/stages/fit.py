@@ -5,7 +5,9 @@ It needs neither OpenCV nor a session.
 
 from collections.abc import Sequence
 
-from device.engine.manifest import DimRange, TensorInfo
+import msgspec
+
+from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
 from pipelines.stages.decoder_outputs import check_outputs
@@ -24,7 +26,8 @@ def check_fit(
     """
     _check_input(config, inputs, {dim.name: dim for dim in dims})
     try:
-        check_outputs(config.decode, config.preprocess, outputs, labels)
+        single = _of_one_image(outputs, inputs[0].shape[0])
+        check_outputs(config.decode, config.preprocess, single, labels)
     except PipelineError as error:
         raise PipelineError(f"pipeline {config.name!r}: {error}") from error
 
@@ -41,7 +44,8 @@ def _check_input(
         )
     shape = inputs[0].shape
     fits = len(shape) == 4 and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(shape[1:], expected[1:], strict=True)
     )
     if not fits or inputs[0].dtype != dtype:
         raise PipelineError(
@@ -49,7 +53,7 @@ def _check_input(
             f" [preprocess] gives {dtype} {list(expected)}: correct width, height, layout, color"
             " or dtype there."
         )
-    for name, size in zip(shape, expected, strict=True):
+    for name, size in zip(shape[1:], expected[1:], strict=True):
         dim = dims.get(name) if isinstance(name, str) else None
         if dim is not None and not (dim.min <= size <= dim.max and size % dim.step == 0):
             steps = f" in steps of {dim.step}" if dim.step > 1 else ""
@@ -58,3 +62,23 @@ def _check_input(
                 f" {name!r} where [preprocess] gives {size}: correct width and height there, or"
                 f" build with --dim {name}=MIN:OPT:MAX."
             )
+
+
+def _of_one_image(outputs: Sequence[TensorInfo], batch: Dim) -> list[TensorInfo]:
+    """Return what one image of a batch gives.
+
+    Raises PipelineError: an output does not have the batch as its first dimension.
+    """
+    for info in outputs:
+        if isinstance(batch, int) and batch > 1 and info.shape[:1] != (batch,):
+            raise PipelineError(
+                f"the engine takes batches of {batch} images, and its output {info.name!r}"
+                f" {list(info.shape)} does not say which image each row is of: build the engine"
+                " with a batch of 1."
+            )
+    return [
+        msgspec.structs.replace(info, shape=(1, *info.shape[1:]))
+        if batch is not None and info.shape[:1] == (batch,)
+        else info
+        for info in outputs
+    ]

@@ -71,12 +71,14 @@ def empty_input(config: PreprocessConfig) -> Input:
 class Preprocessor:
     """`preprocess` for frames of a stream: one input array, padded again only for a new size.
 
-    The array that `run` returns is overwritten by the next call.
+    The array that `run` returns is overwritten by the next call. `out`: an array to write into,
+    one image of a batch for example.
     """
 
-    def __init__(self, config: PreprocessConfig) -> None:
+    def __init__(self, config: PreprocessConfig, out: Input | None = None) -> None:
         self._config = config
-        self._blob: Input = empty_input(config)
+        self._blob: Input = empty_input(config) if out is None else out
+        _check_out(self._blob, config)
         self._padded_for: tuple[int, ...] | None = None
 
     def run(self, image: Image) -> tuple[Input, Geometry]:

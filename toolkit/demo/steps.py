@@ -23,7 +23,8 @@ from pipelines.config import (
     load_labels,
     load_model,
 )
-from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.runtime.batch import Model
+from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.stages.accuracy import Accuracy
@@ -273,9 +274,10 @@ def _annotate(
     config: PipelineConfig, engine: Path, labels: tuple[str, ...], video: Path, report: Report
 ) -> tuple[str, ...]:
     """Write an annotated video; return how each segment of the engine ran."""
+    (camera,) = config.cameras
     config = structs.replace(
         config,
-        source=structs.replace(config.source, frames="every", realtime=False, loop=False),
+        source=structs.replace(camera, frames="every", realtime=False, loop=False),
         sinks=(VideoSink(path=str(video), fps=FPS),),
     )
     done = 0

@@ -30,8 +30,9 @@ from pipelines.config import (
     load_labels,
     load_pipeline,
 )
+from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -143,9 +144,8 @@ def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
     sinks += [VideoSink(path=request.video)] if request.video else []
     sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
-    uri = config.source.uri if request.source is None else request.source
-    source = msgspec.structs.replace(config.source, uri=uri)
-    return msgspec.structs.replace(config, source=source, sinks=tuple(sinks))
+    adapted = config if request.source is None else config.with_source(request.source)
+    return msgspec.structs.replace(adapted, sinks=tuple(sinks))
 
 
 @contextmanager
@@ -218,7 +218,8 @@ class _View:
 
     def figures(self, stats: Stats) -> Table:
         """Return frames, rate, latencies and drops as a table."""
-        table = Table(title=f"{self._config.name}: {redact(self._config.source.uri)}")
+        addresses = ", ".join(redact(camera.uri) for camera in self._config.cameras)
+        table = Table(title=f"{self._config.name}: {addresses}")
         table.add_column("stage")
         table.add_column("p50 ms", justify="right")
         table.add_column("p99 ms", justify="right")

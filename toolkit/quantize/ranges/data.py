@@ -163,13 +163,13 @@ class _Video:
         return len(self._frames)
 
     def __iter__(self) -> Iterator[Sample]:
-        from pipelines.sources.table import open_source
+        from pipelines.sources.take import read_frames
 
         self.skipped = self.names = ()
         # All frames up to the last selected one are decoded: seeking is inexact in most codecs.
         remaining = iter(self._frames)
         next_number = next(remaining, None)
-        with open_source(_config(self._path)) as frames:
+        with read_frames(_config(self._path)) as frames:
             for frame in frames:
                 while next_number is not None and next_number < frame.seq:
                     self._skip(next_number)
@@ -218,10 +218,10 @@ def _config(path: Path) -> SourceConfig:
 
 def _count_frames(path: Path) -> int:
     """The frame count that the container declares; if it declares none, decode and count."""
-    from pipelines.sources.table import open_source
+    from pipelines.sources.take import read_frames
     from pipelines.vision import cv2
 
-    with open_source(_config(path)) as frames:  # SourceError: there is no such video
+    with read_frames(_config(path)) as frames:  # SourceError: there is no such video
         capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
         declared = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         capture.release()

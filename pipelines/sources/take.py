@@ -1,0 +1,128 @@
+"""Takes frames of one or several sources in turn, and gathers them to batches.
+
+A batch waits for the other cameras no longer than pays: until the fastest camera's next frame
+would wait for the engine. It never waits for a camera that is away.
+"""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pipelines.config import SourceConfig
+from pipelines.frame import Frame
+from pipelines.sources.live import Waiting
+from pipelines.sources.table import Source, open_source
+
+WAIT_S = 0.1  # between two calls of a consumer that waits
+WINDOW_S = (0.002, 0.1)  # least and longest wait for the rest of a batch
+ARRIVALS = 64  # a camera's period is the span of so many frames: gaps between two jitter
+SMOOTHING = 0.1  # of the running mean of the time that a batch takes
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a batch may wait, from the cameras' periods and the time that batches take."""
+
+    _arrivals: dict[str, deque[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=ARRIVALS))
+    )
+    _batch_s: float = 0.0
+
+    def arrived(self, frame: Frame) -> None:
+        """Learn from the number and the time of a frame."""
+        self._arrivals[frame.camera].append((frame.seq, frame.t_recv.mono_ns))
+
+    def ran(self, seconds: float) -> None:
+        """Learn from the time of one batch."""
+        first = self._batch_s == 0.0
+        self._batch_s += (1.0 if first else SMOOTHING) * (seconds - self._batch_s)
+
+    def window_s(self) -> float:
+        """Return how long the first frame of a batch waits for others, in seconds."""
+        spans = [(frames[0], frames[-1]) for frames in self._arrivals.values()]
+        periods = [
+            (last_ns - first_ns) / (last - first) / 1e9
+            for (first, first_ns), (last, last_ns) in spans
+            if last > first
+        ]
+        spare_s = min(periods, default=0.0) - self._batch_s
+        return min(max(spare_s, WINDOW_S[0]), WINDOW_S[1])
+
+
+@contextmanager
+def read_frames(config: SourceConfig) -> Iterator[Iterator[Frame]]:
+    """Open one source and give the iterator over its frames."""
+    waiting = Waiting(threading.Event())
+    with open_source(config, waiting) as source:
+        yield frames_of(source, waiting)
+
+
+def frames_of(source: Source, waiting: Waiting) -> Iterator[Frame]:
+    """Yield the frames of one source until its end or the stop event."""
+    for batch in batches_of([source], waiting, 1, Pace()):
+        yield batch[0]
+
+
+def batches_of(
+    sources: Sequence[Source], waiting: Waiting, room: int, pace: Pace
+) -> Iterator[list[Frame]]:
+    """Yield batches of up to `room` frames until all sources have ended or the stop event is set.
+
+    Sources take turns, so that none starves the others. The frames of a source stay in order.
+    """
+    turn = deque(sources)
+    while not waiting.stop.is_set():
+        batch = _gather(turn, waiting, room, pace)
+        if batch:
+            yield batch
+        elif all(source.ended for source in sources):
+            return
+
+
+def _gather(turn: deque[Source], waiting: Waiting, room: int, pace: Pace) -> list[Frame]:
+    """Return one batch; empty at the end or stop."""
+    batch: list[Frame] = []
+    closing_s = float("inf")
+    while not waiting.stop.is_set() and len(batch) < room:
+        frame = _poll(turn)
+        if frame is not None:
+            pace.arrived(frame)
+            batch.append(frame)
+            if len(batch) == 1 and room > 1:
+                closing_s = time.monotonic() + pace.window_s()
+            continue
+        if batch and (time.monotonic() >= closing_s or _all_taken(turn, batch)):
+            break
+        if all(source.ended for source in turn):
+            break
+        _wait(turn, waiting, closing_s)
+    return batch
+
+
+def _poll(turn: deque[Source]) -> Frame | None:
+    """Return a frame of the first source that has one, which goes to the end of the line."""
+    for _ in range(len(turn)):
+        source = turn[0]
+        turn.rotate(-1)
+        if not source.ended and (frame := source.poll()) is not None:
+            return frame
+    return None
+
+
+def _all_taken(turn: deque[Source], batch: Sequence[Frame]) -> bool:
+    """Whether every camera that gives frames has one in the batch."""
+    present = {s.config.id for s in turn if not s.ended and s.away is None}
+    return present <= {frame.camera for frame in batch}
+
+
+def _wait(turn: deque[Source], waiting: Waiting, closing_s: float) -> None:
+    """Wait until a frame arrives or is due, or the batch closes."""
+    with waiting.arrived:
+        due_s = min(source.due_s for source in turn if not source.ended)
+        wait_s = min(due_s, closing_s) - time.monotonic()
+        if wait_s > 0.0:
+            waiting.arrived.wait(min(wait_s, WAIT_S))
+    waiting.tick()
