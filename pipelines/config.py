@@ -11,6 +11,8 @@ from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
 from device.toml_file import decode_toml
+from pipelines.sink_config import SinkConfig
+from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -75,31 +77,8 @@ class Classification(_Value, frozen=True, kw_only=True, tag="classification", ta
 DecodeConfig = Union[LtrbGrid, Classification]  # noqa: UP007  (read by msgspec on 3.10)
 
 
-class MqttSink(_Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
-    """Publish each frame's detections on the device's detections topic, at most `max_hz`."""
-
-    max_hz: Annotated[float, Meta(gt=0.0)] = 30.0
-    qos: Literal[0, 1] = 0
-
-
-class JsonlSink(_Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
-    """Append each frame's detections to a file, one JSON object a line."""
-
-    path: str
-
-
-class VideoSink(_Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
-    """Write an annotated video."""
-
-    path: str
-    fps: Annotated[float, Meta(gt=0.0)] = 15.0
-
-
-SinkConfig = Union[MqttSink, JsonlSink, VideoSink]  # noqa: UP007  (read by msgspec on 3.10)
-
-
 class PipelineConfig(_Value, frozen=True, kw_only=True):
-    """pipeline.toml: sources that share one model, any sinks.
+    """pipeline.toml: sources that share one model, what to follow, any sinks.
 
     One source is `source`; several are `sources`, each with an `id`. `batch`: the most frames of
     one inference, by default as many as there are sources and the engine takes.
@@ -111,6 +90,10 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     batch: Positive | UnsetType = UNSET
     preprocess: PreprocessConfig
     decode: DecodeConfig
+    roi: RoiConfig | UnsetType = UNSET
+    tracker: TrackerConfig | UnsetType = UNSET
+    zones: tuple[ZoneConfig, ...] = ()
+    lines: tuple[LineConfig, ...] = ()
     sinks: tuple[SinkConfig, ...] = ()
 
     def __post_init__(self) -> None:
@@ -125,6 +108,11 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     def cameras(self) -> tuple[SourceConfig, ...]:
         """All sources."""
         return self.sources if self.source is UNSET else (self.source,)
+
+    @property
+    def lost_s(self) -> float:
+        """After how long an object has gone that was not seen."""
+        return (TrackerConfig() if self.tracker is UNSET else self.tracker).lost_s
 
     def with_source(self, text: str) -> "PipelineConfig":
         """Return the pipeline with another address, written `URI`, or `ID=URI` for one of several.

@@ -8,13 +8,8 @@ import pytest
 
 import configs
 from device.errors import ConfigError, SourceError
-from pipelines.config import (
-    LtrbGrid,
-    MqttSink,
-    load_labels,
-    load_model,
-    load_pipeline,
-)
+from pipelines.config import LtrbGrid, load_labels, load_model, load_pipeline
+from pipelines.sink_config import MqttSink
 from pipelines.sources.uri import Camera, parse_camera, redact, scheme_of
 
 GOOD = """

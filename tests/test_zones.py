@@ -147,8 +147,12 @@ def test_in_is_from_the_left_of_the_line_to_its_right():
 @pytest.mark.parametrize("anchor", ANCHORS)
 def test_an_anchor_is_a_point_of_the_box(anchor):
     expected = {
-        "bottom": (30, 60), "centre": (30, 40), "top": (30, 20), "left": (10, 40), "right": (50, 40),
-    }  # fmt: skip
+        "bottom": (30, 60),
+        "centre": (30, 40),
+        "top": (30, 20),
+        "left": (10, 40),
+        "right": (50, 40),
+    }
     assert anchors(np.float32([[10, 20, 50, 60]]), anchor).tolist() == [list(expected[anchor])]
 
 
@@ -166,7 +170,7 @@ def test_inside_is_what_opencv_says():
 
 
 def test_names_and_classes_are_checked():
-    with pytest.raises(PipelineError, match="2 .* are called 'room'"):
+    with pytest.raises(PipelineError, match=r"2 .* are called 'room'"):
         Zones([ROOM], [LineConfig(name="room", start=(0, 0), end=(1, 1))], LABELS, 1.0)
     with pytest.raises(PipelineError, match=r"'cat', which is none of the labels \(person, car\)"):
         one_zone(ZoneConfig(name="a", polygon=SQUARE, classes=("cat",)))

@@ -11,6 +11,7 @@ from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
 from pipelines.stages.decoder_outputs import check_outputs
+from pipelines.stages.scene import check_scene
 
 
 def check_fit(
@@ -25,6 +26,7 @@ def check_fit(
     `dims`: the sizes that its dynamic dimensions may take; one that is not given takes any.
     """
     _check_input(config, inputs, {dim.name: dim for dim in dims})
+    check_scene(config, labels)
     try:
         single = _of_one_image(outputs, inputs[0].shape[0])
         check_outputs(config.decode, config.preprocess, single, labels)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +32,7 @@ ANCHORS: Mapping[Anchor, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneEvent:
+class ZoneEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one object did. `place`: the zone or line; `direction`: of a crossing, "in" or "out";
     `dwell_s`: of `dwell` and `leave`, how long it was inside so far."""
 
@@ -56,6 +56,9 @@ class ZoneFrame:
     crossed: Counts = field(default_factory=dict)
     zones_of: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     events: tuple[ZoneEvent, ...] = ()
+
+
+NO_ZONES = ZoneFrame()
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ class Zones:
     ) -> None:
         """`forget_s`: an object that was not seen for so long has left. Raises PipelineError: two
         places have one name, or a class is none of the labels."""
-        _check(zones, lines, labels)
+        check_places(zones, lines, labels)
         self._labels = labels
         self._forget_s = forget_s
         self._zones = [_Zone(config, labels) for config in zones]
@@ -298,7 +301,9 @@ def _label(labels: Sequence[str], class_id: int) -> str:
     return labels[class_id] if class_id < len(labels) else str(class_id)
 
 
-def _check(zones: Sequence[ZoneConfig], lines: Sequence[LineConfig], labels: Sequence[str]) -> None:
+def check_places(
+    zones: Sequence[ZoneConfig], lines: Sequence[LineConfig], labels: Sequence[str]
+) -> None:
     names = Counter(place.name for place in (*zones, *lines))
     twice = [name for name, count in names.items() if count > 1]
     if twice:

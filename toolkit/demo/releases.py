@@ -7,13 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from device.update.bundle import write_bundle
-from pipelines.config import (
-    LtrbGrid,
-    ModelConfig,
-    MqttSink,
-    PipelineConfig,
-    SourceConfig,
-)
+from pipelines.config import LtrbGrid, ModelConfig, PipelineConfig, SourceConfig
+from pipelines.sink_config import MqttSink
 from toolkit.errors import BuildError
 
 MISSING_OUTPUT = "boxes_of_another_model"
