@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from device.errors import PipelineError
@@ -193,9 +194,9 @@ class _Zone:
         inside = (class_id for (_, class_id), stay in self.stays.items() if stay.inside)
         return dict(Counter(_label(self._labels, class_id) for class_id in inside))
 
-    def _event(self, kind: EventKind, key: Key, dwell_s: float = 0.0) -> ZoneEvent:
-        label = _label(self._labels, key[1])
-        return ZoneEvent(kind, self.config.name, key[0], label, dwell_s=round(dwell_s, 3))
+    def _event(self, kind: EventKind, key: Key, dwell_s: float | None = None) -> ZoneEvent:
+        event = ZoneEvent(kind, self.config.name, key[0], _label(self._labels, key[1]))
+        return event if dwell_s is None else replace(event, dwell_s=round(dwell_s, 3))
 
 
 class _Line:
