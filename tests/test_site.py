@@ -16,7 +16,7 @@ from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceT
 from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import Topics
-from pipelines import config
+from pipelines import config, sink_config, track_config
 from pipelines.sinks.events import Detection, Event
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
@@ -34,9 +34,9 @@ TABLES = {
         "preprocess": config.PreprocessConfig,
         "ltrb_grid": config.LtrbGrid,
         "classification": config.Classification,
-        "mqtt": config.MqttSink,
-        "jsonl": config.JsonlSink,
-        "video": config.VideoSink,
+        "mqtt": sink_config.MqttSink,
+        "jsonl": sink_config.JsonlSink,
+        "video": sink_config.VideoSink,
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
@@ -67,9 +67,9 @@ TITLES = {
     config.PreprocessConfig: "table `preprocess`",
     config.LtrbGrid: "decoder `ltrb_grid`",
     config.Classification: "decoder `classification`",
-    config.MqttSink: "sink `mqtt`",
-    config.JsonlSink: "sink `jsonl`",
-    config.VideoSink: "sink `video`",
+    sink_config.MqttSink: "sink `mqtt`",
+    sink_config.JsonlSink: "sink `jsonl`",
+    sink_config.VideoSink: "sink `video`",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
     PipelineTable: "table `pipeline`",
