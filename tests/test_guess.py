@@ -1,6 +1,8 @@
 """`tandem model guess`: the first rule that matches says decoder and preprocessing, and why."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from toolkit.guess.names import MAX_CHARACTERS, class_names
 from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
 
+ROOT = Path(__file__).parents[1]
 A = 8400
 COCO = {"names": str({n: f"thing {n}" for n in range(80)})}
 YOLO = {"author": "Ultralytics", "task": "detect", **COCO}
@@ -100,6 +103,8 @@ CASES = [
           last=Producer("Concat", ("Reshape",) * 4)), None, {}, ""),
     (facts({"scores": [1, 3000, 91], "boxes": [1, 3000, 4]}, image=(1, 3, 300, 300)),
      "boxes_scores", {"background": "first", "unit": "fraction"}, "signed"),
+    (facts({"boxes": [1, 4, A], "scores": [1, 7, A]}), "ltrb_grid", {"strides": (8, 16, 32)},
+     "letterbox"),
     (facts({"output_bbox/BiasAdd:0": [1, 12, 34, 60],
                    "output_cov/Sigmoid:0": [1, 3, 34, 60]}, image=(1, 3, 544, 960)),
      "detectnet_v2", {"coverage": "output_cov/Sigmoid:0"}, "stretch"),
@@ -253,6 +258,18 @@ def test_without_an_answer_nothing_is_written(tmp_path):
     assert invoke(path, "--choose", "2", "-o", output).exit_code == 0
     assert load_model(output).decode.__struct_config__.tag == "yolox"
     assert "has 2 readings, and --choose is 3" in str(invoke(path, "--choose", "3").exception)
+
+
+def test_the_commands_of_the_page_run(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs/decoders.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+             for line in block.splitlines()]  # fmt: skip
+    assert lines
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "tandem"
+        assert CliRunner().invoke(tandem, arguments).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from device.protocol.messages import Stats
 from device.protocol.topics import Topics
 from pipelines import config
 from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
+from pipelines.stages.decoders.table import ROWS
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
 from toolkit.partition.costs.constants import load_costs
@@ -25,8 +26,8 @@ from toolkit.partition.costs.constants import load_costs
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 1500
-# Not read from end to end: references that are written by scripts, and the log of experiments.
-LONG_PAGES = {"RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
+# Not read from end to end: references, and the log of experiments.
+LONG_PAGES = {"decoder_keys.md", "RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
     "pipelines.md": {
@@ -38,6 +39,7 @@ TABLES = {
         "video": config.VideoSink,
         "model.toml": config.ModelConfig,
     },
+    "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,
@@ -66,6 +68,7 @@ TABLES = {
 TITLES = {
     config.SourceConfig: "table `source`",
     config.PreprocessConfig: "table `preprocess`",
+    **{type(row.example): "a decoder" for row in ROWS},
     config.MqttSink: "sink `mqtt`",
     config.JsonlSink: "sink `jsonl`",
     config.VideoSink: "sink `video`",
@@ -114,6 +117,11 @@ def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
     for module, base in ((config, config._Value), (documents, documents._Document)):
         own = {one for one in vars(module).values() if isinstance(one, type)}
         assert {one for one in own if issubclass(one, base) and one is not base} <= shown
+
+
+def test_every_decoder_is_in_the_table_of_families() -> None:
+    families = text_of("decoders.md")
+    assert [row.kind for row in ROWS if f"`{row.kind}`" not in families] == []
 
 
 def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_s
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import Source, open_source
 from pipelines.stages.decode import decode, view_of
+from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.preprocess_check import check_preprocessing
@@ -163,14 +164,17 @@ class _Runner:
         self.warm_up_s = 0.0
         self._config = config
         self._model = model
-        self._input = model.session.inputs[0].name
+        self._constants = constant_inputs(config.decode, config.preprocess)
+        names = [info.name for info in model.session.inputs]
+        self._input = next(name for name in names if name not in self._constants)
         self._preprocessor = Preprocessor(config.preprocess)
 
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
         config = self._config.preprocess
         begin_s = time.monotonic()
-        self._model.session.infer({self._input: np.zeros(config.input_shape, config.dtype)})
+        image = np.zeros(config.input_shape, config.dtype)
+        self._model.session.infer({self._input: image, **self._constants})
         self.warm_up_s = time.monotonic() - begin_s
 
     def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
@@ -178,7 +182,7 @@ class _Runner:
         times = [time.monotonic_ns()]
         blob, geometry = self._preprocessor.run(frame.image)
         times.append(time.monotonic_ns())
-        outputs = self._model.session.infer({self._input: blob})
+        outputs = self._model.session.infer({self._input: blob, **self._constants})
         times.append(time.monotonic_ns())
         view = view_of(geometry, frame.image.shape, self._config.preprocess)
         decoded = decode(outputs, self._config.decode, view)

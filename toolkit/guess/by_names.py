@@ -10,12 +10,15 @@ from pipelines.decode_config import (
     Detr,
     Finished,
     Heatmaps,
+    LtrbGrid,
     Simcc,
     Yunet,
 )
+from pipelines.stages.decoders.grid import cell_count
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.proposal import Candidate
 
+LTRB_STRIDES = (8, 16, 32)
 ULTRAFACE_ANCHORS = (4420, 17640)
 _COLOUR = "the file does not show the colour order and the numbers: these are the family's"
 
@@ -109,6 +112,19 @@ def dets_labels(facts: ModelFacts) -> tuple[Candidate, ...]:
     )
     note = "a checkpoint may have no class for the background: then set background to none"
     return (Candidate(decode, "imagenet", "outputs dets and float labels: RF-DETR", (note,)),)
+
+
+def ltrb(facts: ModelFacts) -> tuple[Candidate, ...]:
+    """boxes [1, 4, A] and scores [1, C, A]: Tandem's own head."""
+    boxes, scores = facts.output("boxes"), facts.output("scores")
+    if boxes is None or scores is None or boxes.shape[:2] != (1, 4):
+        return ()
+    height, width = facts.size
+    if boxes.shape[2:] != (cell_count(LTRB_STRIDES, width, height),):
+        return ()
+    decode = LtrbGrid(boxes="boxes", scores="scores", strides=LTRB_STRIDES)
+    why = f"outputs boxes [1, 4, {boxes.shape[2]}] and scores: distances from every cell"
+    return (Candidate(decode, "letterbox", why),)
 
 
 def scores_boxes(facts: ModelFacts) -> tuple[Candidate, ...]:

@@ -28,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     Rule("names of DETR",                    "likely",  by_names.queries),
     Rule("names of RT-DETR",                 "certain", by_names.labels_boxes_scores),
     Rule("names of mmdeploy and RF-DETR",    "likely",  by_names.dets_labels),
+    Rule("distances from every cell",        "likely",  by_names.ltrb),
     Rule("names of SSD and UltraFace",       "likely",  by_names.scores_boxes),
     Rule("names of DetectNet_v2",            "certain", by_names.coverage),
     Rule("names of YuNet",                   "certain", by_names.yunet),
