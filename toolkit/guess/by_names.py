@@ -48,19 +48,17 @@ def detection_boxes(facts: ModelFacts) -> tuple[Candidate, ...]:
     boxes = facts.output("detection_boxes")
     if boxes is None:
         return ()
-    names = {
-        key: output.name if (output := facts.output(name)) is not None else ""
-        for key, name in (
-            ("scores", "detection_scores"),
-            ("classes", "detection_classes"),
-            ("count", "num_detections"),
-        )
-    }
-    classes = next((o for o in facts.outputs if o.name == names["classes"]), boxes)
+    scores, classes, count = (
+        facts.output(name) for name in ("detection_scores", "detection_classes", "num_detections")
+    )
+    if scores is None or classes is None:
+        return ()
     tao = classes.dtype.startswith("int")
     decode = Finished(
         boxes=boxes.name,
-        **names,
+        scores=scores.name,
+        classes=classes.name,
+        count=count.name if count is not None else "",
         format="corners_y_first",
         unit="pixels" if tao else "fraction",
         first_class=0 if tao else 1,
@@ -76,16 +74,16 @@ def queries(facts: ModelFacts) -> tuple[Candidate, ...]:
     logits = facts.output("logits") or facts.output("pred_logits")
     if boxes is None or logits is None:
         return ()
-    names = {"boxes": boxes.name, "logits": logits.name}
     if logits.name.startswith("pred_logits"):
-        decode = Detr(**names, activation="sigmoid", background="first")
-        return (Candidate(decode, "imagenet", "outputs pred_logits and pred_boxes: TAO DETR"),)
+        why = "outputs pred_logits and pred_boxes: TAO DETR, whose first class is no object"
+        decode = Detr(logits=logits.name, boxes=boxes.name, background="first")
+        return (Candidate(decode, "imagenet", why),)
     if boxes.shape[1] == 100:
         why = "outputs logits and pred_boxes, 100 queries: DETR, whose last class is no object"
-        decode = Detr(**names, activation="softmax", background="last")
+        decode = Detr(logits=logits.name, boxes=boxes.name, activation="softmax", background="last")
         return (Candidate(decode, "imagenet", why),)
     why = "outputs logits and pred_boxes, not 100 queries: RT-DETR, D-FINE"
-    return (Candidate(Detr(**names), "stretch", why),)
+    return (Candidate(Detr(logits=logits.name, boxes=boxes.name), "stretch", why),)
 
 
 def labels_boxes_scores(facts: ModelFacts) -> tuple[Candidate, ...]:

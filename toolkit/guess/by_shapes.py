@@ -3,6 +3,7 @@
 from device.engine.manifest import TensorInfo
 from pipelines.decode_config import (
     Classification,
+    Column,
     Depth,
     Finished,
     Heatmaps,
@@ -108,7 +109,7 @@ def seven_columns(facts: ModelFacts) -> tuple[Candidate, ...]:
     output = _single(facts, 2)
     if output is None or output.shape[1] != 7:
         return ()
-    corners = ("batch", "x1", "y1", "x2", "y2")
+    corners: tuple[Column, ...] = ("batch", "x1", "y1", "x2", "y2")
     return (
         Candidate(Rows(output=output.name, columns=(*corners, "class", "score")), "letterbox",
                   "one output [n, 7]: YOLOv7 with NMS, class before score"),
