@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,16 +11,13 @@ from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
 from device.toml_file import decode_toml
+from pipelines.decode_config import DecodeConfig
 from pipelines.sink_config import SinkConfig
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
+from pipelines.value import Positive
+from pipelines.value import Value as _Value
 
-Positive = Annotated[int, Meta(ge=1)]
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
-
-
-class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table: frozen, and unknown keys are refused."""
 
 
 class SourceConfig(_Value, frozen=True, kw_only=True):
@@ -51,30 +48,6 @@ class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):
     def input_shape(self) -> tuple[int, int, int, int]:
         """The input's shape for one image."""
         return self.shape(self.height, self.width)
-
-
-class LtrbGrid(_Value, frozen=True, kw_only=True, tag="ltrb_grid", tag_field="kind"):
-    """Anchor-free head: `boxes` [1,4,A] = left, top, right, bottom distances from the centre of
-    each cell in units of its stride; `scores` [1,C,A] = probabilities. Cells go level by level,
-    row by row."""
-
-    boxes: str
-    scores: str
-    strides: Annotated[tuple[Positive, ...], Meta(min_length=1)]
-    score_threshold: Fraction = 0.35
-    iou_threshold: Fraction = 0.5
-    max_detections: Positive = 100
-
-
-class Classification(_Value, frozen=True, kw_only=True, tag="classification", tag_field="kind"):
-    """`scores` [1,C]: the `top` best classes; softmax is applied unless the model did."""
-
-    scores: str
-    softmax: bool = True
-    top: Positive = 5
-
-
-DecodeConfig = Union[LtrbGrid, Classification]  # noqa: UP007  (read by msgspec on 3.10)
 
 
 class PipelineConfig(_Value, frozen=True, kw_only=True):
@@ -168,7 +141,8 @@ def load_model(path: str | Path) -> ModelConfig:
 
 def load_labels(path: str | Path) -> tuple[str, ...]:
     """Return the class names of a labels.txt: one a line, in the order of the class ids."""
-    names = tuple(line.strip() for line in _read(Path(path)).splitlines())
+    # Not `splitlines` and not every blank: alphabets have U+2028 and the wide space as characters.
+    names = tuple(line.strip(" \t\r\ufeff") for line in _read(Path(path)).split("\n"))
     names = names[: len(names) - next((i for i, n in enumerate(reversed(names)) if n), len(names))]
     if not names or not all(names):
         raise ConfigError(

@@ -4,13 +4,15 @@ Everything is in pixels of the frame, best first. The arrays of a value belong t
 row; they are not written to once the value is there.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 NO_TRACK = -1  # the track id of a detection without a track
+SPACE = -1  # the character number of a space
 
 Region = tuple[float, float, float, float]  # x1, y1, x2, y2 in frame pixels
 
@@ -20,8 +22,8 @@ class Masks:
     """The outlines of N objects as the network drew them: small crops, not enlarged.
 
     `crops`: N arrays, float32 [h, w]; a point is inside where the number is above 0. `regions`:
-    float32 [N, 4], the rectangle of the frame that each crop covers. `pipelines.stages.masks`
-    enlarges one to pixels of the frame when it is asked for.
+    float32 [N, 4], the rectangle of the frame that each crop covers.
+    `pipelines.stages.mask_pixels` enlarges one to pixels of the frame when it is asked for.
     """
 
     crops: tuple[NDArray[np.float32], ...]
@@ -59,9 +61,14 @@ class Detections:
 
     def __getitem__(self, rows: NDArray[Any]) -> "Detections":
         """Return the detections of these rows, in their order: indices, or a boolean for each."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return Detections(
-            **{name: None if column is None else column[rows] for name, column in columns.items()}
+            self.boxes[rows],
+            self.scores[rows],
+            self.class_ids[rows],
+            None if self.track_ids is None else self.track_ids[rows],
+            None if self.keypoints is None else self.keypoints[rows],
+            None if self.masks is None else self.masks[rows],
+            None if self.rotated is None else self.rotated[rows],
         )
 
 
@@ -99,15 +106,23 @@ class DepthMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """Lines that were read, best first: `texts`, and `scores` float32 [N]."""
+    """Lines that were read, best first: `lines`, each the numbers of its characters in labels.txt
+    or SPACE, and `scores` float32 [N]. `text_of` gives the text."""
 
-    texts: tuple[str, ...]
+    lines: tuple[tuple[int, ...], ...]
     scores: NDArray[np.float32]
 
 
-Decoded = Union[Detections, ClassScores, SegmentationMap, DepthMap, Texts]  # noqa: UP007  (an alias, so 3.10 evaluates it)
+Decoded = Union[  # noqa: UP007  (an alias, so 3.10 evaluates it)
+    Detections, ClassScores, SegmentationMap, DepthMap, Texts
+]
 
 
 def no_detections() -> Detections:
     """Return detections of a frame without objects."""
     return Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+
+
+def text_of(line: Sequence[int], labels: Sequence[str]) -> str:
+    """Return a line of `Texts` as text; a number that labels.txt does not have is left out."""
+    return "".join(" " if n == SPACE else labels[n] for n in line if n < len(labels))

@@ -11,7 +11,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 import configs
-from pipelines.config import LtrbGrid, load_labels, load_model
+from pipelines.config import load_labels, load_model
+from pipelines.decode_config import LtrbGrid
 from pipelines.stages.accuracy import mean_average_precision
 from pipelines.stages.decode import decode, view_of
 from pipelines.stages.preprocess import preprocess

@@ -9,12 +9,12 @@ from device.session import open_session as open_session
 from pipelines.config import PreprocessConfig as PreprocessConfig
 from pipelines.config import load_labels as load_labels
 from pipelines.config import load_model as load_model
+from pipelines.results import Detections as Detections
 from pipelines.run import Broker as Broker
 from pipelines.run import FrameResult as FrameResult
 from pipelines.run import Pipeline as Pipeline
 from pipelines.run import run_pipeline as run_pipeline
 from pipelines.sources.files import read_image as read_image
-from pipelines.stages.decode import Detections as Detections
 from pipelines.stages.decode import decode as decode
 from pipelines.stages.decode import view_of as view_of
 from pipelines.stages.preprocess import preprocess as preprocess

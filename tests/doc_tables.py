@@ -41,6 +41,8 @@ def _default(field: Any) -> str:
         return "none"
     if isinstance(field.default, msgspec.Struct):
         return "its defaults"
+    if field.default is msgspec.UNSET:
+        return "left out"
     value = field.default
     return f"`{msgspec.json.encode(value).decode()}`" if value != () else "empty"
 
@@ -51,7 +53,7 @@ def _type(info: Any, titles: Mapping[type, str]) -> str:  # noqa: PLR0911
     if isinstance(info, mi.LiteralType):
         return ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in info.values)
     if isinstance(info, mi.UnionType):
-        return " or ".join(_type(one, titles) for one in info.types)
+        return " or ".join(dict.fromkeys(_type(one, titles) for one in info.types))
     if isinstance(info, mi.StructType):
         return titles[info.cls]
     if isinstance(info, mi.VarTupleType):

@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device.errors import PipelineError
-from pipelines.config import Classification, LtrbGrid, PreprocessConfig
+from pipelines.config import PreprocessConfig
+from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.results import ClassScores, Detections
-from pipelines.stages.decode import CANDIDATES, View, decode
+from pipelines.stages.decode import View, decode
+from pipelines.stages.decoders.candidates import MIN_CANDIDATES
 from pipelines.stages.nms import suppress
-from pipelines.stages.preprocess import Geometry, fit
+from pipelines.stages.preprocess import fit
+from pipelines.stages.view import Geometry
 
 GRID = LtrbGrid(boxes="boxes", scores="scores", strides=(8, 16))
 VIEW = View(Geometry(1.0, 1.0), 64, 32, 64, 32)
@@ -126,11 +129,11 @@ def test_of_very_many_candidates_the_best_survive():
     scores = np.linspace(0.2, 0.9, 4096, dtype=np.float32).reshape(1, 1, -1)
     boxes = np.full((1, 4, 4096), 0.4, np.float32)
     found = decode({"boxes": boxes, "scores": scores}, config, view)
-    assert CANDIDATES < 4096
+    assert MIN_CANDIDATES < 4096
     np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][: config.max_detections])
-    config = msgspec.structs.replace(config, max_detections=4096)
+    config = msgspec.structs.replace(config, max_detections=1024)
     found = decode({"boxes": boxes, "scores": scores}, config, view)
-    np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][:CANDIDATES])
+    np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][:1024])
 
 
 @st.composite

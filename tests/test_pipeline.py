@@ -43,7 +43,7 @@ from device.protocol.messages import (
 )
 from device.runtime.session import Session
 from device.update.bundle import write_bundle
-from pipelines.config import Classification, LtrbGrid
+from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
@@ -477,9 +477,9 @@ def test_stages_cost_little_beside_the_engine(tmp_path):
 
 def test_grid_of_the_shipped_pipeline_has_the_cells_of_its_input():
     from pipelines.config import load_pipeline
-    from pipelines.stages.decoder_outputs import cell_count
+    from pipelines.stages.decoders.grid import cell_count
 
     root = Path(__file__).parents[1]
     config = load_pipeline(root / "configs" / "pipelines" / "robot-objects.toml")
     assert isinstance(config.decode, LtrbGrid)
-    assert cell_count(config.decode, 320, 320) == 40 * 40 + 20 * 20 + 10 * 10
+    assert cell_count(config.decode.strides, 320, 320) == 40 * 40 + 20 * 20 + 10 * 10

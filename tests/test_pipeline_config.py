@@ -8,7 +8,8 @@ import pytest
 
 import configs
 from device.errors import ConfigError, SourceError
-from pipelines.config import LtrbGrid, load_labels, load_model, load_pipeline
+from pipelines.config import load_labels, load_model, load_pipeline
+from pipelines.decode_config import LtrbGrid
 from pipelines.sink_config import MqttSink
 from pipelines.sources.uri import Camera, parse_camera, redact, scheme_of
 
@@ -93,7 +94,11 @@ def test_missing_key_is_named_with_its_table(tmp_path):
     [
         ("width = 320", "width = 0", "preprocess.width is wrong: expected `int` >= 1"),
         ("width = 320", 'width = "a"', "preprocess.width is wrong: expected `int`, got `str`"),
-        ('"ltrb_grid"', '"yolo"', "decode.kind is 'yolo': use one of classification, ltrb_grid."),
+        (
+            '"ltrb_grid"',
+            '"yolo"',
+            "decode.kind is 'yolo': use one of yolox, yolov5, box_s",
+        ),
         ("[8, 16]", "[]", "decode.strides is wrong: expected `array` of length >= 1"),
         ("width = 320", "width = 320\nstd = [1, 0, 1]", "preprocess.std[1] is wrong: expected"),
         ("[8, 16]", "[8, 0]", "decode.strides[1] is wrong: expected `int` >= 1"),

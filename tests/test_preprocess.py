@@ -6,7 +6,8 @@ import pytest
 
 from device.errors import PipelineError, PreprocessingError
 from pipelines.config import PreprocessConfig
-from pipelines.stages.preprocess import Geometry, Preprocessor, preprocess
+from pipelines.stages.preprocess import Preprocessor, preprocess
+from pipelines.stages.view import Geometry
 
 RNG = np.random.default_rng(7)
 

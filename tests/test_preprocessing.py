@@ -19,7 +19,8 @@ from calibration.table import CalibrationTable, decode_table, encode_table, fing
 from device.engine.file import open_engine
 from device.engine.preprocessing import Preprocessing, describe, differences
 from device.errors import BundleError, PipelineError
-from pipelines.config import Classification, PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.decode_config import Classification
 from pipelines.stages.preprocess_check import check_preprocessing
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine

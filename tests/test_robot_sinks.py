@@ -314,4 +314,4 @@ def test_hundred_tracked_detections_stay_small():
     rng = np.random.default_rng()
     boxes = rng.uniform(0, 1920, (100, 4))
     found = tracked(*[(box, 0.87654, 1) for box in boxes], tracks=range(100))
-    assert len(result(found).payload) < 9500
+    assert len(result(found).payload) < 10_000

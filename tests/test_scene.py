@@ -20,7 +20,8 @@ from video_fixtures import (
 
 from device.errors import PipelineError
 from device.update.bundle import write_bundle
-from pipelines.config import Classification, load_pipeline
+from pipelines.config import load_pipeline
+from pipelines.decode_config import Classification
 from pipelines.results import ClassScores, Detections, Masks
 from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from doc_tables import rows_in, rows_of, sections
@@ -17,7 +18,10 @@ from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import Topics
 from pipelines import config, sink_config, track_config
-from pipelines.sinks.events import Detection, Event
+from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
+from pipelines.sinks.lives import ObjectEvent, ObjectState
+from pipelines.stages.decoders.table import ROWS
+from pipelines.stages.zones import ZoneEvent
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
 from toolkit.partition.costs.constants import load_costs
@@ -25,24 +29,40 @@ from toolkit.partition.costs.constants import load_costs
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 1500
-# Not read from end to end: references that are written by scripts, and the log of experiments.
-LONG_PAGES = {"RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
+# Not read from end to end: references, and the log of experiments.
+LONG_PAGES = {"decoder_keys.md", "RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
     "pipelines.md": {
         "pipeline.toml": config.PipelineConfig,
         "preprocess": config.PreprocessConfig,
-        "ltrb_grid": config.LtrbGrid,
-        "classification": config.Classification,
         "mqtt": sink_config.MqttSink,
         "jsonl": sink_config.JsonlSink,
         "video": sink_config.VideoSink,
+        "snapshot": sink_config.SnapshotSink,
+        "prometheus": sink_config.PrometheusSink,
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
+    "tracking.md": {
+        "roi": track_config.RoiConfig,
+        "tracker": track_config.TrackerConfig,
+        "zones": track_config.ZoneConfig,
+        "lines": track_config.LineConfig,
+    },
+    "serial.md": {"serial": sink_config.SerialSink},
+    "object_events.md": {
+        "events": ObjectEvent,
+        "object state": ObjectState,
+        "zone event": ZoneEvent,
+    },
+    "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
     "mqtt.md": {
         "detections": Event,
         "detection": Detection,
+        "class share": ClassShare,
+        "depth range": DepthRange,
+        "text line": TextLine,
         "stats": Stats,
         "state": documents.StateDocument,
         "reported": documents.Reported,
@@ -65,11 +85,14 @@ TABLES = {
 TITLES = {
     config.SourceConfig: "table `source`",
     config.PreprocessConfig: "table `preprocess`",
-    config.LtrbGrid: "decoder `ltrb_grid`",
-    config.Classification: "decoder `classification`",
-    sink_config.MqttSink: "sink `mqtt`",
-    sink_config.JsonlSink: "sink `jsonl`",
-    sink_config.VideoSink: "sink `video`",
+    **{type(row.example): "a decoder" for row in ROWS},
+    track_config.RoiConfig: "table `roi`",
+    track_config.TrackerConfig: "table `tracker`",
+    track_config.ZoneConfig: "table `zones`",
+    track_config.LineConfig: "table `lines`",
+    **dict.fromkeys(get_args(sink_config.SinkConfig), "a sink"),
+    ZoneEvent: "zone event",
+    ObjectState: "object state",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
     PipelineTable: "table `pipeline`",
@@ -80,6 +103,9 @@ TITLES = {
     documents.PipelineReport: "a status",
     documents.Update: "an update",
     Detection: "detection",
+    ClassShare: "class share",
+    DepthRange: "depth range",
+    TextLine: "text line",
 }
 
 
@@ -112,6 +138,11 @@ def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
     for module, base in ((config, config._Value), (documents, documents._Document)):
         own = {one for one in vars(module).values() if isinstance(one, type)}
         assert {one for one in own if issubclass(one, base) and one is not base} <= shown
+
+
+def test_every_decoder_is_in_the_table_of_families() -> None:
+    families = text_of("decoders.md")
+    assert [row.kind for row in ROWS if f"`{row.kind}`" not in families] == []
 
 
 def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from device.engine.manifest import DimRange, TensorInfo
-from pipelines.config import LtrbGrid, PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.decode_config import LtrbGrid
 from pipelines.frame import Frame, Stamp
 
 SIZE = 64

@@ -20,9 +20,12 @@ from pipelines.sinks.events import FrameFacts, encode_event, make_event
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
-from pipelines.stages.decode import Outputs, decode, view_of
-from pipelines.stages.preprocess import Geometry, Preprocessor
+from pipelines.stages.decode import decode, view_of
+from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.decoders.candidates import Outputs
+from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.scene import Scene
+from pipelines.stages.view import Geometry
 
 
 class Report(Protocol):
@@ -105,13 +108,17 @@ class BatchRunner:
         self._sizes = sizes
         self._config = config
         self._model = model
-        self._input = session.inputs[0].name
+        constants = constant_inputs(config.decode, config.preprocess)
+        self._input = next(i.name for i in session.inputs if i.name not in constants)
         shape = (self._size_for(self.room), *config.preprocess.input_shape[1:])
         self._blob = np.zeros(shape, config.preprocess.dtype)
         self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
         self._processors = tuple(dict.fromkeys(report.processor for report in session.reports))
+        self._feeds = {
+            name: np.repeat(value, len(self._blob), axis=0) for name, value in constants.items()
+        }
         self._preprocessors = [
             Preprocessor(config.preprocess, self._blob[i : i + 1]) for i in range(self.room)
         ]
@@ -119,7 +126,7 @@ class BatchRunner:
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
         begin_s = time.monotonic()
-        self._model.session.infer({self._input: self._blob})
+        self._model.session.infer(self._filled(len(self._blob)))
         self.warm_up_s = time.monotonic() - begin_s
 
     def watch_drops(self, sources: Sequence[Source]) -> None:
@@ -140,8 +147,7 @@ class BatchRunner:
         ready_ns = time.monotonic_ns()
         outputs: Outputs = {}
         if crops:
-            blob = self._blob[: self._size_for(len(crops))]
-            outputs = self._model.session.infer({self._input: blob})
+            outputs = self._model.session.infer(self._filled(self._size_for(len(crops))))
         inferred_ns = time.monotonic_ns()
         times = {"preprocess": (ready_ns - begin_ns) / 1e6, "infer": (inferred_ns - ready_ns) / 1e6}
         for i, frame in enumerate(batch):
@@ -208,6 +214,11 @@ class BatchRunner:
         times_ms["sinks"] = (done_ns - begin_ns) / 1e6
         self.metrics.add(times_ms, (done_ns - frame.t_recv.mono_ns) / 1e6)
         return result
+
+    def _filled(self, size: int) -> dict[str, NDArray[Any]]:
+        """Return all inputs of a batch of that size."""
+        constants = {name: value[:size] for name, value in self._feeds.items()}
+        return {self._input: self._blob[:size], **constants}
 
     def _scene_of(self, frame: Frame) -> Scene:
         return self._scenes[frame.camera]

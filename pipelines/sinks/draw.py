@@ -1,12 +1,26 @@
-"""Draw detections on an image."""
+"""Draw results on an image: boxes, masks, poses, maps and texts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.frame import Image
-from pipelines.results import ClassScores, Decoded
+from pipelines.results import (
+    NO_TRACK,
+    ClassScores,
+    Decoded,
+    DepthMap,
+    Detections,
+    Region,
+    SegmentationMap,
+    Texts,
+    text_of,
+)
 from pipelines.sinks.events import label_of
+from pipelines.stages.decoders.rotated import corners_of_rotated
+from pipelines.stages.mask_pixels import mask_bits
 from pipelines.vision import cv2
 
 # BGR, told apart on bright and dark images; classes take them in turn.
@@ -20,31 +34,111 @@ COLORS = (
     (110, 110, 240),
     (200, 160, 160),
 )
+_TINTS = np.array(COLORS, np.uint8)
+MIN_POINT_SCORE = 0.3
+COCO_POINTS = 17
+BONES = (  # between points of COCO's 17
+    (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8),
+    (7, 9), (8, 10), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6),
+)  # fmt: skip
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def annotate(
     image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float | None = None
 ) -> Image:
-    """Return a copy of an image, uint8 [H, W, 3] BGR, with boxes, labels and scores."""
+    """Return a copy of an image, uint8 [H, W, 3] BGR, with what was found in it."""
     canvas: Image = np.array(image, order="C")
     if isinstance(decoded, ClassScores):
-        for row, (score, class_id) in enumerate(
-            zip(decoded.scores.tolist(), decoded.class_ids.tolist(), strict=True)
-        ):
-            _tag(canvas, f"{label_of(labels, class_id)} {score:.2f}", 4, 34 + 18 * row, class_id)
+        rows = zip(decoded.scores.tolist(), decoded.class_ids.tolist(), strict=True)
+        _list(canvas, [(f"{label_of(labels, c)} {score:.2f}", c) for score, c in rows])
+    elif isinstance(decoded, Texts):
+        _list(canvas, [(text_of(line, labels), row) for row, line in enumerate(decoded.lines)])
+    elif isinstance(decoded, SegmentationMap):
+        _draw_classes(canvas, decoded, labels)
+    elif isinstance(decoded, DepthMap):
+        _draw_depth(canvas, decoded)
     else:
-        for box, score, class_id in zip(
-            decoded.boxes.tolist(), decoded.scores.tolist(), decoded.class_ids.tolist(), strict=True
-        ):
-            x1, y1, x2, y2 = (round(value) for value in box)
-            cv2.rectangle(canvas, (x1, y1), (x2, y2), _color(class_id), 2)
-            _tag(canvas, f"{label_of(labels, class_id)} {score:.2f}", x1, y1, class_id)
+        _draw_detections(canvas, decoded, labels)
     if latency_ms is not None:
         text = f"{latency_ms:.1f} ms"
         cv2.putText(canvas, text, (4, 14), _FONT, 0.45, (0, 0, 0), 3, cv2.LINE_AA)
         cv2.putText(canvas, text, (4, 14), _FONT, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
     return canvas
+
+
+def _draw_detections(canvas: Image, detections: Detections, labels: Sequence[str]) -> None:
+    class_ids = detections.class_ids.tolist()
+    if detections.masks is not None:
+        for row, class_id in enumerate(class_ids):
+            bits, x, y = mask_bits(detections, row)
+            part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
+            inside = bits[: part.shape[0], : part.shape[1]]
+            part[inside] = (part[inside] + np.array(_color(class_id))) // 2
+    tracks = [NO_TRACK] * len(class_ids)
+    if detections.track_ids is not None:
+        tracks = detections.track_ids.tolist()
+    for row, (box, score, class_id, track) in enumerate(
+        zip(detections.boxes.tolist(), detections.scores.tolist(), class_ids, tracks, strict=True)
+    ):
+        x1, y1, x2, y2 = (round(value) for value in box)
+        if detections.rotated is None:
+            cv2.rectangle(canvas, (x1, y1), (x2, y2), _color(class_id), 2)
+        else:
+            corners = corners_of_rotated(detections.rotated[row : row + 1]).round()
+            cv2.polylines(canvas, [corners[0].astype(np.int32)], True, _color(class_id), 2)
+        name = label_of(labels, class_id) + (f" #{track}" if track != NO_TRACK else "")
+        _tag(canvas, f"{name} {score:.2f}", x1, y1, class_id)
+    if detections.keypoints is not None:
+        _draw_keypoints(canvas, detections.keypoints)
+
+
+def _draw_keypoints(canvas: Image, keypoints: NDArray[np.float32]) -> None:
+    bones = BONES if keypoints.shape[1] == COCO_POINTS else ()
+    for person in keypoints.tolist():
+        points = [(round(x), round(y)) for x, y, _ in person]
+        shown = [score >= MIN_POINT_SCORE for _, _, score in person]
+        for start, end in bones:
+            if shown[start] and shown[end]:
+                cv2.line(canvas, points[start], points[end], COLORS[start % len(COLORS)], 2)
+        for number, point in enumerate(points):
+            if shown[number]:
+                cv2.circle(canvas, point, 3, COLORS[number % len(COLORS)], cv2.FILLED)
+
+
+def _draw_classes(canvas: Image, found: SegmentationMap, labels: Sequence[str]) -> None:
+    """Tint each class with its colour; a first class called background stays as it is."""
+    part, classes = _placed(canvas, found.class_ids.astype(np.uint16), found.region)
+    tinted = (part // 2 + _TINTS[classes % len(COLORS)] // 2).astype(np.uint8)
+    if labels and labels[0].strip("_ ").casefold() == "background":
+        tinted = np.where((classes == 0)[..., None], part, tinted)
+    part[:] = tinted
+
+
+def _draw_depth(canvas: Image, found: DepthMap) -> None:
+    """Show near as bright and far as dark."""
+    low, high = found.depth.min(), found.depth.max()
+    near = (found.depth - low) / max(float(high - low), 1e-12)
+    near = 1.0 - near if found.metric else near
+    part, levels = _placed(canvas, (near * 255.0).astype(np.uint8), found.region)
+    part[:] = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)
+
+
+def _placed(
+    canvas: Image, values: NDArray[Any], region: Region
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Return the part of the image that a map covers, and the map in its pixels."""
+    height, width = canvas.shape[:2]
+    x1, y1 = max(round(region[0]), 0), max(round(region[1]), 0)
+    x2, y2 = min(round(region[2]), width), min(round(region[3]), height)
+    part = canvas[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
+    size = (part.shape[1], part.shape[0])
+    return part, np.asarray(cv2.resize(values, size, interpolation=cv2.INTER_NEAREST))
+
+
+def _list(canvas: Image, lines: Sequence[tuple[str, int]]) -> None:
+    for row, (text, color) in enumerate(lines):
+        _tag(canvas, text, 4, 34 + 18 * row, color)
 
 
 def _color(class_id: int) -> tuple[int, int, int]:

@@ -3,13 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from pipelines.frame import Frame, Stamp
-from pipelines.results import Decoded, Detections
+from pipelines.results import (
+    NO_TRACK,
+    ClassScores,
+    Decoded,
+    DepthMap,
+    Detections,
+    SegmentationMap,
+    Texts,
+    text_of,
+)
 from pipelines.stages.zones import NO_ZONES, ZoneEvent, ZoneFrame
 
 SCHEMA = 1
@@ -32,12 +43,45 @@ class FrameFacts:
 
 
 class Detection(msgspec.Struct, frozen=True):
-    """One object; `box`: x1, y1, x2, y2 in frame pixels, None for a class of the whole frame."""
+    """One object; `box`: x1, y1, x2, y2 in frame pixels, None for a class of the whole frame.
+
+    What the model or pipeline does not give is left out. `keypoints`: x, y, score of each;
+    `rotated`: centre x, centre y, width, height, angle in degrees; `mask`: outlines, each x, y, x,
+    y and so on.
+    """
 
     label: str
     class_id: int
     score: float
     box: tuple[float, float, float, float] | None = None
+    track_id: int | UnsetType = UNSET
+    keypoints: tuple[tuple[float, float, float], ...] | UnsetType = UNSET
+    rotated: tuple[float, float, float, float, float] | UnsetType = UNSET
+    mask: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+
+
+class ClassShare(msgspec.Struct, frozen=True):
+    """A class of a segmentation, and the part of the frame that it has, 0 to 1."""
+
+    label: str
+    class_id: int
+    share: float
+
+
+class DepthRange(msgspec.Struct, frozen=True):
+    """The depth of a frame: in metres if `metric`, else relative, larger is nearer."""
+
+    nearest: float
+    median: float
+    farthest: float
+    metric: bool
+
+
+class TextLine(msgspec.Struct, frozen=True):
+    """A line that was read."""
+
+    text: str
+    score: float
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +90,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     `camera`: the id of the source, where it has one. `latency_ms`: each stage by name, and "total"
     from `t_recv_ns` to `t_result_ns`; `age_ms`: from `t_capture_ns` to it. `predicted`: no engine
     saw the frame, the tracker moved its tracks on. `zones`: objects inside by label; `lines`:
-    crossings so far by direction.
+    crossings so far by direction. `classes`, `depth` and `texts` are there if the model gives a map
+    or reads.
     """
 
     schema: int = SCHEMA
@@ -70,6 +115,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     height: int
     latency_ms: dict[str, float]
     detections: tuple[Detection, ...]
+    classes: tuple[ClassShare, ...] | UnsetType = UNSET
+    depth: DepthRange | UnsetType = UNSET
+    texts: tuple[TextLine, ...] | UnsetType = UNSET
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -109,7 +157,10 @@ def make_event(  # noqa: PLR0917
         width=frame.image.shape[1],
         height=frame.image.shape[0],
         latency_ms={k: round(v, 2) for k, v in (*stages_ms.items(), ("total", total))},
-        detections=_detections(decoded, labels),
+        detections=detection_rows(decoded, labels),
+        classes=_class_shares(decoded, labels) if isinstance(decoded, SegmentationMap) else UNSET,
+        depth=_depth_range(decoded) if isinstance(decoded, DepthMap) else UNSET,
+        texts=_text_lines(decoded, labels) if isinstance(decoded, Texts) else UNSET,
     )
 
 
@@ -130,16 +181,87 @@ def label_of(labels: Sequence[str], class_id: int) -> str:
     return labels[class_id] if class_id < len(labels) else str(class_id)
 
 
-def _detections(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, ...]:
-    # Rounded as float64: a rounded float32 prints as 1234.0999755859375.
-    scores = np.round(decoded.scores.astype(np.float64), 3).tolist()
-    class_ids = decoded.class_ids.tolist()
+def detection_rows(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, ...]:
+    """Return the objects, or the classes of the whole frame."""
+    if isinstance(decoded, ClassScores):
+        rows = zip(decoded.class_ids.tolist(), _rounded(decoded.scores, 3), strict=True)
+        return tuple(Detection(label_of(labels, c), c, s) for c, s in rows)
     if not isinstance(decoded, Detections):
+        return ()
+    class_ids, scores = decoded.class_ids.tolist(), _rounded(decoded.scores, 3)
+    boxes = _rounded(decoded.boxes, 1)
+    if _is_plain(decoded):
         return tuple(
-            Detection(label_of(labels, c), c, s) for c, s in zip(class_ids, scores, strict=True)
+            Detection(label_of(labels, c), c, s, tuple(b))
+            for c, s, b in zip(class_ids, scores, boxes, strict=True)
         )
-    boxes = np.round(decoded.boxes.astype(np.float64), 1).tolist()
+    extras = _extras(decoded)
     return tuple(
-        Detection(label_of(labels, c), c, s, tuple(b))
-        for c, s, b in zip(class_ids, scores, boxes, strict=True)
+        Detection(label_of(labels, c), c, s, tuple(b), *extra)
+        for c, s, b, extra in zip(class_ids, scores, boxes, extras, strict=True)
     )
+
+
+def _is_plain(detections: Detections) -> bool:
+    return (
+        detections.track_ids is None
+        and detections.keypoints is None
+        and detections.masks is None
+        and detections.rotated is None
+    )
+
+
+def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any]]:
+    """Return track, keypoints, rotated box and mask of each detection, UNSET for what is not."""
+    nothing = [UNSET] * len(detections)
+    tracks: list[Any] = nothing
+    if detections.track_ids is not None:
+        tracks = [UNSET if track == NO_TRACK else track for track in detections.track_ids.tolist()]
+    keypoints: list[Any] = nothing
+    if detections.keypoints is not None:
+        points = detections.keypoints.astype(np.float64)
+        points[..., :2], points[..., 2] = points[..., :2].round(1), points[..., 2].round(3)
+        keypoints = [tuple(map(tuple, person)) for person in points.tolist()]
+    rotated: list[Any] = nothing
+    if detections.rotated is not None:
+        values = detections.rotated.astype(np.float64)
+        values[:, 4] = np.degrees(values[:, 4])
+        rotated = list(map(tuple, values.round(1).tolist()))
+    masks: list[Any] = nothing
+    if detections.masks is not None:
+        from pipelines.stages.mask_pixels import mask_polygons
+
+        masks = [
+            tuple(tuple(outline.reshape(-1).tolist()) for outline in mask_polygons(detections, row))
+            for row in range(len(detections))
+        ]
+    return list(zip(tracks, keypoints, rotated, masks, strict=True))
+
+
+def _class_shares(found: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:
+    """Return the classes of a map, largest first; those below 0.1 % are left out."""
+    numbers, counts = np.unique(found.class_ids, return_counts=True)
+    shares = counts / found.class_ids.size
+    order = np.argsort(-shares, kind="stable")
+    order = order[shares[order] >= 0.001]
+    return tuple(
+        ClassShare(label_of(labels, number), number, round(share, 3))
+        for number, share in zip(numbers[order].tolist(), shares[order].tolist(), strict=True)
+    )
+
+
+def _depth_range(found: DepthMap) -> DepthRange:
+    low, median, high = np.percentile(found.depth.astype(np.float64), [2, 50, 98]).tolist()
+    nearest, farthest = (low, high) if found.metric else (high, low)
+    nearest, median, farthest = (float(f"{v:.4g}") for v in (nearest, median, farthest))
+    return DepthRange(nearest, median, farthest, found.metric)
+
+
+def _text_lines(found: Texts, labels: Sequence[str]) -> tuple[TextLine, ...]:
+    rows = zip(found.lines, _rounded(found.scores, 3), strict=True)
+    return tuple(TextLine(text_of(line, labels), score) for line, score in rows)
+
+
+def _rounded(values: NDArray[Any], digits: int) -> Any:  # noqa: ANN401  (nested lists of floats)
+    # Rounded as float64: a rounded float32 prints as 1234.0999755859375.
+    return np.round(values.astype(np.float64), digits).tolist()

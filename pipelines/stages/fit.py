@@ -10,7 +10,8 @@ import msgspec
 from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
-from pipelines.stages.decoder_outputs import check_outputs
+from pipelines.stages.decoder_check import check_outputs
+from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.scene import check_scene
 
 
@@ -38,6 +39,8 @@ def _check_input(
     config: PipelineConfig, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
 ) -> None:
     expected, dtype = config.preprocess.input_shape, config.preprocess.dtype
+    constant = constant_inputs(config.decode, config.preprocess)
+    inputs = [info for info in inputs if info.name not in constant]
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(

@@ -7,7 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from device.update.bundle import write_bundle
-from pipelines.config import LtrbGrid, ModelConfig, PipelineConfig, SourceConfig
+from pipelines.config import ModelConfig, PipelineConfig, SourceConfig
+from pipelines.decode_config import LtrbGrid
 from pipelines.sink_config import MqttSink
 from toolkit.errors import BuildError
 

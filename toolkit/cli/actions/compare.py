@@ -15,7 +15,8 @@ from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
 from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
-from pipelines.config import Classification, ModelConfig, load_labels, load_model
+from pipelines.config import ModelConfig, load_labels, load_model
+from pipelines.decode_config import Classification
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric

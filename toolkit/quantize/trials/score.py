@@ -10,7 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from pipelines.config import Classification, ModelConfig
+from pipelines.config import ModelConfig
+from pipelines.decode_config import Classification
 from pipelines.results import Detections
 from pipelines.stages.accuracy import Accuracy, Truth, mean_average_precision
 from pipelines.stages.decode import decode, view_of

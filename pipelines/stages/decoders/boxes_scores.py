@@ -1,0 +1,56 @@
+"""Boxes beside scores, before suppression: SSD, UltraFace, YOLO-NAS and PP-YOLOE without NMS."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.config import PreprocessConfig
+from pipelines.decode_config import Background, BoxesScores
+from pipelines.results import Detections
+from pipelines.stages.decoders.candidates import (
+    Outputs,
+    choose_columns,
+    choose_rows,
+    corners_of,
+    detections_of,
+    output_of,
+    scale_to_pixels,
+)
+from pipelines.stages.decoders.expected import CLASSES, Expected, Size
+from pipelines.stages.view import View
+
+FOREGROUND: dict[Background, slice] = {
+    "none": slice(None),
+    "first": slice(1, None),
+    "last": slice(None, -1),
+}
+
+
+def boxes_scores_outputs(config: BoxesScores, preprocess: PreprocessConfig) -> tuple[Expected, ...]:
+    """Return the outputs of `boxes_scores`."""
+    classes = Size((CLASSES,), plus=int(config.background != "none"))
+    axes = (1, "anchors", classes) if config.class_axis == 2 else (1, classes, "anchors")
+    return (
+        Expected("boxes", config.boxes, (1, "anchors", 4)),
+        Expected("scores", config.scores, axes),
+    )
+
+
+def decode_boxes_scores(outputs: Outputs, config: BoxesScores, view: View) -> Detections:
+    """Return the boxes of the best anchors."""
+    scores = output_of(outputs, config.scores)[0]
+    limits = config.score_threshold, config.max_detections
+    foreground = FOREGROUND[config.background]
+    if config.class_axis == 1:
+        chosen = choose_columns(scores[foreground], *limits)
+    else:
+        chosen = choose_rows(np.ascontiguousarray(scores[:, foreground]), *limits)
+    boxes: NDArray[np.float32] = output_of(outputs, config.boxes)[0][chosen.cells]
+    boxes = scale_to_pixels(boxes, config.unit, view)
+    return detections_of(
+        boxes if config.format == "corners" else corners_of(boxes),
+        chosen.scores,
+        chosen.class_ids,
+        view,
+        max_detections=config.max_detections,
+        iou_threshold=config.iou_threshold,
+    )[0]
