@@ -6,6 +6,7 @@ import re
 import urllib.error
 import urllib.request
 
+import jsonschema
 import msgspec
 import numpy as np
 import paho.mqtt.client as paho
@@ -24,6 +25,7 @@ from pipelines.sinks.lives import BETTER_SCORE, Lives, ObjectEvent
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
 from pipelines.sinks.table import open_sink
 from pipelines.stages.zones import ZoneFrame
+from scripts import results_schema
 
 PREFIX = "fleet/v1/robot-1"
 START_NS = 1_700_000_000 * 10**9
@@ -315,3 +317,26 @@ def test_hundred_tracked_detections_stay_small():
     boxes = rng.uniform(0, 1920, (100, 4))
     found = tracked(*[(box, 0.87654, 1) for box in boxes], tracks=range(100))
     assert len(result(found).payload) < 10_000
+
+
+# --- the schema of payloads
+
+
+def validate(payload, name):
+    schema = json.loads(results_schema.PATH.read_text())
+    jsonschema.validate(json.loads(payload), {**schema, "$ref": f"#/$defs/{name}"})
+
+
+def test_payloads_are_what_the_published_schema_says():
+    zones = ZoneFrame(inside={"a": {"red": 1}}, crossed={"g": {"in": 1, "out": 0}})
+    validate(result(tracked(RED, tracks=[7]), zones=zones).payload, "Event")
+    (new,) = Lives("", LABELS, 1.0).update(tracked(RED, tracks=[7]), zones, START_NS)
+    validate(msgspec.json.encode(new), "ObjectEvent")
+    validate(msgspec.json.encode(stats()), "Stats")
+    with pytest.raises(jsonschema.ValidationError):
+        validate(b'{"pipeline": 3}', "Event")
+
+
+def test_the_published_schema_is_that_of_the_code():
+    written = results_schema.PATH.read_text()
+    assert written == results_schema.schema(), "run python -m scripts.results_schema --write"

@@ -16,7 +16,7 @@ import configs
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
 from device.protocol import documents
 from device.protocol.messages import Stats
-from device.protocol.topics import Topics
+from device.protocol.topics import PipelineTopics, Topics
 from pipelines import config, sink_config, track_config
 from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
 from pipelines.sinks.lives import ObjectEvent, ObjectState
@@ -51,18 +51,18 @@ TABLES = {
         "lines": track_config.LineConfig,
     },
     "serial.md": {"serial": sink_config.SerialSink},
-    "object_events.md": {
-        "events": ObjectEvent,
-        "object state": ObjectState,
-        "zone event": ZoneEvent,
-    },
-    "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
-    "mqtt.md": {
+    "results.md": {
         "detections": Event,
         "detection": Detection,
         "class share": ClassShare,
         "depth range": DepthRange,
         "text line": TextLine,
+        "zone event": ZoneEvent,
+        "events": ObjectEvent,
+        "object state": ObjectState,
+    },
+    "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
+    "mqtt.md": {
         "stats": Stats,
         "state": documents.StateDocument,
         "reported": documents.Reported,
@@ -135,7 +135,12 @@ def test_a_table_has_every_key_with_its_type_and_default(page: str, heading: str
 
 def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
     shown = {kind for rows in TABLES.values() for kind in rows.values()}
-    for module, base in ((config, config._Value), (documents, documents._Document)):
+    for module, base in (
+        (config, config._Value),
+        (sink_config, sink_config.Value),
+        (track_config, track_config.Value),
+        (documents, documents._Document),
+    ):
         own = {one for one in vars(module).values() if isinstance(one, type)}
         assert {one for one in own if issubclass(one, base) and one is not base} <= shown
 
@@ -156,6 +161,9 @@ def test_the_page_on_mqtt_has_every_topic() -> None:
     topics = Topics("DEVICE")
     names = [name for name, one in vars(Topics).items() if isinstance(one, property)]
     known = {getattr(topics, name) for name in names if name not in ("root", "chunks")}
+    pipeline = PipelineTopics(topics.root)
+    names = [name for name, one in vars(PipelineTopics).items() if isinstance(one, property)]
+    known |= {getattr(pipeline, name) for name in names if name != "root"}
     known.add(topics.chunk("SHA256", "N", "PEER"))
     assert set(re.findall(r"^\| `(fleet/\S+)` \|", text_of("mqtt.md"), re.MULTILINE)) == known
 
