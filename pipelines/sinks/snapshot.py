@@ -138,7 +138,8 @@ def crop(image: Image, box: list[float], margin: float) -> Image:
     top = min(max(0, int(y1 - more_y)), height - 1)
     right = min(width, max(left + 1, round(x2 + more_x)))
     bottom = min(height, max(top + 1, round(y2 + more_y)))
-    return image[top:bottom, left:right].copy()
+    part: Image = image[top:bottom, left:right].copy()
+    return part
 
 
 def _file_name(label: str) -> str:

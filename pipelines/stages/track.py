@@ -205,7 +205,7 @@ def iou_matrix(
     shared *= np.maximum(height, np.float32(0.0), out=height)
     union = (_areas(first) + np.float32(epsilon))[:, None] + _areas(second)
     union -= shared
-    return np.divide(shared, union, out=shared)
+    return np.asarray(shared / union)
 
 
 def _areas(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -249,10 +249,10 @@ def _joined(first: Tracks, second: Tracks) -> Tracks:
 
 
 def _still_needed(tracks: Tracks) -> NDArray[np.bool_]:
-    """Return which tracks stay: not those that were lost before they had a number, and and not lost
-    ones in whose place another is seen."""
+    """Return which tracks stay: not those that were lost before they had a number, and not lost ones in
+    whose place another is seen."""
     lost = tracks.status == LOST
-    keep = ~(lost & (tracks.ids < 0))
+    keep: NDArray[np.bool_] = ~(lost & (tracks.ids < 0))
     lost_rows, seen_rows = np.flatnonzero(lost & keep), np.flatnonzero(~lost)
     if not len(lost_rows) or not len(seen_rows):
         return keep

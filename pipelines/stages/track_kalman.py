@@ -33,7 +33,7 @@ def predict(states: States, seconds: float) -> States:
     """Return the states so much later; their uncertainty grows."""
     steps = seconds / STEP_S
     size = _sizes(states[:, POSITION])
-    later = states.copy()
+    later: States = states.copy()
     later[:, POSITION] += steps * states[:, VELOCITY]
     later[:, VAR_P] += steps * (2.0 * states[:, COV_PV] + steps * states[:, VAR_V])
     later[:, VAR_P] += steps * (POSITION_NOISE * size) ** 2

@@ -113,7 +113,8 @@ class Zones:
         objects = tracked if known.all() else tracked[known]
         ids = [] if objects.track_ids is None else objects.track_ids.tolist()
         keys: list[Key] = list(zip(ids, objects.class_ids.tolist(), strict=True))
-        for place in (*self._zones, *self._lines):
+        places: tuple[_Zone | _Line, ...] = (*self._zones, *self._lines)
+        for place in places:
             points = anchors(objects.boxes, place.config.anchor)
             scale = (width, height) if place.config.units == "relative" else (1.0, 1.0)
             place.update(keys, points, scale, time_s, events)
@@ -305,14 +306,15 @@ def _label(labels: Sequence[str], class_id: int) -> str:
 def check_places(
     zones: Sequence[ZoneConfig], lines: Sequence[LineConfig], labels: Sequence[str]
 ) -> None:
-    names = Counter(place.name for place in (*zones, *lines))
+    places: tuple[ZoneConfig | LineConfig, ...] = (*zones, *lines)
+    names = Counter(place.name for place in places)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise PipelineError(
             f"{names[twice[0]]} [[zones]] and [[lines]] are called {twice[0]!r}: give each its own"
             " name."
         )
-    for place in (*zones, *lines):
+    for place in places:
         unknown = [name for name in place.classes if name not in labels]
         if unknown:
             raise PipelineError(
