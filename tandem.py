@@ -17,7 +17,8 @@ On the host:
     load_plugins    custom operators of a file
 On the board and on the host:
     open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's
-    run_pipeline    camera to detections: the pipeline of a bundle
+    run_pipeline    camera to detections: the pipeline of a bundle; `Pipeline` gives its results
+                     one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from device.session import DeviceArray, Session, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
     from pipelines.results import Detections
-    from pipelines.run import Broker, FrameResult, run_pipeline
+    from pipelines.run import Broker, FrameResult, Pipeline, run_pipeline
     from pipelines.sources.files import read_image
     from pipelines.stages.decode import decode, view_of
     from pipelines.stages.preprocess import preprocess
@@ -97,6 +98,7 @@ _MODULES = {
     "ModelPath": "toolkit.build",
     "Network": "toolkit.network",
     "PaddingMode": "toolkit.network",
+    "Pipeline": "pipelines.run",
     "Plan": "toolkit.build",
     "PlanOptions": "toolkit.build",
     "PoolingType": "toolkit.network",
@@ -144,6 +146,7 @@ __all__ = [
     "ModelPath",
     "Network",
     "PaddingMode",
+    "Pipeline",
     "Plan",
     "PlanOptions",
     "PoolingType",

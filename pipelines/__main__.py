@@ -31,7 +31,7 @@ from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
-from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
+from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _output_files(
 
     A release without files needs no folder: it runs on a full disk too.
     """
-    from pipelines.sinks.files import OutputFiles, release_folder
+    from pipelines.sinks.files import OutputFiles, release_folder, writes_files
 
-    if options.data is None or all(isinstance(sink, MqttSink) for sink in config.sinks):
+    if options.data is None or not writes_files(config):
         return OutputFiles(overwrite=options.overwrite)
     content = hashlib.sha256(engine_sha256.encode())
     for name in (PIPELINE, LABELS):

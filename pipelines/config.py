@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,10 +12,12 @@ from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
 from device.toml_file import decode_toml
 from pipelines.decode_config import DecodeConfig
+from pipelines.load_config import LoadConfig
+from pipelines.sink_config import SinkConfig
+from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.value import Positive
 from pipelines.value import Value as _Value
 
-PositiveFloat = Annotated[float, Meta(gt=0.0)]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
 
 
@@ -49,65 +51,8 @@ class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):
         return self.shape(self.height, self.width)
 
 
-class MqttSink(_Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
-    """Publish each frame's detections on the device's detections topic, at most `max_hz`."""
-
-    max_hz: Annotated[float, Meta(gt=0.0)] = 30.0
-    qos: Literal[0, 1] = 0
-
-
-class JsonlSink(_Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
-    """Append each frame's detections to a file, one JSON object a line."""
-
-    path: str
-
-
-class VideoSink(_Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
-    """Write an annotated video."""
-
-    path: str
-    fps: Annotated[float, Meta(gt=0.0)] = 15.0
-
-
-SinkConfig = Union[MqttSink, JsonlSink, VideoSink]  # noqa: UP007  (read by msgspec on 3.10)
-
-
-class LoadStep(_Value, frozen=True, kw_only=True):
-    """One step of [load]: run every nth frame of a camera, and at most `max_hz` a second."""
-
-    every_nth: Positive = 1
-    max_hz: PositiveFloat | UnsetType = UNSET
-
-
-class LoadConfig(_Value, frozen=True, kw_only=True):
-    """What to do when the board is hot or too slow.
-
-    `hot_c`, `slow_ms` (p95 from frame to result) and `low_clock` (of the GPU, a fraction of its
-    highest): limits, each may be left out. Beyond one for `hold_s` the next of `steps` is taken,
-    and another one not within `settle_s`, as a board cools slowly. Once the temperature is
-    `cool_by_c` below its limit and the others well within theirs for `recover_s`, one step is
-    taken back.
-    """
-
-    hot_c: PositiveFloat | UnsetType = UNSET
-    cool_by_c: PositiveFloat = 8.0
-    slow_ms: PositiveFloat | UnsetType = UNSET
-    low_clock: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    hold_s: Annotated[float, Meta(ge=0.0)] = 5.0
-    settle_s: Annotated[float, Meta(ge=0.0)] = 30.0
-    recover_s: Annotated[float, Meta(ge=0.0)] = 30.0
-    steps: Annotated[tuple[LoadStep, ...], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for limits or steps that could never do anything."""
-        if self.hot_c is UNSET and self.slow_ms is UNSET and self.low_clock is UNSET:
-            raise ValueError("set hot_c, slow_ms or low_clock")
-        if LoadStep() in self.steps:
-            raise ValueError("each of `steps` needs every_nth above 1, or max_hz")
-
-
 class PipelineConfig(_Value, frozen=True, kw_only=True):
-    """pipeline.toml: sources that share one model, any sinks.
+    """pipeline.toml: sources that share one model, what to follow, any sinks.
 
     One source is `source`; several are `sources`, each with an `id`. `batch`: the most frames of
     one inference, by default as many as there are sources and the engine takes.
@@ -120,6 +65,10 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     load: LoadConfig | UnsetType = UNSET
     preprocess: PreprocessConfig
     decode: DecodeConfig
+    roi: RoiConfig | UnsetType = UNSET
+    tracker: TrackerConfig | UnsetType = UNSET
+    zones: tuple[ZoneConfig, ...] = ()
+    lines: tuple[LineConfig, ...] = ()
     sinks: tuple[SinkConfig, ...] = ()
 
     def __post_init__(self) -> None:
@@ -134,6 +83,11 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     def cameras(self) -> tuple[SourceConfig, ...]:
         """All sources."""
         return self.sources if self.source is UNSET else (self.source,)
+
+    @property
+    def lost_s(self) -> float:
+        """After how long an object has gone that was not seen."""
+        return (TrackerConfig() if self.tracker is UNSET else self.tracker).lost_s
 
     def with_source(self, text: str) -> "PipelineConfig":
         """Return the pipeline with another address, written `URI`, or `ID=URI` for one of several.

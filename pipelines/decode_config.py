@@ -91,6 +91,16 @@ class Rows(_Suppressed, frozen=True, kw_only=True, tag="rows"):
     keypoint_values: Literal[2, 3] = 3
 
 
+class ClassRows(_Suppressed, frozen=True, kw_only=True, tag="class_rows"):
+    """`output` [1,N,4+C]: a box, then a probability for each class. `suppress`: the rows still
+    overlap. RT-DETR of Ultralytics to 8.4.0, PP-YOLOE."""
+
+    output: str = "output0"
+    format: Literal["corners", "centre"] = "centre"
+    unit: Unit = "fraction"
+    suppress: bool = False
+
+
 class Yolov5(_Suppressed, frozen=True, kw_only=True, tag="yolov5"):
     """`output` [1,A,5+C]: centre, width and height in pixels, objectness, class probabilities;
     with `masks` [1,M,h,w] also M coefficients. YOLOv5, YOLOv6 and YOLOv7."""
@@ -281,6 +291,7 @@ DecodeConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     UltralyticsPose,
     UltralyticsObb,
     Rows,
+    ClassRows,
     Yolov5,
     Yolox,
     BoxesScores,

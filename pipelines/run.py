@@ -1,10 +1,10 @@
-"""A pipeline as a library: `run_pipeline` runs a bundle in this process."""
+"""A pipeline as a library: `run_pipeline` and `Pipeline` run a bundle in this process."""
 
 import logging
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -14,14 +14,15 @@ from device.engine.manifest import UNCALIBRATED
 from device.protocol.messages import ChildMessage
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE, extract_bundle
-from pipelines.config import MqttSink, PipelineConfig, load_labels, load_pipeline
+from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline as run_frames
+from pipelines.runtime.pipeline import iter_results
+from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult
 
-__all__ = ["Broker", "Event", "FrameResult", "run_pipeline"]
+__all__ = ["Broker", "Event", "FrameResult", "Pipeline", "run_pipeline"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,28 +48,72 @@ def run_pipeline(
 
     Raises TandemError: the bundle is damaged, the engine cannot run here, or the source fails.
     """
-    with ExitStack() as stack:
-        folder = Path(bundle)
-        if not folder.is_dir():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"
-            extract_bundle(Path(bundle), folder)
-        config = _adapt(load_pipeline(folder / PIPELINE), source, with_mqtt=broker is not None)
-        labels = load_labels(folder / LABELS)
-        engine = stack.enter_context(open_engine(folder / ENGINE))
-        if engine.manifest.uncalibrated:
-            _log.warning(UNCALIBRATED)
-        session = stack.enter_context(Session(engine))
-        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
-        return run_frames(
-            config,
-            model,
-            emit=on_message or _discard,
-            stop=stop or threading.Event(),
-            broker=broker,
-            files=OutputFiles(overwrite=overwrite),
-            frames=frames,
-            watch=on_result,
-        )
+    pipeline = Pipeline(bundle, source=source, broker=broker, overwrite=overwrite)
+    count = 0
+    for result in pipeline.results(frames=frames, on_message=on_message, stop=stop):
+        count += 1
+        if on_result is not None:
+            on_result(result)
+    return count
+
+
+class Pipeline:
+    """The pipeline of a bundle, or of its unpacked folder, to be read frame by frame.
+
+        for result in tandem.Pipeline("robot.bundle").results():
+            print(result.event.seq, result.detections.boxes)
+
+    The arguments are those of `run_pipeline`.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        source: str | None = None,
+        broker: Broker | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self._bundle = Path(bundle)
+        self._source = source
+        self._broker = broker
+        self._overwrite = overwrite
+
+    def results(
+        self,
+        *,
+        frames: int | None = None,
+        on_message: Callable[[ChildMessage], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[FrameResult]:
+        """Yield each frame's result once the sinks have it, until the sources end.
+
+        The engine and the sources are open while the iterator is: a loop that is left early closes
+        them when the iterator is closed or forgotten. Raises TandemError as `run_pipeline` does.
+        """
+        with ExitStack() as stack:
+            folder = self._bundle
+            if not folder.is_dir():
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"
+                extract_bundle(self._bundle, folder)
+            config = load_pipeline(folder / PIPELINE)
+            config = _adapt(config, self._source, with_mqtt=self._broker is not None)
+            labels = load_labels(folder / LABELS)
+            engine = stack.enter_context(open_engine(folder / ENGINE))
+            if engine.manifest.uncalibrated:
+                _log.warning(UNCALIBRATED)
+            session = stack.enter_context(Session(engine))
+            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+            results = iter_results(
+                config,
+                model,
+                emit=on_message or _discard,
+                stop=stop or threading.Event(),
+                broker=self._broker,
+                files=OutputFiles(overwrite=self._overwrite),
+                frames=frames,
+            )
+            yield from stack.enter_context(closing(results))
 
 
 def _adapt(config: PipelineConfig, uri: str | None, *, with_mqtt: bool) -> PipelineConfig:

@@ -13,6 +13,7 @@ from pipelines.config import load_model as load_model
 from pipelines.results import Detections as Detections
 from pipelines.run import Broker as Broker
 from pipelines.run import FrameResult as FrameResult
+from pipelines.run import Pipeline as Pipeline
 from pipelines.run import run_pipeline as run_pipeline
 from pipelines.sources.files import read_image as read_image
 from pipelines.stages.decode import decode as decode

@@ -41,8 +41,6 @@ def _default(field: Any) -> str:
         return "none"
     if isinstance(field.default, msgspec.Struct):
         return "its defaults"
-    if field.default is msgspec.UNSET:
-        return "left out"
     value = field.default
     return f"`{msgspec.json.encode(value).decode()}`" if value != () else "empty"
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 from engine_fixtures import single_network, write_network
@@ -17,9 +18,11 @@ from device.errors import TandemError
 from device.profile import PROFILES, find_jetpack, load_jetpacks, load_profile
 from device.runtime.session import open_session
 from pipelines.config import SourceConfig, load_pipeline
+from pipelines.sinks.table import SINKS
 from pipelines.sources.table import SOURCES
 from pipelines.sources.take import read_frames
 from pipelines.sources.uri import parse_camera
+from pipelines.stages.decoders.table import ROWS
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import COMMANDS, tandem
 from toolkit.engine.target import choose_target
@@ -109,9 +112,13 @@ CASES: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
     "decoder": (
         lambda folder: wrong_key(folder, decoder="clasification"),
         "classification",
-        {"classification", "ltrb_grid"},
+        {row.kind for row in ROWS},
     ),
-    "sink": (lambda folder: wrong_key(folder, sink="vidio"), "video", {"video", "jsonl", "mqtt"}),
+    "sink": (
+        lambda folder: wrong_key(folder, sink="vidio"),
+        "video",
+        {msgspec.inspect.type_info(kind).tag for kind in SINKS},
+    ),
     "frames": (
         lambda folder: wrong_key(folder, frames="evry"),
         "every",

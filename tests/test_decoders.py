@@ -9,6 +9,7 @@ from pipelines.decode_config import (
     BoxesScores,
     BoxScoreRows,
     Centernet,
+    ClassRows,
     Depth,
     DetectnetV2,
     Detr,
@@ -216,6 +217,16 @@ def test_rows_of_any_order(rng, order, suppressed):
     found = decode({"o": rows if order == "yolov7" else rows[None]}, config, view())
     iou = 0.5 if suppressed else None
     agree(found, ref.placed(row_items(corners, scores, classes), view(), iou))
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+def test_rows_with_all_classes(rng, suppressed):
+    boxes, scores = centres(rng, 40), probabilities(rng, 40, 5)
+    rows = np.concatenate([boxes / ([WIDTH, HEIGHT] * 2), scores], axis=1).astype(np.float32)
+    found = decode({"output0": rows[None]}, ClassRows(suppress=suppressed), view())
+    head = np.concatenate([boxes, scores], axis=1).T
+    iou = 0.5 if suppressed else None
+    agree(found, ref.placed(ref.ultralytics(head, 0.25), view(), iou))
 
 
 def test_no_rows_at_all_are_no_detections():
@@ -442,7 +453,7 @@ def test_segmentation_takes_the_best_class_of_what_the_frame_covers(rng, layout)
         [max(range(5), key=lambda c: logits[c, row, column]) for column in range(4, 12)]
         for row in range(8)
     ]
-    assert found.region == (0.0, 0.0, 60.0, 60.0)
+    assert found.region == pytest.approx((0, 0, 60, 60), abs=1e-3)
 
 
 def test_segmentation_enlarges_logits_before_it_chooses():

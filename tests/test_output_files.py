@@ -17,7 +17,7 @@ from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 from device.errors import BundleError, PipelineError
 from device.protocol.messages import Failure, decode_message
 from device.update.bundle import extract_bundle
-from pipelines.config import JsonlSink, SinkConfig, VideoSink
+from pipelines.sink_config import JsonlSink, SinkConfig, VideoSink
 from pipelines.sinks.files import OutputFiles, check_below_folder, folder_bytes, release_folder
 from pipelines.sinks.table import SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter

@@ -43,11 +43,11 @@ from device.protocol.messages import (
 )
 from device.runtime.session import Session
 from device.update.bundle import write_bundle
-from pipelines.config import JsonlSink
 from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.sink_config import JsonlSink
 from pipelines.stages.fit import check_fit
 from toolkit.cli.commands.run import run as run_command
 from toolkit.engine.build import BuildOptions, build_engine

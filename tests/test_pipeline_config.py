@@ -8,8 +8,9 @@ import pytest
 
 import configs
 from device.errors import ConfigError, SourceError
-from pipelines.config import MqttSink, load_labels, load_model, load_pipeline
+from pipelines.config import load_labels, load_model, load_pipeline
 from pipelines.decode_config import LtrbGrid
+from pipelines.sink_config import MqttSink
 from pipelines.sources.uri import Camera, parse_camera, redact, scheme_of
 
 GOOD = """

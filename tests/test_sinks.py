@@ -27,8 +27,8 @@ from video_fixtures import (
 )
 
 from device.errors import PipelineError
-from pipelines.config import JsonlSink, MqttSink, VideoSink
 from pipelines.results import ClassScores, Detections
+from pipelines.sink_config import JsonlSink, MqttSink, VideoSink
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.files import OutputFiles

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from doc_tables import rows_in, rows_of, sections
@@ -16,9 +17,12 @@ import configs
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
 from device.protocol import documents
 from device.protocol.messages import Stats
-from device.protocol.topics import Topics
-from pipelines import config
+from device.protocol.topics import PipelineTopics, Topics
+from pipelines import config, load_config, sink_config, track_config
 from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
+from pipelines.sinks.lives import ObjectEvent, ObjectState
+from pipelines.stages.decoders.table import ROWS
+from pipelines.stages.zones import ZoneEvent
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
 from toolkit.partition.costs.constants import load_costs
@@ -26,26 +30,41 @@ from toolkit.partition.costs.constants import load_costs
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 1500
-# Not read from end to end: references that are written by scripts, and the log of experiments.
-LONG_PAGES = {"RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
+# Not read from end to end: references, and the log of experiments.
+LONG_PAGES = {"decoder_keys.md", "RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
     "pipelines.md": {
         "pipeline.toml": config.PipelineConfig,
         "preprocess": config.PreprocessConfig,
-        "mqtt": config.MqttSink,
-        "jsonl": config.JsonlSink,
-        "video": config.VideoSink,
+        "mqtt": sink_config.MqttSink,
+        "jsonl": sink_config.JsonlSink,
+        "video": sink_config.VideoSink,
+        "snapshot": sink_config.SnapshotSink,
+        "prometheus": sink_config.PrometheusSink,
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
-    "load.md": {"load": config.LoadConfig, "steps": config.LoadStep},
-    "mqtt.md": {
+    "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
+    "tracking.md": {
+        "roi": track_config.RoiConfig,
+        "tracker": track_config.TrackerConfig,
+        "zones": track_config.ZoneConfig,
+        "lines": track_config.LineConfig,
+    },
+    "serial.md": {"serial": sink_config.SerialSink},
+    "results.md": {
         "detections": Event,
         "detection": Detection,
         "class share": ClassShare,
         "depth range": DepthRange,
         "text line": TextLine,
+        "zone event": ZoneEvent,
+        "events": ObjectEvent,
+        "object state": ObjectState,
+    },
+    "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
+    "mqtt.md": {
         "stats": Stats,
         "state": documents.StateDocument,
         "reported": documents.Reported,
@@ -67,12 +86,17 @@ TABLES = {
 }
 TITLES = {
     config.SourceConfig: "table `source`",
-    config.LoadConfig: "table `load`",
-    config.LoadStep: "table `steps`",
+    load_config.LoadConfig: "table `load`",
+    load_config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
-    config.MqttSink: "sink `mqtt`",
-    config.JsonlSink: "sink `jsonl`",
-    config.VideoSink: "sink `video`",
+    **{type(row.example): "a decoder" for row in ROWS},
+    track_config.RoiConfig: "table `roi`",
+    track_config.TrackerConfig: "table `tracker`",
+    track_config.ZoneConfig: "table `zones`",
+    track_config.LineConfig: "table `lines`",
+    **dict.fromkeys(get_args(sink_config.SinkConfig), "a sink"),
+    ZoneEvent: "zone event",
+    ObjectState: "object state",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
     PipelineTable: "table `pipeline`",
@@ -115,9 +139,19 @@ def test_a_table_has_every_key_with_its_type_and_default(page: str, heading: str
 
 def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
     shown = {kind for rows in TABLES.values() for kind in rows.values()}
-    for module, base in ((config, config._Value), (documents, documents._Document)):
+    for module, base in (
+        (config, config._Value),
+        (sink_config, sink_config.Value),
+        (track_config, track_config.Value),
+        (documents, documents._Document),
+    ):
         own = {one for one in vars(module).values() if isinstance(one, type)}
         assert {one for one in own if issubclass(one, base) and one is not base} <= shown
+
+
+def test_every_decoder_is_in_the_table_of_families() -> None:
+    families = text_of("decoders.md")
+    assert [row.kind for row in ROWS if f"`{row.kind}`" not in families] == []
 
 
 def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:
@@ -131,6 +165,9 @@ def test_the_page_on_mqtt_has_every_topic() -> None:
     topics = Topics("DEVICE")
     names = [name for name, one in vars(Topics).items() if isinstance(one, property)]
     known = {getattr(topics, name) for name in names if name not in ("root", "chunks")}
+    pipeline = PipelineTopics(topics.root)
+    names = [name for name, one in vars(PipelineTopics).items() if isinstance(one, property)]
+    known |= {getattr(pipeline, name) for name in names if name != "root"}
     known.add(topics.chunk("SHA256", "N", "PEER"))
     assert set(re.findall(r"^\| `(fleet/\S+)` \|", text_of("mqtt.md"), re.MULTILINE)) == known
 

@@ -11,10 +11,11 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
-EXTRAS = ("camera", "portable", "host", "torch", "tensorflow", "gpu-build", "cuda")
+EXTRAS = ("camera", "portable", "host", "serial", "torch", "tensorflow", "gpu-build", "cuda")
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",
+    "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",
 }

@@ -29,9 +29,9 @@ from device.agent.health import PipelineHealth
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
-from pipelines.config import JsonlSink
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.sink_config import JsonlSink
 from pipelines.sources.live import BACKOFF_LAST_S
 
 

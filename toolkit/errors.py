@@ -45,6 +45,10 @@ class NotComparedError(TandemError):
     exit_status = 2
 
 
+class GuessError(TandemError):
+    """It cannot be said how a model is fed and read."""
+
+
 class SurgeonError(TandemError):
     """A model cannot be cut or reduced as asked."""
 

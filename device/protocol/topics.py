@@ -8,6 +8,11 @@ fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk ha
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
+fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
+fleet/v1/{device}/events            new, update and end of tracked objects
+fleet/v1/{device}/detect/set|state, threshold/set|state   what may be changed while it runs
+
+Of several cameras each has detections, events, detect and threshold below its id.
 """
 
 from dataclasses import dataclass
@@ -68,3 +73,57 @@ class Topics:
     def chunk(self, sha256: str, part: int | str, peer: str) -> str:
         """The topic of one chunk of a blob from a server; part is its number or "index"."""
         return f"{self.root}/blob/{sha256}/{part}/{peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTopics:
+    """The topics of one camera of a pipeline. `prefix`: that of the device, `camera`: the id of the
+    source, empty where there is only one."""
+
+    prefix: str
+    camera: str = ""
+
+    @property
+    def root(self) -> str:
+        """The prefix of the camera's topics."""
+        return f"{self.prefix}/{self.camera}" if self.camera else self.prefix
+
+    @property
+    def status(self) -> str:
+        """Whether the pipeline publishes: online, stopped or offline; one for all cameras."""
+        return f"{self.prefix}/status"
+
+    @property
+    def detections(self) -> str:
+        """What each frame shows."""
+        return f"{self.root}/detections"
+
+    @property
+    def events(self) -> str:
+        """The lives of objects: new, update, end."""
+        return f"{self.root}/events"
+
+    @property
+    def stats(self) -> str:
+        """Figures; one for all cameras."""
+        return f"{self.prefix}/stats"
+
+    @property
+    def detect_set(self) -> str:
+        """Asks to begin or stop detection: ON or OFF."""
+        return f"{self.root}/detect/set"
+
+    @property
+    def detect_state(self) -> str:
+        """Whether detection runs: ON or OFF."""
+        return f"{self.root}/detect/state"
+
+    @property
+    def threshold_set(self) -> str:
+        """Asks for a least score, 0 to 1."""
+        return f"{self.root}/threshold/set"
+
+    @property
+    def threshold_state(self) -> str:
+        """The least score, 0 to 1."""
+        return f"{self.root}/threshold/state"

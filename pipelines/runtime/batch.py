@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,13 +13,18 @@ from device.engine.manifest import DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
+from pipelines.results import Decoded
 from pipelines.runtime.metrics import Metrics
-from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.controls import Controls
+from pipelines.sinks.events import FrameFacts, encode_event, make_event
 from pipelines.sinks.table import FrameResult, Sink
+from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
 from pipelines.stages.decode import decode, view_of
+from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.scene import Scene
 from pipelines.stages.view import Geometry
 
 
@@ -77,10 +82,24 @@ def batch_sizes(session: Inference) -> DimRange:
     return next((dim for dim in session.dims if dim.name == first), one)
 
 
+@dataclass(frozen=True, slots=True)
+class _Crop:
+    """What the network sees of a frame: its row of the batch, where it lies there, its shape
+    [H, W, 3], and the frame's pixel (x, y) at its upper left corner."""
+
+    row: int
+    geometry: Geometry
+    shape: tuple[int, ...]
+    x: int
+    y: int
+
+
 class BatchRunner:
     """The stages of up to `room` frames, timed."""
 
-    def __init__(self, config: PipelineConfig, model: Model) -> None:
+    def __init__(
+        self, config: PipelineConfig, model: Model, controls: Controls | None = None
+    ) -> None:
         session = model.session
         sizes = batch_sizes(session)
         most = len(config.cameras) if config.batch is UNSET else config.batch
@@ -91,9 +110,17 @@ class BatchRunner:
         self._sizes = sizes
         self._config = config
         self._model = model
-        self._input = session.inputs[0].name
+        constants = constant_inputs(config.decode, config.preprocess)
+        self._input = next(i.name for i in session.inputs if i.name not in constants)
         shape = (self._size_for(self.room), *config.preprocess.input_shape[1:])
         self._blob = np.zeros(shape, config.preprocess.dtype)
+        self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
+        self._sources: Mapping[str, Source] = {}
+        self._controls = controls or Controls()
+        self._processors = tuple(dict.fromkeys(report.processor for report in session.reports))
+        self._feeds = {
+            name: np.repeat(value, len(self._blob), axis=0) for name, value in constants.items()
+        }
         self._preprocessors = [
             Preprocessor(config.preprocess, self._blob[i : i + 1]) for i in range(self.room)
         ]
@@ -101,47 +128,102 @@ class BatchRunner:
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
         begin_s = time.monotonic()
-        self._model.session.infer({self._input: self._blob})
+        self._model.session.infer(self._filled(len(self._blob)))
         self.warm_up_s = time.monotonic() - begin_s
+
+    def watch_drops(self, sources: Sequence[Source]) -> None:
+        """Let results say what each of the sources dropped, in the order of the pipeline's."""
+        cameras = (camera.id for camera in self._config.cameras)
+        self._sources = dict(zip(cameras, sources, strict=True))
 
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
         begin_ns = time.monotonic_ns()
-        geometries = [self._preprocessors[i].run(frame.image)[1] for i, frame in enumerate(batch)]
+        crops: dict[int, _Crop] = {}
+        for i, frame in enumerate(batch):
+            scene = self._scene_of(frame)
+            if scene.is_due():
+                image, x, y = scene.crop(frame.image)
+                geometry = self._preprocessors[len(crops)].run(image)[1]
+                crops[i] = _Crop(len(crops), geometry, image.shape, x, y)
         ready_ns = time.monotonic_ns()
-        outputs = self._model.session.infer({self._input: self._blob[: self._size_for(len(batch))]})
+        outputs: Outputs = {}
+        if crops:
+            outputs = self._model.session.infer(self._filled(self._size_for(len(crops))))
         inferred_ns = time.monotonic_ns()
         times = {"preprocess": (ready_ns - begin_ns) / 1e6, "infer": (inferred_ns - ready_ns) / 1e6}
-        for i, (frame, geometry) in enumerate(zip(batch, geometries, strict=True)):
+        for i, frame in enumerate(batch):
             wait = {"wait": (begin_ns - frame.t_recv.mono_ns) / 1e6}
-            own = {name: output[i : i + 1] for name, output in outputs.items()}
+            crop = crops.get(i)
+            if crop is None:
+                yield self._fill_in(frame, wait, sinks)
+                continue
+            rows = slice(crop.row, crop.row + 1)
+            own = {name: output[rows] for name, output in outputs.items()}
             only = outputs if len(self._blob) == 1 else own
-            yield self._finish(frame, geometry, only, {**wait, **times}, sinks)
+            facts = FrameFacts((ready_ns, inferred_ns))
+            yield self._finish(frame, crop, only, {**wait, **times}, facts, sinks)
         self.pace.ran((time.monotonic_ns() - begin_ns) / 1e9)
 
-    def _finish(
+    def _finish(  # noqa: PLR0917
         self,
         frame: Frame,
-        geometry: Geometry,
+        crop: "_Crop",
         outputs: Outputs,
         times_ms: dict[str, float],
+        facts: FrameFacts,
         sinks: Sequence[Sink],
     ) -> FrameResult:
         """Decode one frame's outputs and give the result to the sinks."""
-        config = self._config
         begin_ns = time.monotonic_ns()
-        view = view_of(geometry, frame.image.shape, config.preprocess)
-        decoded = decode(outputs, config.decode, view)
+        view = view_of(crop.geometry, crop.shape, self._config.preprocess)
+        decoded = decode(outputs, self._config.decode, view)
         decoded_ns = time.monotonic_ns()
         times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
-        event = make_event(config.name, frame, decoded, self._model.labels, times_ms)
-        result = FrameResult(frame, decoded, event, encode_event(event))
+        decoded = self._controls.filtered(decoded, frame.camera)
+        decoded, zones = self._scene_of(frame).follow(decoded, frame, crop.x, crop.y)
+        if self._config.tracker is not UNSET:
+            times_ms["track"] = (time.monotonic_ns() - decoded_ns) / 1e6
+        return self._give(frame, decoded, times_ms, replace(facts, zones=zones), sinks)
+
+    def _fill_in(
+        self, frame: Frame, times_ms: dict[str, float], sinks: Sequence[Sink]
+    ) -> FrameResult:
+        """Give out where the tracks are in a frame that the engine does not see."""
+        begin_ns = time.monotonic_ns()
+        decoded, zones = self._scene_of(frame).predict(frame)
+        times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
+        return self._give(frame, decoded, times_ms, FrameFacts(predicted=True, zones=zones), sinks)
+
+    def _give(
+        self,
+        frame: Frame,
+        decoded: Decoded,
+        times_ms: dict[str, float],
+        facts: FrameFacts,
+        sinks: Sequence[Sink],
+    ) -> FrameResult:
+        begin_ns = time.monotonic_ns()
+        source = self._sources.get(frame.camera)
+        dropped = {} if source is None else source.dropped
+        used = () if facts.predicted else self._processors
+        facts = replace(facts, processors=used, dropped=dropped)
+        event = make_event(self._config.name, frame, decoded, self._model.labels, times_ms, facts)
+        result = FrameResult(frame, decoded, event, encode_event(event), facts.zones)
         for sink in sinks:
             sink.write(result)
         done_ns = time.monotonic_ns()
-        times_ms["sinks"] = (done_ns - decoded_ns) / 1e6
+        times_ms["sinks"] = (done_ns - begin_ns) / 1e6
         self.metrics.add(times_ms, (done_ns - frame.t_recv.mono_ns) / 1e6)
         return result
+
+    def _filled(self, size: int) -> dict[str, NDArray[Any]]:
+        """Return all inputs of a batch of that size."""
+        constants = {name: value[:size] for name, value in self._feeds.items()}
+        return {self._input: self._blob[:size], **constants}
+
+    def _scene_of(self, frame: Frame) -> Scene:
+        return self._scenes[frame.camera]
 
     def _size_for(self, count: int) -> int:
         """Return the batch that the engine takes for so many frames: the rest of it is padding."""

@@ -7,7 +7,7 @@ and no frame is older than one inference and one frame period when its turn come
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -20,8 +20,16 @@ from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.heart import Heart
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
+from pipelines.sinks.controls import Controls
 from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
+from pipelines.sinks.table import (
+    Broker,
+    FrameResult,
+    Sink,
+    SinkContext,
+    StatsSink,
+    open_sink,
+)
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.take import batches_of
@@ -45,39 +53,80 @@ def run_pipeline(
     frames: int | None = None,
     watch: Callable[[FrameResult], None] | None = None,
 ) -> int:
-    """Run until the source ends, `stop` is set or `frames` frames are done; return their count.
+    """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
+    count = 0
+    for result in iter_results(
+        config,
+        model,
+        emit=emit,
+        stop=stop,
+        broker=broker,
+        files=files,
+        patient=patient,
+        frames=frames,
+    ):
+        count += 1
+        if watch is not None:
+            watch(result)
+    return count
 
+
+def iter_results(
+    config: PipelineConfig,
+    model: Model,
+    *,
+    emit: Callable[[ChildMessage], None],
+    stop: threading.Event,
+    broker: Broker | None = None,
+    files: OutputFiles | None = None,
+    patient: bool = False,
+    frames: int | None = None,
+) -> Generator[FrameResult, None, None]:
+    """Yield each result until the source ends, `stop` is set or `frames` frames are done.
+
+    The pipeline starts with the first result that is asked for; closing the iterator ends it.
     `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
-    thread) and at the end. `watch` sees every result. `files`: where sinks may write. `patient`: a
-    camera that is away at the start is waited for. Raises TandemError where the pipeline cannot go
-    on.
+    thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
+    away at the start is waited for. Raises TandemError where the pipeline cannot go on.
     """
     check_fit(config, model.session.inputs, model.session.outputs, model.labels)
     warning = check_preprocessing(config, model.preprocessing)
     if warning is not None:
         _LOG.warning(warning)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
-    runner = BatchRunner(config, model)
+    controls = Controls()
+    runner = BatchRunner(config, model, controls)
     runner.warm_up()
     with ExitStack() as stack:
-        context = SinkContext(model.labels, broker, files or OutputFiles())
+        context = SinkContext(
+            labels=model.labels,
+            broker=broker,
+            files=files or OutputFiles(),
+            controls=controls,
+            cameras=tuple(camera.id for camera in config.cameras),
+            lost_s=config.lost_s,
+        )
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
         control = None if config.load is UNSET else LoadControl(config.load)
         heart = Heart(emit, control)
         waiting = Waiting(stop, heart.tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
+        runner.watch_drops(sources)
         emit(_ready(config, model, runner.warm_up_s))
         heart.watch(sources, sinks)
-        droppers: list[Dropper] = [*sources, *sinks, *([control] if control else ())]
-        reporter = _Reporter(runner.metrics, droppers, emit)
+        droppers: list[Dropper] = [*sources, controls, *([control] if control else ())]
+        reporter = _Reporter(runner.metrics, droppers, sinks, emit)
+        stack.callback(reporter.close)
         admits = control.admits if control else _admit
         batches = batches_of(sources, waiting, runner.room, runner.pace, admits)
-        try:
-            return _run_batches(
-                batches, runner, sinks, emit=emit, heart=heart, frames=frames, watch=watch
-            )
-        finally:
-            reporter.close()
+        first = True
+        for result in _results_of(batches, runner, sinks, controls, frames):
+            latency_ms = result.event.latency_ms["total"]
+            if first:
+                emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
+                first = False
+            heart.frame_done(latency_ms)
+            yield result
 
 
 def _admit(frame: Frame) -> bool:
@@ -98,29 +147,23 @@ def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
     )
 
 
-def _run_batches(
+def _results_of(
     batches: Iterator[list[Frame]],
-    runner: "BatchRunner",
+    runner: BatchRunner,
     sinks: Sequence[Sink],
-    *,
-    emit: Callable[[ChildMessage], None],
-    heart: Heart,
+    controls: Controls,
     frames: int | None,
-    watch: Callable[[FrameResult], None] | None,
-) -> int:
+) -> Iterator[FrameResult]:
+    """Yield the results of frames that are looked at, at most `frames` of them."""
     count = 0
     for batch in batches:
-        for result in runner.run(batch[: None if frames is None else frames - count], sinks):
-            count += 1
-            latency_ms = result.event.latency_ms["total"]
-            if count == 1:
-                emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
-            heart.frame_done(latency_ms)
-            if watch is not None:
-                watch(result)
+        due = [frame for frame in batch if controls.admits(frame.camera)]
+        if due:
+            for result in runner.run(due[: None if frames is None else frames - count], sinks):
+                count += 1
+                yield result
         if frames is not None and count >= frames:
-            break
-    return count
+            return
 
 
 class Dropper(Protocol):
@@ -137,10 +180,12 @@ class _Reporter:
         self,
         metrics: Metrics,
         droppers: Sequence[Dropper],
+        sinks: Sequence[Sink],
         emit: Callable[[ChildMessage], None],
     ) -> None:
         self._metrics = metrics
-        self._droppers = droppers
+        self._droppers: tuple[Dropper, ...] = (*droppers, *sinks)
+        self._takers = [sink for sink in sinks if isinstance(sink, StatsSink)]
         self._emit = emit
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._report, name="stats", daemon=True)
@@ -154,7 +199,10 @@ class _Reporter:
 
     def _report(self) -> None:
         while not self._done.wait(STATS_S):
-            self._emit(self._stats())
+            stats = self._stats()
+            self._emit(stats)
+            for sink in self._takers:
+                sink.take_stats(stats)
 
     def _stats(self) -> Stats:
         dropped: Counter[str] = Counter()

@@ -1,6 +1,7 @@
 """What one frame showed, as JSON for MQTT and files: 25 us for 100 detections."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,8 +21,25 @@ from pipelines.results import (
     Texts,
     text_of,
 )
+from pipelines.stages.zones import NO_ZONES, ZoneEvent, ZoneFrame
 
 SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """What the run knows of a frame beside its results.
+
+    `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`:
+    there was none, the tracker filled the frame in; `processors`: those of the engine's segments;
+    `dropped`: frames of this source that were lost so far, by cause.
+    """
+
+    infer_ns: tuple[int, int] | None = None
+    processors: tuple[str, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    predicted: bool = False
+    zones: ZoneFrame = NO_ZONES
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -70,8 +88,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. Times are nanoseconds since 1970; `time` is `t_capture_ns` in ISO 8601 (UTC).
 
     `camera`: the id of the source, where it has one. `latency_ms`: each stage by name, and "total"
-    from `t_recv_ns` to `t_result_ns`. `classes`, `depth` and `texts` are there if the model gives
-    a map or reads.
+    from `t_recv_ns` to `t_result_ns`; `age_ms`: from `t_capture_ns` to it. `predicted`: no engine
+    saw the frame, the tracker moved its tracks on. `zones`: objects inside by label; `lines`:
+    crossings so far by direction. `classes`, `depth` and `texts` are there if the model gives a map
+    or reads.
     """
 
     schema: int = SCHEMA
@@ -81,7 +101,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     t_capture_ns: int
     t_recv_ns: int
+    t_infer_begin_ns: int | UnsetType = UNSET
+    t_infer_end_ns: int | UnsetType = UNSET
     t_result_ns: int
+    age_ms: float
+    predicted: bool | UnsetType = UNSET
+    processors: tuple[str, ...] = ()
+    dropped: dict[str, int] = {}
+    zones: dict[str, dict[str, int]] | UnsetType = UNSET
+    lines: dict[str, dict[str, int]] | UnsetType = UNSET
+    zone_events: tuple[ZoneEvent, ...] | UnsetType = UNSET
     width: int
     height: int
     latency_ms: dict[str, float]
@@ -94,14 +123,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 _ENCODER = msgspec.json.Encoder()
 
 
-def make_event(
+def make_event(  # noqa: PLR0917
     pipeline: str,
     frame: Frame,
     decoded: Decoded,
     labels: Sequence[str],
     stages_ms: Mapping[str, float],
+    facts: FrameFacts | None = None,
 ) -> Event:
     """Return the event of a frame; its `t_result_ns` is now."""
+    facts = facts or FrameFacts()
+    zones = facts.zones
     result = Stamp.now()
     total = (result.mono_ns - frame.t_recv.mono_ns) / 1e6
     taken = datetime.fromtimestamp(frame.t_capture.wall_ns / 1e9, timezone.utc)
@@ -112,7 +144,16 @@ def make_event(
         time=taken.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         t_capture_ns=frame.t_capture.wall_ns,
         t_recv_ns=frame.t_recv.wall_ns,
+        t_infer_begin_ns=_wall_ns(frame, facts.infer_ns, 0),
+        t_infer_end_ns=_wall_ns(frame, facts.infer_ns, 1),
         t_result_ns=result.wall_ns,
+        age_ms=round((result.mono_ns - frame.t_capture.mono_ns) / 1e6, 2),
+        predicted=facts.predicted or UNSET,
+        processors=facts.processors,
+        dropped=dict(facts.dropped),
+        zones={name: dict(inside) for name, inside in zones.inside.items()} or UNSET,
+        lines={name: dict(crossed) for name, crossed in zones.crossed.items()} or UNSET,
+        zone_events=zones.events or UNSET,
         width=frame.image.shape[1],
         height=frame.image.shape[0],
         latency_ms={k: round(v, 2) for k, v in (*stages_ms.items(), ("total", total))},
@@ -121,6 +162,13 @@ def make_event(
         depth=_depth_range(decoded) if isinstance(decoded, DepthMap) else UNSET,
         texts=_text_lines(decoded, labels) if isinstance(decoded, Texts) else UNSET,
     )
+
+
+def _wall_ns(frame: Frame, times_ns: tuple[int, int] | None, which: int) -> int | UnsetType:
+    """Return a time of the run on the clock of the frame's own times."""
+    if times_ns is None:
+        return UNSET
+    return frame.t_recv.wall_ns + times_ns[which] - frame.t_recv.mono_ns
 
 
 def encode_event(event: Event) -> bytes:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path, PurePosixPath
 
 from device.errors import PipelineError
-from pipelines.config import JsonlSink, PipelineConfig, VideoSink
+from pipelines.config import PipelineConfig
+from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink, VideoSink
 
 KEPT_RELEASES = 2  # as many as there are slots
 COUNT_S = 1.0  # between two looks at how much is used
@@ -141,6 +142,19 @@ def check_release(config: PipelineConfig) -> None:
             check_below_folder(sink.path, "jsonl")
         elif isinstance(sink, VideoSink):
             check_below_folder(sink.path, "video")
+        elif isinstance(sink, SnapshotSink):
+            check_below_folder(sink.path, "snapshot")
+        elif isinstance(sink, SerialSink) and not sink.port.startswith("/dev/"):
+            raise PipelineError(
+                f"the serial sink of a release cannot write {sink.port!r}: name a port of the board"
+                " below /dev, such as '/dev/ttyTHS1'."
+            )
+
+
+def writes_files(config: PipelineConfig) -> bool:
+    """Return whether a sink of the pipeline writes files."""
+    kinds = (JsonlSink, VideoSink, SnapshotSink)
+    return any(isinstance(sink, kinds) for sink in config.sinks)
 
 
 def release_folder(root: Path, release: str) -> Path:

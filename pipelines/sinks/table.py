@@ -1,4 +1,4 @@
-"""Where results go: MQTT, a JSON-lines file, an annotated video.
+"""Where results go: the table of sinks, with a JSON-lines file and an annotated video.
 
 A sink that cannot start is an error at start. One that fails later drops frames, counts them by
 cause and says so once in the log; the pipeline goes on.
@@ -7,69 +7,42 @@ cause and says so once in the log; the pipeline goes on.
 import errno
 import logging
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from device.errors import PipelineError
-from device.protocol.mqtt import LinkSettings
-from pipelines.config import JsonlSink, MqttSink, SinkConfig, VideoSink
-from pipelines.frame import Frame
-from pipelines.results import Decoded
-from pipelines.sinks.events import Event
-from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.mqtt import MqttPublisher
+from pipelines.sink_config import (
+    JsonlSink,
+    MqttSink,
+    PrometheusSink,
+    SerialSink,
+    SinkConfig,
+    SnapshotSink,
+    VideoSink,
+)
+from pipelines.sinks.mqtt_out import MqttOut
+from pipelines.sinks.prometheus import PrometheusOut
+from pipelines.sinks.rate import RateLimit
+from pipelines.sinks.result import Broker, FrameResult, Sink, SinkContext, StatsSink
+from pipelines.sinks.ros2 import encode_detection_array
+from pipelines.sinks.serial_port import SerialOut
+from pipelines.sinks.snapshot import SnapshotOut
 from pipelines.sinks.video import VideoFileWriter
 
-MQTT_KEEPALIVE_S = 10
+__all__ = [
+    "Broker",
+    "FrameResult",
+    "RateLimit",
+    "Sink",
+    "SinkContext",
+    "StatsSink",
+    "open_sink",
+]
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrameResult:
-    """Everything that is known about one frame; `payload` is the event as JSON."""
-
-    frame: Frame
-    decoded: Decoded
-    event: Event
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """Where to publish, on `<topic_prefix>/detections`. The password is not in its repr."""
-
-    host: str
-    port: int
-    topic_prefix: str
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """What sinks need beyond their own configuration."""
-
-    labels: Sequence[str]
-    broker: Broker | None = None
-    files: OutputFiles = field(default_factory=OutputFiles)
-
-
-class Sink(AbstractContextManager[Any], Protocol):
-    """Takes results; a `with` block opens and closes its output."""
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Results dropped so far, by cause."""
-
-    def write(self, result: FrameResult) -> None:
-        """Take one result; never blocks for long and never raises for an external fault."""
 
 
 def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
@@ -77,83 +50,12 @@ def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
     return SINKS[type(config)](config, context)
 
 
-class MqttOut:
-    """Publishes each result, at most `max_hz`; drops those that the broker does not take."""
-
-    def __init__(self, config: MqttSink, context: SinkContext) -> None:
-        if context.broker is None:
-            raise PipelineError(
-                "the pipeline has an mqtt sink but no broker was named: start `python -m pipelines`"
-                " with --mqtt-host and --topic-prefix, or remove the sink from pipeline.toml."
-            )
-        self._limit = RateLimit(config.max_hz)
-        self._limited = 0
-        broker = context.broker
-        settings = LinkSettings(
-            host=broker.host,
-            port=broker.port,
-            # The process id keeps two pipelines of one device, old and new, from evicting each
-            # other.
-            client_id=f"tandem-{broker.topic_prefix.rpartition('/')[2]}-{os.getpid()}",
-            username=broker.username,
-            password=broker.password,
-            keepalive_s=MQTT_KEEPALIVE_S,
-        )
-        topic = f"{broker.topic_prefix}/detections"
-        self._publisher = MqttPublisher(settings, topic, config.qos)
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """mqtt_rate: over max_hz; mqtt_queue: broker too slow; mqtt_offline: not connected."""
-        limited = {"mqtt_rate": self._limited} if self._limited else {}
-        return {**limited, **self._publisher.dropped}
-
-    def __enter__(self) -> "MqttOut":
-        """Begin to connect; the pipeline does not wait for the broker."""
-        self._publisher.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Send the queue for a short time, then disconnect."""
-        self._publisher.close()
-
-    def write(self, result: FrameResult) -> None:
-        """Queue the payload for the sender thread."""
-        if self._limit.allows(time.monotonic()):
-            self._publisher.put(result.payload)
-        else:
-            self._limited += 1
-
-
-class RateLimit:
-    """A rate limit of `max_hz` on average; a burst of two passes, so that jitter drops nothing."""
-
-    def __init__(self, max_hz: float) -> None:
-        self._hz = max_hz
-        self._tokens = 2.0
-        self._at: float | None = None
-
-    def allows(self, now: float) -> bool:
-        """Return whether one more may pass at `now`, in seconds."""
-        if self._at is not None:
-            self._tokens = min(2.0, self._tokens + (now - self._at) * self._hz)
-        self._at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-
 class JsonlOut:
     """Appends each result to a file, one JSON object a line, at once visible to readers."""
 
     def __init__(self, config: JsonlSink, context: SinkContext) -> None:
         self._files = context.files
+        self._is_ros2 = config.format == "ros2"
         self._path = context.files.place(config.path, "jsonl")
         self._dropped: Counter[str] = Counter()
         self._file, self._made = context.files.open_lines(self._path, "jsonl")
@@ -182,7 +84,8 @@ class JsonlOut:
 
     def write(self, result: FrameResult) -> None:
         """Append one line in one write, so that a reader never sees half of it."""
-        line = result.payload + b"\n"
+        payload = encode_detection_array(result) if self._is_ros2 else result.payload
+        line = payload + b"\n"
         if not self._files.has_room(len(line)):
             self._dropped["jsonl_quota"] += 1
             return
@@ -235,4 +138,7 @@ SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     MqttSink: MqttOut,
     JsonlSink: JsonlOut,
     VideoSink: VideoOut,
+    SnapshotSink: SnapshotOut,
+    SerialSink: SerialOut,
+    PrometheusSink: PrometheusOut,
 }

@@ -27,6 +27,25 @@ def check_outputs(
 
     A size that is dynamic in the engine fits any.
     """
+    classes = class_count(config, preprocess, outputs, labels)
+    if classes is not None and classes != len(labels):
+        raise PipelineError(
+            f"the engine knows {classes} classes but labels.txt names {len(labels)}: use the labels"
+            " that the model was trained with."
+        )
+
+
+def class_count(
+    config: DecodeConfig,
+    preprocess: PreprocessConfig,
+    outputs: Sequence[TensorInfo],
+    labels: Sequence[str] = (),
+) -> int | None:
+    """Return the number of classes that the outputs have, None if they do not show it.
+
+    Raises PipelineError: the decoder cannot read these outputs; `labels` choose the decoders that
+    the message names.
+    """
     decoder = DECODERS[type(config)]
     expected_outputs = decoder.outputs(config, preprocess)
     sizes: dict[str, int] = {}
@@ -49,12 +68,7 @@ def check_outputs(
                 f" {_summary(outputs, preprocess, labels)}"
             )
         sizes = settled
-    classes = sizes.get(CLASSES, len(labels))
-    if classes != len(labels):
-        raise PipelineError(
-            f"the engine knows {classes} classes but labels.txt names {len(labels)}: use the labels"
-            " that the model was trained with."
-        )
+    return sizes.get(CLASSES)
 
 
 def fitting_decoders(

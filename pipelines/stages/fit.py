@@ -11,6 +11,8 @@ from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
 from pipelines.stages.decoder_check import check_outputs
+from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.scene import check_scene
 
 
 def check_fit(
@@ -25,6 +27,7 @@ def check_fit(
     `dims`: the sizes that its dynamic dimensions may take; one that is not given takes any.
     """
     _check_input(config, inputs, {dim.name: dim for dim in dims})
+    check_scene(config, labels)
     try:
         single = _of_one_image(outputs, inputs[0].shape[0])
         check_outputs(config.decode, config.preprocess, single, labels)
@@ -36,6 +39,8 @@ def _check_input(
     config: PipelineConfig, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
 ) -> None:
     expected, dtype = config.preprocess.input_shape, config.preprocess.dtype
+    constant = constant_inputs(config.decode, config.preprocess)
+    inputs = [info for info in inputs if info.name not in constant]
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "inspect",
         "Show what is inside a model or an engine.",
     ),
+    "model": ("toolkit.cli.commands.model", "model", "Say how a model is fed and read."),
     "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
     "compare": (
         "toolkit.cli.commands.compare",

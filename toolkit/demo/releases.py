@@ -7,8 +7,9 @@ import msgspec
 from msgspec.structs import replace
 
 from device.update.bundle import write_bundle
-from pipelines.config import ModelConfig, MqttSink, PipelineConfig, SourceConfig
+from pipelines.config import ModelConfig, PipelineConfig, SourceConfig
 from pipelines.decode_config import LtrbGrid
+from pipelines.sink_config import MqttSink
 from toolkit.errors import BuildError
 
 MISSING_OUTPUT = "boxes_of_another_model"

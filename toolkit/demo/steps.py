@@ -15,16 +15,10 @@ from device.engine.file import open_engine
 from device.errors import ConfigError, DeployError
 from device.protocol.messages import Stats
 from device.runtime.session import Session, open_session
-from pipelines.config import (
-    ModelConfig,
-    PipelineConfig,
-    SourceConfig,
-    VideoSink,
-    load_labels,
-    load_model,
-)
+from pipelines.config import ModelConfig, PipelineConfig, SourceConfig, load_labels, load_model
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.sink_config import VideoSink
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.config import PreprocessConfig
-from pipelines.decode_config import Rows
+from pipelines.decode_config import ClassRows, Rows
 from pipelines.results import Detections
 from pipelines.stages.decoders.candidates import (
     Indices,
     Outputs,
     best_of,
+    choose_rows,
     corners_of,
     detections_of,
     keypoints_of,
@@ -24,6 +25,7 @@ from pipelines.stages.decoders.candidates import (
     scale_to_pixels,
 )
 from pipelines.stages.decoders.expected import (
+    CLASSES,
     COEFFICIENTS,
     MAP_HEIGHT,
     MAP_WIDTH,
@@ -69,6 +71,27 @@ def decode_rows(outputs: Outputs, config: Rows, view: View) -> Detections:
     height, width = prototypes.shape[1:]
     crop = prototype_crop(extras, prototypes)
     return with_masks(detections, boxes[kept], crop, (height, width), view)
+
+
+def class_rows_outputs(config: ClassRows, preprocess: PreprocessConfig) -> tuple[Expected, ...]:
+    """Return the output of `class_rows`."""
+    return (Expected("output", config.output, (1, "rows", Size((CLASSES,), plus=4))),)
+
+
+def decode_class_rows(outputs: Outputs, config: ClassRows, view: View) -> Detections:
+    """Return the rows whose best class is above the threshold."""
+    rows = output_of(outputs, config.output)[0]
+    scores = np.ascontiguousarray(rows[:, 4:])
+    chosen = choose_rows(scores, config.score_threshold, config.max_detections)
+    boxes = scale_to_pixels(rows[chosen.cells, :4], config.unit, view)
+    return detections_of(
+        boxes if config.format == "corners" else corners_of(boxes),
+        chosen.scores,
+        chosen.class_ids,
+        view,
+        max_detections=config.max_detections,
+        iou_threshold=config.iou_threshold if config.suppress else None,
+    )[0]
 
 
 def _boxes(rows: NDArray[Any], columns: dict[Any, int], config: Rows, view: View) -> NDArray[Any]:

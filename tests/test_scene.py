@@ -1,0 +1,342 @@
+"""What a pipeline knows from frame to frame: regions, tracks, zones, and results one by one."""
+
+import json
+import threading
+from dataclasses import replace
+
+import cv2
+import msgspec
+import numpy as np
+import pytest
+from msgspec import UNSET
+from video_fixtures import (
+    COLOUR_TOML,
+    LABELS,
+    ColourDetector,
+    colour_model,
+    colour_pipeline,
+    scene,
+)
+
+from device.errors import PipelineError
+from device.update.bundle import write_bundle
+from pipelines.config import load_pipeline
+from pipelines.decode_config import Classification
+from pipelines.results import ClassScores, Detections, Masks
+from pipelines.run import Pipeline
+from pipelines.runtime.batch import Model
+from pipelines.runtime.pipeline import iter_results, run_pipeline
+from pipelines.runtime.trace import TraceWriter
+from pipelines.sink_config import JsonlSink, SnapshotSink
+from pipelines.sinks.files import OutputFiles, check_release
+from pipelines.stages.fit import check_fit
+from pipelines.stages.roi import Roi, shifted
+from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
+
+DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
+LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
+TRACKER = TrackerConfig(confirm_frames=2, new_score=0.3, high_score=0.3)
+
+
+def write_images(folder, *cells):
+    folder.mkdir()
+    for i, (column, row, colour) in enumerate(cells):
+        cv2.imwrite(str(folder / f"{i:03}.png"), scene(column, row, colour))
+    return folder
+
+
+def walking(tmp_path, **options):
+    """A red square that walks two cells right of the middle, and stays there."""
+    cells = [(2, 4, "red")] * 4 + [(6, 4, "red")] * 4
+    config = colour_pipeline(write_images(tmp_path / "in", *cells))
+    return msgspec.structs.replace(config, **options)
+
+
+def run_all(config, **options):
+    results = []
+    run_pipeline(
+        config,
+        DETECTOR,
+        emit=lambda message: None,
+        stop=threading.Event(),
+        watch=results.append,
+        **options,
+    )
+    return results
+
+
+# --- regions
+
+
+def test_a_crop_is_the_rectangle_around_the_polygon():
+    image = np.arange(60 * 80 * 3, dtype=np.uint8).reshape(60, 80, 3)
+    roi = Roi(RoiConfig(polygon=((10, 5), (50.5, 5), (30, 40.2)), units="px"))
+    part, x, y = roi.crop(image)
+    assert (x, y) == (10, 5)
+    assert np.array_equal(part, image[5:41, 10:51])
+    assert np.shares_memory(part, image)
+
+
+def test_a_region_beside_the_frame_is_refused():
+    roi = Roi(RoiConfig(polygon=((100, 0), (200, 0), (200, 50)), units="px"))
+    with pytest.raises(PipelineError, match="leaves 0 x 50 pixels of a frame of 80 x 60"):
+        roi.crop(np.zeros((60, 80, 3), np.uint8))
+
+
+def test_results_of_a_crop_are_moved_with_all_their_parts():
+    found = Detections(
+        np.float32([[1, 2, 3, 4]]),
+        np.float32([0.5]),
+        np.int64([0]),
+        keypoints=np.float32([[[1, 2, 0.5]]]),
+        masks=Masks((np.ones((2, 2), np.float32),), np.float32([[1, 2, 3, 4]])),
+        rotated=np.float32([[2, 3, 2, 2, 0.1]]),
+    )
+    moved = shifted(found, 10, 20)
+    assert moved.boxes.tolist() == [[11, 22, 13, 24]]
+    assert moved.keypoints[0, 0].tolist() == [11, 22, 0.5]
+    assert moved.masks.regions.tolist() == [[11, 22, 13, 24]]
+    np.testing.assert_allclose(moved.rotated, [[12, 23, 2, 2, 0.1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("crop", [True, False])
+def test_only_what_is_in_the_region_is_seen_where_it_is(tmp_path, crop):
+    folder = write_images(tmp_path / "in", (2, 4, "red"), (6, 4, "red"))
+    config = msgspec.structs.replace(
+        colour_pipeline(folder), roi=RoiConfig(polygon=LEFT_HALF, crop=crop)
+    )
+    inside, outside = run_all(config)
+    assert [one.label for one in inside.event.detections] == ["red"]
+    box = np.array(inside.event.detections[0].box)
+    assert np.abs(box - [16, 32, 24, 40]).max() <= 5  # the crop is enlarged, cells are 8 pixels
+    assert outside.event.detections == ()
+
+
+# --- tracks and zones
+
+
+def test_zones_and_lines_are_in_what_sinks_write(tmp_path):
+    zone = ZoneConfig(name="left", polygon=LEFT_HALF, inertia_frames=2)
+    line = LineConfig(name="gate", start=(0.5, 1.0), end=(0.5, 0.0))
+    path = tmp_path / "out.jsonl"
+    sinks = (JsonlSink(path=str(path)),)
+    run_all(walking(tmp_path, tracker=TRACKER, zones=(zone,), lines=(line,), sinks=sinks))
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert events[0]["zones"] == {"left": {}}
+    assert events[3]["zones"] == {"left": {"red": 1}}
+    assert events[2]["zone_events"] == [
+        {"kind": "enter", "place": "left", "track_id": 1, "label": "red"}
+    ]
+    assert events[-1]["lines"] == {"gate": {"in": 0, "out": 0}}
+    assert set(events[0]["latency_ms"]) >= {"decode", "track"}
+
+
+def test_zones_of_a_walker(tmp_path):
+    zone = ZoneConfig(name="left", polygon=LEFT_HALF, inertia_frames=2)
+    results = run_all(walking(tmp_path, tracker=TRACKER, zones=(zone,)))
+    ids = [result.detections.track_ids.tolist() for result in results]
+    assert ids[:4] == [[-1], [1], [1], [1]]
+    entered = [(i, e.kind) for i, one in enumerate(results) for e in one.zones.events]
+    assert entered[0] == (2, "enter")
+    assert results[2].event.zones == {"left": {"red": 1}}
+    assert results[2].event.zone_events[0].track_id == 1
+
+
+def test_the_engine_sees_every_nth_frame_and_tracks_fill_in(tmp_path):
+    runs = []
+
+    class Counting(ColourDetector):
+        def infer(self, feeds):
+            runs.append(1)
+            return super().infer(feeds)
+
+    folder = write_images(tmp_path / "in", *[(2, 4, "red")] * 9)
+    config = msgspec.structs.replace(
+        colour_pipeline(folder), tracker=msgspec.structs.replace(TRACKER, every_nth=3)
+    )
+    results = list(
+        iter_results(
+            config,
+            Model(Counting(), LABELS, ""),
+            emit=lambda message: None,
+            stop=threading.Event(),
+        )
+    )
+    assert len(runs) == 1 + 3  # one to warm up
+    assert [result.event.predicted for result in results] == [UNSET, True, True] * 3
+    assert [len(result.event.detections) for result in results] == [1, 0, 0, 1, 1, 1, 1, 1, 1]
+    assert results[4].event.processors == ()
+    assert results[4].event.t_infer_begin_ns is UNSET
+    np.testing.assert_allclose(results[4].detections.boxes, results[3].detections.boxes, atol=0.5)
+
+
+def test_a_result_says_when_and_where_it_was_made(tmp_path):
+    (result, *_) = run_all(walking(tmp_path))
+    event = result.event
+    assert event.t_recv_ns <= event.t_infer_begin_ns <= event.t_infer_end_ns <= event.t_result_ns
+    assert event.processors == ("cpu",)
+    assert event.age_ms == pytest.approx((event.t_result_ns - event.t_capture_ns) / 1e6, abs=50)
+    assert event.dropped == {}
+    assert event.zones is UNSET
+
+
+def test_zones_without_a_tracker_are_refused(tmp_path):
+    config = walking(tmp_path, zones=(ZoneConfig(name="a", polygon=LEFT_HALF),))
+    with pytest.raises(PipelineError, match=r"no \[tracker\]"):
+        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+
+
+def test_a_tracker_needs_boxes(tmp_path):
+    config = walking(tmp_path, tracker=TRACKER)
+    config = msgspec.structs.replace(config, decode=Classification(scores="scores"))
+
+    class Classes(ColourDetector):
+        outputs = (ColourDetector.outputs[1],)
+
+    with pytest.raises(PipelineError):
+        list(
+            iter_results(
+                config,
+                Model(Classes(), LABELS, ""),
+                emit=lambda message: None,
+                stop=threading.Event(),
+            )
+        )
+
+
+def test_the_tables_of_a_pipeline_are_read(tmp_path):
+    path = tmp_path / "pipeline.toml"
+    path.write_text(
+        COLOUR_TOML.format(uri="x.mp4", source="", sinks="")
+        + """
+[roi]
+polygon = [[0, 0], [1, 0], [1, 1]]
+[tracker]
+lost_s = 2.5
+[[zones]]
+name = "door"
+polygon = [[0.1, 0.1], [0.9, 0.1], [0.5, 0.9]]
+loitering_s = 10
+[[lines]]
+name = "gate"
+start = [0, 100]
+end = [640, 100]
+units = "px"
+[[sinks]]
+kind = "serial"
+port = "/dev/ttyUSB0"
+dialect = "mavlink"
+heights_m = { red = 0.5 }
+[[sinks]]
+kind = "snapshot"
+path = "seen"
+[[sinks]]
+kind = "prometheus"
+"""
+    )
+    config = load_pipeline(path)
+    assert config.lost_s == 2.5
+    assert config.zones[0].loitering_s == 10.0
+    assert config.lines[0].end == (640.0, 100.0)
+    assert config.sinks[0].heights_m == {"red": 0.5}
+    check_release(config)
+    outside = msgspec.structs.replace(config, sinks=(SnapshotSink(path="/tmp/x"),))
+    with pytest.raises(PipelineError, match="a release writes only in its own"):
+        check_release(outside)
+
+
+# --- snapshots
+
+
+def test_the_best_sight_of_an_object_is_written_when_it_has_gone(tmp_path):
+    sinks = (SnapshotSink(path=str(tmp_path / "seen"), margin=0.0, min_score=0.1, quality=100),)
+    run_all(walking(tmp_path, tracker=TRACKER, sinks=sinks))
+    pictures = sorted((tmp_path / "seen").iterdir())
+    assert [path.name.rpartition("-")[2] for path in pictures] == ["red.jpg"] * 2
+    picture = cv2.imread(str(pictures[0]))
+    assert picture.shape == (8, 8, 3)
+    assert picture[4, 4, 2] > 180  # red
+    assert picture[4, 4, 0] < 80
+
+
+def test_a_full_folder_takes_no_snapshot_and_counts_it(tmp_path):
+    files = OutputFiles(tmp_path / "data", quota_bytes=10)
+    sinks = (SnapshotSink(path="seen", min_score=0.1),)
+    run_all(walking(tmp_path, tracker=TRACKER, sinks=sinks), files=files)
+    assert list((tmp_path / "data" / "seen").iterdir()) == []
+
+
+# --- results one by one, traces
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    from toolkit.engine.build import BuildOptions, build_engine
+
+    folder = tmp_path_factory.mktemp("bundle")
+    model = colour_model(folder / "m.onnx")
+    engine = folder / "m.engine"
+    build_engine(model, "laptop", engine, BuildOptions(precision="fp32"))
+    (folder / "pipeline.toml").write_text(COLOUR_TOML.format(uri="none", source="", sinks=""))
+    (folder / "labels.txt").write_text("red\ngreen\n")
+    write_bundle(
+        folder / "b.bundle",
+        engine=engine,
+        pipeline=folder / "pipeline.toml",
+        labels=folder / "labels.txt",
+        name="b",
+        version="1",
+        profile="laptop",
+    )
+    return folder / "b.bundle"
+
+
+def test_results_come_one_by_one(bundle, tmp_path):
+    folder = write_images(tmp_path / "in", *[(3, 4, "red")] * 5)
+    seen = []
+    for result in Pipeline(bundle, source=str(folder)).results():
+        seen.append(result.detections.boxes.round().tolist())
+        if len(seen) == 3:
+            break
+    assert seen == [[[24, 32, 32, 40]]] * 3
+    assert not [one for one in threading.enumerate() if one.name == "stats"]
+
+
+def test_a_result_converts_to_supervision(tmp_path):
+    (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
+    supervision = pytest.importorskip("supervision")  # it brings an OpenCV of its own: no extra
+    converted = result.to_supervision()
+    assert isinstance(converted, supervision.Detections)
+    assert converted.xyxy.tolist() == result.detections.boxes.tolist()
+    assert converted.tracker_id.tolist() == [1]
+    assert converted.data["class_name"].tolist() == ["red"]
+
+
+def test_a_result_without_objects_says_what_it_is(tmp_path):
+    (result, *_) = run_all(walking(tmp_path))
+    scores = ClassScores(np.float32([0.5]), np.int64([0]))
+    with pytest.raises(TypeError, match="ClassScores"):
+        _ = replace(result, decoded=scores).detections
+
+
+def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
+    path = tmp_path / "t.json"
+    config = walking(tmp_path, tracker=TRACKER)
+    with TraceWriter(path) as trace:
+        run_pipeline(
+            config,
+            DETECTOR,
+            emit=lambda message: None,
+            stop=threading.Event(),
+            watch=trace.add,
+        )
+    events = json.loads(path.read_text())["traceEvents"]
+    bars = [one for one in events if one["ph"] == "X"]
+    stages = ["transport", "wait", "preprocess", "infer", "decode", "track", "sinks"]
+    assert [one["name"] for one in bars] == stages * 8
+    ends = [one["ts"] + one["dur"] for one in bars]
+    for end, begin in zip(ends[:6], [one["ts"] for one in bars[1:7]], strict=True):
+        assert begin >= end - 20.0  # stages are rounded to 10 us
+    assert bars[0]["args"]["seq"] == 0
+    with pytest.raises(PipelineError, match="is there already"):
+        TraceWriter(path)

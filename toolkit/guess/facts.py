@@ -1,0 +1,141 @@
+"""What a model or an engine says of itself: inputs, outputs, metadata, and its last nodes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device.engine.file import open_engine
+from device.engine.manifest import Dim, TensorInfo
+from toolkit.errors import GuessError
+from toolkit.guess.names import numbers_of
+
+ENGINE_SUFFIX = ".engine"
+TRANSPARENT = frozenset({"Identity", "Cast"})  # they say nothing of what is before them
+DEFAULT_SIDE = 640  # of a dynamic input that nothing gives a size
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The node that makes an output: its operator, and those that make its inputs."""
+
+    op: str
+    before: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known; an engine has no metadata, operators and producers.
+
+    `input_size`: (height, width) that the caller gave, or None.
+    """
+
+    path: Path
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
+    producers: Mapping[str, Producer] = field(default_factory=dict)
+    input_size: tuple[int, int] | None = None
+
+    @property
+    def image(self) -> TensorInfo:
+        """The input of rank 4, which takes the image; the first if there is none."""
+        return next((info for info in self.inputs if len(info.shape) == 4), self.inputs[0])
+
+    @property
+    def layout(self) -> str:
+        """The order of dimensions: "nhwc" where the channels are last."""
+        shape = self.image.shape
+        return "nhwc" if len(shape) == 4 and shape[3] in (1, 3) and shape[1] != 3 else "nchw"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the input: its own, or where it is dynamic the caller's, that of the
+        metadata (`imgsz`) or DEFAULT_SIDE."""
+        height, width = self.declared_size
+        exported = numbers_of(self.metadata.get("imgsz", ""))
+        usual = exported if len(exported) == 2 else (DEFAULT_SIDE, DEFAULT_SIDE)
+        given = self.input_size or (usual[0], usual[1])
+        return (
+            height if isinstance(height, int) else given[0],
+            width if isinstance(width, int) else given[1],
+        )
+
+    @property
+    def size_is_assumed(self) -> bool:
+        """True if nothing gives the size of a dynamic input."""
+        dynamic = not all(isinstance(side, int) for side in self.declared_size)
+        return dynamic and self.input_size is None and "imgsz" not in self.metadata
+
+    @property
+    def declared_size(self) -> tuple[Dim, Dim]:
+        """(height, width) as the file has them."""
+        shape = self.image.shape
+        if len(shape) != 4:
+            return None, None
+        return (shape[1], shape[2]) if self.layout == "nhwc" else (shape[2], shape[3])
+
+    @property
+    def channels(self) -> Dim:
+        """Channels of the image."""
+        shape = self.image.shape
+        return shape[3 if self.layout == "nhwc" else 1] if len(shape) == 4 else None
+
+    def output(self, name: str) -> TensorInfo | None:
+        """Return an output by its name, without ":0"; None if there is none."""
+        return next((o for o in self.outputs if o.name.removesuffix(":0") == name), None)
+
+
+def read_facts(path: Path, input_size: tuple[int, int] | None = None) -> ModelFacts:
+    """Read an ONNX model or an engine. Raises TandemError: it cannot be read, or has no input."""
+    facts = _of_engine(path) if path.suffix == ENGINE_SUFFIX else _of_model(path, input_size)
+    if not facts.inputs or not facts.outputs:
+        raise GuessError(f"{path} has no input or no output: there is nothing to guess.")
+    return facts
+
+
+def _of_engine(path: Path) -> ModelFacts:
+    with open_engine(path) as opened:
+        manifest = opened.manifest
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    return ModelFacts(
+        path,
+        tuple(tensors[name] for name in manifest.inputs),
+        tuple(tensors[name] for name in manifest.outputs),
+    )
+
+
+def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
+    import onnx_ir as ir
+
+    from toolkit.importers.onnx import read_model_file
+
+    model = read_model_file(path).model
+    graph = model.graph
+
+    def info(value: ir.Value) -> TensorInfo:
+        dims = value.shape if value.shape is not None else ()
+        shape = tuple(dim if isinstance(dim, int) else dim.value for dim in dims)
+        dtype = "unknown" if value.dtype is None else ir.DataType(value.dtype).numpy().name
+        return TensorInfo(name=value.name or "", dtype=dtype, shape=shape)
+
+    def producer(value: ir.Value) -> Producer | None:
+        node = value.producer()
+        while node is not None and node.op_type in TRANSPARENT and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if node is None:
+            return None
+        makers = [one.producer() for one in node.inputs if one is not None]
+        return Producer(node.op_type, tuple(one.op_type for one in makers if one is not None))
+
+    producers = {value.name or "": producer(value) for value in graph.outputs}
+    weights = set(graph.initializers)
+    return ModelFacts(
+        path,
+        tuple(info(value) for value in graph.inputs if value.name not in weights),
+        tuple(info(value) for value in graph.outputs),
+        dict(model.metadata_props),
+        frozenset(node.op_type for node in graph.all_nodes()),
+        {name: made for name, made in producers.items() if made is not None},
+        input_size,
+    )

@@ -1,0 +1,105 @@
+"""A reading of a model as TOML: [preprocess] and [decode] of pipeline.toml, or a model.toml."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipelines.config import PreprocessConfig
+from toolkit.guess.facts import ModelFacts
+from toolkit.guess.proposal import Candidate, Proposal, preprocess_of
+
+ALWAYS = ("width", "height", "resize", "color")  # said even where they are the defaults
+NUMBERS = 9  # significant digits: 1/255 as 0.00392156863
+
+
+def settings_text(facts: ModelFacts, candidate: Candidate) -> str:
+    """Return [preprocess] and [decode]."""
+    preprocess = preprocess_of(facts, candidate)
+    decode = candidate.decode
+    kind = f"kind = {_value(candidate.kind)}\n"
+    return (
+        f"[preprocess]\n{_table(preprocess, ALWAYS)}\n[decode]\n{kind}"
+        f"{_table(decode, _names_of(decode))}"
+    )
+
+
+def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
+    """Return the whole answer as TOML, with what is known and what is not as comments."""
+    lines = [f"# {facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}."]
+    if proposal.labels:
+        lines.append(f"# {len(proposal.labels)} class names in the metadata: --labels-out.")
+    if facts.size_is_assumed:
+        width, height = facts.size[::-1]
+        lines.append(f"# The input's size is dynamic, {width} x {height} assumed: --input-size.")
+    if proposal.sureness == "ask":
+        lines.append("# Several decoders take such outputs: choose with --choose NUMBER.")
+        for number, candidate in enumerate(proposal.candidates, start=1):
+            lines += ["#", f"# {number}: {candidate.kind}: {candidate.why}."]
+            lines += [f"#    {line}".rstrip() for line in _lines(facts, candidate)]
+        return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_reasons(proposal.best), *_lines(facts, proposal.best)]) + "\n"
+
+
+def model_text(facts: ModelFacts, proposal: Proposal, labels: str, folder: Path) -> str:
+    """Return a model.toml for `folder`; `labels`: the path of the class names, relative to it."""
+    head = [
+        *_reasons(proposal.best),
+        f"name = {_value(facts.path.stem)}",
+        f"file = {_value(relative_path(facts.path, folder))}",
+        f"labels = {_value(labels)}",
+    ]
+    return "\n".join([*head, "", *_lines(facts, proposal.best)]) + "\n"
+
+
+def relative_path(path: Path, folder: Path) -> str:
+    """Return a path as it is written in a file of `folder`."""
+    target, start = path.resolve(), folder.resolve()
+    return str(target.relative_to(start)) if target.is_relative_to(start) else str(target)
+
+
+def _reasons(candidate: Candidate) -> list[str]:
+    notes = [f"# Note: {note}." for note in candidate.notes]
+    return [f"# {candidate.why}.", *notes]
+
+
+def _lines(facts: ModelFacts, candidate: Candidate) -> list[str]:
+    return settings_text(facts, candidate).rstrip("\n").split("\n")
+
+
+def _names_of(decode: msgspec.Struct) -> tuple[str, ...]:
+    """Return the keys that name outputs: they are said even where they are the defaults."""
+    return tuple(
+        field.name
+        for field in msgspec.structs.fields(type(decode))
+        if field.type is str and getattr(decode, field.name)
+    )
+
+
+def _table(value: PreprocessConfig | msgspec.Struct, always: tuple[str, ...]) -> str:
+    fields = {field.name: field for field in msgspec.structs.fields(type(value))}
+    order = [*(name for name in always if name in fields), *fields]
+    lines = []
+    for name in dict.fromkeys(order):
+        actual, default = getattr(value, name), fields[name].default
+        if name in always or not _same(actual, default):
+            lines.append(f"{name} = {_value(actual)}\n")
+    return "".join(lines)
+
+
+def _same(actual: object, default: object) -> bool:
+    """True for the default; one number for all channels equals a number for each."""
+    if isinstance(actual, tuple) and isinstance(default, tuple) and len(default) == 1:
+        return set(actual) == set(default)
+    return actual == default
+
+
+def _value(value: Any) -> str:  # noqa: ANN401  (what TOML can hold)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(float(f"{value:.{NUMBERS}g}"))
+    return json.dumps(value) if isinstance(value, str) else str(value)
