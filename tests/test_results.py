@@ -21,7 +21,7 @@ from pipelines.sinks.events import Event, encode_event, make_event
 
 
 def event_of(decoded: Decoded, labels: tuple[str, ...] = ("thing", "other")) -> Event:
-    frame = Frame(0, np.zeros((48, 64, 3), np.uint8), Stamp.now(), Stamp.now())
+    frame = Frame(np.zeros((48, 64, 3), np.uint8), 0, Stamp.now(), Stamp.now(), "")
     return make_event("p", frame, decoded, labels, {})
 
 
