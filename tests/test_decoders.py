@@ -1,5 +1,7 @@
 """Each family of decoders agrees with a reference that goes through its numbers one at a time."""
 
+import json
+
 import decoder_references as ref
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ from pipelines.stages.decoders.rotated import corners_of_rotated
 from pipelines.stages.mask_pixels import mask_bits, mask_polygons
 from pipelines.stages.nms import MAX_LISTED, suppress, suppress_rotated
 from pipelines.stages.preprocess import fit
+from scripts import bench_decoders
 
 WIDTH, HEIGHT = 64, 32
 CELLS = 8 * 4 + 4 * 2 + 2 * 1
@@ -616,3 +619,12 @@ def test_rows_of_detections_are_taken_together():
     assert (some.class_ids.tolist(), some.track_ids.tolist()) == ([2, 0], [12, 10])
     assert len(found[count > 1]) == 2
     assert found[count > 1].masks is None
+
+
+def test_the_script_that_times_decoders(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bench_decoders", "--runs", "1", "--json"])
+    bench_decoders.main()
+    rows = {row["decoder"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["ultralytics_detect"]["goal_ms"] == 0.43
+    assert all(row["ms"] > 0 for row in rows.values())
+    assert rows["ultralytics_detect"]["results"] > 30
