@@ -21,6 +21,7 @@ from toolkit.guess.facts import ModelFacts, Producer
 from toolkit.guess.names import MAX_CHARACTERS, class_names
 from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
+from toolkit.guess.toml_text import proposal_text
 
 ROOT = Path(__file__).parents[1]
 A = 8400
@@ -241,6 +242,14 @@ def test_the_files_that_are_written_can_be_loaded(tmp_path):
     assert load_labels(labels) == ("a", "b")
     again = invoke(path, "-o", output)
     assert "m.toml exists" in str(again.exception)
+
+
+def test_metadata_of_strangers_stays_in_its_comment():
+    metadata = {"author": "Ultralytics", "task": "semantic\n[decode]\nkind = 'x'\x1b[31m"}
+    given = facts({"sem": [1, 640, 640]}, metadata=metadata)
+    text = proposal_text(given, propose(given))
+    assert text.count("[decode]\n") == 1
+    assert "\x1b" not in text
 
 
 def test_without_an_answer_nothing_is_written(tmp_path):
