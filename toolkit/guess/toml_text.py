@@ -109,4 +109,6 @@ def _value(value: Any) -> str:  # noqa: ANN401  (what TOML can hold)
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(float(f"{value:.{NUMBERS}g}"))
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for pairs of surrogates and DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
