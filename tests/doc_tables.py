@@ -41,7 +41,7 @@ def _default(field: Any) -> str:
         return "none"
     if isinstance(field.default, msgspec.Struct):
         return "its defaults"
-    if field.default is msgspec.UNSET:
+    if field.default is msgspec.NODEFAULT:  # UNSET
         return "left out"
     value = field.default
     return f"`{msgspec.json.encode(value).decode()}`" if value != () else "empty"

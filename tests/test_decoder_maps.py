@@ -16,10 +16,11 @@ from pipelines.decode_config import (
     TextRecognition,
 )
 from pipelines.results import DepthMap, Detections, SegmentationMap, Texts, text_of
+from pipelines.stages import nms
 from pipelines.stages.decode import View, decode
 from pipelines.stages.decoders.masks import with_masks
 from pipelines.stages.mask_pixels import mask_bits, mask_polygons
-from pipelines.stages.nms import MAX_LISTED, suppress, suppress_rotated
+from pipelines.stages.nms import suppress, suppress_rotated
 from pipelines.stages.preprocess import fit
 
 PREPROCESS = PreprocessConfig(width=WIDTH, height=HEIGHT, resize="stretch")
@@ -153,8 +154,10 @@ def test_masks_are_enlarged_to_the_pixels_of_their_box():
     assert [*outline.min(axis=0), *outline.max(axis=0)] == [40, 32, 119, 79]
 
 
-@pytest.mark.parametrize("count", [50, MAX_LISTED + 100])
-def test_suppression_of_few_and_of_very_many_boxes(rng, count):
+@pytest.mark.parametrize("most_listed", [nms.MAX_LISTED, 100])
+def test_suppression_of_few_and_of_very_many_boxes(rng, most_listed, monkeypatch):
+    monkeypatch.setattr(nms, "MAX_LISTED", most_listed)
+    count = 150
     corners = rng.uniform(0, 300, (count, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(5, 40, (count, 2))], 1)
     boxes, scores = boxes.astype(np.float32), rng.permutation(count).astype(np.float32) + 1

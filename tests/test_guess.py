@@ -1,8 +1,6 @@
 """`tandem model guess`: the first rule that matches says decoder and preprocessing, and why."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,6 @@ from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
 from toolkit.guess.toml_text import proposal_text
 
-ROOT = Path(__file__).parents[1]
 A = 8400
 COCO = {"names": str({n: f"thing {n}" for n in range(80)})}
 YOLO = {"author": "Ultralytics", "task": "detect", **COCO}
@@ -267,18 +264,6 @@ def test_without_an_answer_nothing_is_written(tmp_path):
     assert invoke(path, "--choose", "2", "-o", output).exit_code == 0
     assert load_model(output).decode.__struct_config__.tag == "yolox"
     assert "has 2 readings, and --choose is 3" in str(invoke(path, "--choose", "3").exception)
-
-
-def test_the_commands_of_the_page_run(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "docs/decoders.md").read_text()
-    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-             for line in block.splitlines()]  # fmt: skip
-    assert lines
-    for line in lines:
-        program, *arguments = shlex.split(line)
-        assert program == "tandem"
-        assert CliRunner().invoke(tandem, arguments).exit_code == 0
 
 
 @pytest.mark.parametrize(
