@@ -33,12 +33,12 @@ def rng(request):
 
 def test_movenet(rng):
     rows = rng.uniform(0.2, 0.9, (17, 3)).astype(np.float32)
-    found = decode({"output_0": rows[None, None]}, Movenet(), frame_view("stretch"))
+    result = decode({"output_0": rows[None, None]}, Movenet(), frame_view("stretch"))
     points = rows[:, [1, 0]] * np.array([110, 75])
-    np.testing.assert_allclose(found.keypoints[0, :, :2], points, atol=1e-3)
-    assert found.scores[0] == pytest.approx(rows[:, 2].mean(), abs=1e-6)
+    np.testing.assert_allclose(result.keypoints[0, :, :2], points, atol=1e-3)
+    assert result.scores[0] == pytest.approx(rows[:, 2].mean(), abs=1e-6)
     seen = points[rows[:, 2] >= 0.25]
-    np.testing.assert_allclose(found.boxes[0], [*seen.min(0), *seen.max(0)], atol=1e-3)
+    np.testing.assert_allclose(result.boxes[0], [*seen.min(0), *seen.max(0)], atol=1e-3)
     rows[:, 2] = 0.1
     assert len(decode({"output_0": rows[None, None]}, Movenet(), frame_view())) == 0
 
@@ -48,22 +48,22 @@ def test_simcc_and_heat_maps_find_the_peaks(rng):
     maps_x = rng.random((1, 5, 2 * WIDTH)).astype(np.float32) * 0.5
     maps_y = rng.random((1, 5, 2 * HEIGHT)).astype(np.float32) * 0.5
     maps_x[0, range(5), x], maps_y[0, range(5), y] = 0.9, 0.8
-    found = decode({"simcc_x": maps_x, "simcc_y": maps_y}, Simcc(), frame_view("stretch"))
+    result = decode({"simcc_x": maps_x, "simcc_y": maps_y}, Simcc(), frame_view("stretch"))
     scale = np.array([110 / WIDTH, 75 / HEIGHT])
     points = np.stack([x, y], 1) / 2 * scale
-    np.testing.assert_allclose(found.keypoints[0, :, :2], points, atol=1e-3)
-    np.testing.assert_allclose(found.keypoints[0, :, 2], 0.8)
+    np.testing.assert_allclose(result.keypoints[0, :, :2], points, atol=1e-3)
+    np.testing.assert_allclose(result.keypoints[0, :, 2], 0.8)
 
     heat = rng.random((1, 5, 8, 16)).astype(np.float32) * 0.5
     columns, rows = rng.integers(1, 15, 5), rng.integers(1, 7, 5)
     heat[0, range(5), rows, columns] = 0.9
-    found = decode({"heatmaps": heat}, Heatmaps(), frame_view("stretch"))
+    result = decode({"heatmaps": heat}, Heatmaps(), frame_view("stretch"))
     for k, (row, column) in enumerate(zip(rows, columns, strict=True)):
         one = heat[0, k]
         dx = 0.25 if one[row, column + 1] > one[row, column - 1] else -0.25
         dy = 0.25 if one[row + 1, column] > one[row - 1, column] else -0.25
         point = np.array([column + dx, row + dy]) * 4 * scale
-        np.testing.assert_allclose(found.keypoints[0, k, :2], point, atol=1e-3)
+        np.testing.assert_allclose(result.keypoints[0, k, :2], point, atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -71,33 +71,33 @@ def test_segmentation_takes_the_best_class_of_what_the_frame_covers(rng, layout)
     logits = rng.normal(size=(5, 8, 16)).astype(np.float32)
     output = logits if layout == "nchw" else logits.transpose(1, 2, 0)
     here = frame_view("letterbox", (60, 60))  # 32x32 in the middle of 64x32
-    found = decode({"o": output[None]}, Segmentation(output="o", layout=layout), here)
-    assert isinstance(found, SegmentationMap)
-    assert found.class_ids.tolist() == [
+    result = decode({"o": output[None]}, Segmentation(output="o", layout=layout), here)
+    assert isinstance(result, SegmentationMap)
+    assert result.class_ids.tolist() == [
         [max(range(5), key=lambda c: logits[c, row, column]) for column in range(4, 12)]
         for row in range(8)
     ]
-    assert found.region == pytest.approx((0, 0, 60, 60), abs=1e-3)
+    assert result.region == pytest.approx((0, 0, 60, 60), abs=1e-3)
 
 
 def test_segmentation_enlarges_logits_before_it_chooses():
     logits = np.zeros((1, 2, 8, 16), np.float32)
     logits[0, 1, :, 8:] = 3.0  # class 1 is 3 on the right, and class 0 is 1 everywhere
     logits[0, 0] = 1.0
-    found = decode({"o": logits}, Segmentation(output="o", full_size=True), frame_view("stretch"))
+    result = decode({"o": logits}, Segmentation(output="o", full_size=True), frame_view("stretch"))
     # Between the cells 7 (0) and 8 (3) the line passes 1 at 7.33: at pixel 31.3 of 64.
-    assert found.class_ids.shape == (HEIGHT, WIDTH)
-    assert [int(row.argmax()) for row in found.class_ids] == [31] * HEIGHT
+    assert result.class_ids.shape == (HEIGHT, WIDTH)
+    assert [int(row.argmax()) for row in result.class_ids] == [31] * HEIGHT
 
 
 def test_maps_of_classes_and_of_one_channel(rng):
     classes = rng.integers(0, 9, (1, HEIGHT, WIDTH))
     config = Segmentation(output="o", values="classes")
-    found = decode({"o": classes}, config, frame_view("stretch"))
-    np.testing.assert_array_equal(found.class_ids, classes[0])
+    result = decode({"o": classes}, config, frame_view("stretch"))
+    np.testing.assert_array_equal(result.class_ids, classes[0])
     one = rng.random((1, 1, HEIGHT, WIDTH)).astype(np.float32)
-    found = decode({"o": one}, Segmentation(output="o", values="binary"), frame_view("stretch"))
-    np.testing.assert_array_equal(found.class_ids, one[0, 0] > 0.5)
+    result = decode({"o": one}, Segmentation(output="o", values="binary"), frame_view("stretch"))
+    np.testing.assert_array_equal(result.class_ids, one[0, 0] > 0.5)
 
 
 @pytest.mark.parametrize("channel", [True, False])
@@ -105,9 +105,9 @@ def test_depth(rng, channel):
     depth = rng.random((1, HEIGHT, WIDTH)).astype(np.float32)
     depth[0, 3, 4] = np.nan
     output = depth[:, None] if channel else depth
-    found = decode({"predicted_depth": output}, Depth(), frame_view("stretch"))
-    assert isinstance(found, DepthMap)
-    np.testing.assert_array_equal(found.depth, np.nan_to_num(depth[0]))
+    result = decode({"predicted_depth": output}, Depth(), frame_view("stretch"))
+    assert isinstance(result, DepthMap)
+    np.testing.assert_array_equal(result.depth, np.nan_to_num(depth[0]))
 
 
 def test_text_regions_become_rotated_boxes_that_grow():
@@ -116,11 +116,11 @@ def test_text_regions_become_rotated_boxes_that_grow():
     plain[0, 0, 25:27, 2:4] = 0.9  # too small
     plain[0, 0, 22:30, 40:50] = 0.35  # above the threshold, but not sure
     here = View(fit(HEIGHT, WIDTH, PREPROCESS), WIDTH, HEIGHT, WIDTH, HEIGHT)
-    found = decode({"o": plain}, TextDetection(output="o"), here)
+    result = decode({"o": plain}, TextDetection(output="o"), here)
     grown = 30 * 6 * 1.6 / (2 * (30 + 6))
     expected = [20 - grown, 10 - grown, 50 + grown, 16 + grown]
-    np.testing.assert_allclose(found.boxes, [expected], atol=1e-3)
-    np.testing.assert_allclose(found.scores, [0.9], atol=1e-6)
+    np.testing.assert_allclose(result.boxes, [expected], atol=1e-3)
+    np.testing.assert_allclose(result.scores, [0.9], atol=1e-6)
 
 
 def test_text_is_read_without_blanks_and_repeats(rng):
@@ -128,9 +128,9 @@ def test_text_is_read_without_blanks_and_repeats(rng):
     steps = rng.random((60, 22)).astype(np.float32) ** 4
     steps[::3, 0] = 1.5
     steps[10:13] = steps[10]
-    found = decode({"o": steps[None]}, TextRecognition(output="o"), frame_view())
-    assert isinstance(found, Texts)
-    (line,) = found.lines
+    result = decode({"o": steps[None]}, TextRecognition(output="o"), frame_view())
+    assert isinstance(result, Texts)
+    (line,) = result.lines
     assert text_of(line, alphabet) == ref.ctc(steps, [*alphabet, " "])
     assert (
         len(decode({"o": np.eye(1, 22)[None]}, TextRecognition(output="o"), frame_view()).lines)
@@ -143,14 +143,16 @@ def test_masks_are_enlarged_to_the_pixels_of_their_box():
     whole = np.full((HEIGHT, WIDTH), -1.0, np.float32)
     whole[8:20, 10:30] = 1.0
     box = np.array([[6, 6, 40, 24]], np.float32)
-    found = Detections(box * 4, np.ones(1, np.float32), np.zeros(1, np.int64))
-    found = with_masks(found, box, lambda _, rows, columns: whole[rows, columns], whole.shape, here)
-    bits, x, y = mask_bits(found, 0)
+    result = Detections(box * 4, np.ones(1, np.float32), np.zeros(1, np.int64))
+    result = with_masks(
+        result, box, lambda _, rows, columns: whole[rows, columns], whole.shape, here
+    )
+    bits, x, y = mask_bits(result, 0)
     assert (x, y, bits.shape) == (24, 24, (72, 136))
     rows, columns = np.flatnonzero(bits.any(axis=1)), np.flatnonzero(bits.any(axis=0))
     assert [rows[0] + y, rows[-1] + 1 + y] == [32, 80]  # 8 and 20, four times as large
     assert [columns[0] + x, columns[-1] + 1 + x] == [40, 120]
-    (outline,) = mask_polygons(found, 0)
+    (outline,) = mask_polygons(result, 0)
     assert [*outline.min(axis=0), *outline.max(axis=0)] == [40, 32, 119, 79]
 
 
@@ -190,7 +192,7 @@ def test_rotated_suppression_agrees_with_the_matrix_form(rng):
 
 def test_rows_of_detections_are_taken_together():
     count = np.arange(4)
-    found = Detections(
+    result = Detections(
         boxes=np.tile(count[:, None], (1, 4)).astype(np.float32),
         scores=count.astype(np.float32),
         class_ids=count,
@@ -198,7 +200,7 @@ def test_rows_of_detections_are_taken_together():
         keypoints=np.zeros((4, 2, 3), np.float32),
         rotated=np.zeros((4, 5), np.float32),
     )
-    some = found[np.array([2, 0])]
+    some = result[np.array([2, 0])]
     assert (some.class_ids.tolist(), some.track_ids.tolist()) == ([2, 0], [12, 10])
-    assert len(found[count > 1]) == 2
-    assert found[count > 1].masks is None
+    assert len(result[count > 1]) == 2
+    assert result[count > 1].masks is None

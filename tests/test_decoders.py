@@ -54,30 +54,30 @@ def probabilities(rng, *shape):
     return (rng.random(shape) ** 2).astype(np.float32)
 
 
-def agree(found, expected, *, least=3):
+def agree(result, expected, *, least=3):
     """Compare detections with the objects of a reference."""
-    assert isinstance(found, Detections)
+    assert isinstance(result, Detections)
     assert len(expected) >= least
-    np.testing.assert_allclose(found.boxes, [item["box"] for item in expected], atol=2e-3)
-    np.testing.assert_allclose(found.scores, [item["score"] for item in expected], atol=1e-5)
-    assert found.class_ids.tolist() == [item["class"] for item in expected]
-    assert (found.boxes.dtype, found.scores.dtype) == (np.float32, np.float32)
-    assert found.class_ids.dtype == np.int64
+    np.testing.assert_allclose(result.boxes, [item["box"] for item in expected], atol=2e-3)
+    np.testing.assert_allclose(result.scores, [item["score"] for item in expected], atol=1e-5)
+    assert result.class_ids.tolist() == [item["class"] for item in expected]
+    assert (result.boxes.dtype, result.scores.dtype) == (np.float32, np.float32)
+    assert result.class_ids.dtype == np.int64
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch", "centre-crop"])
 def test_ultralytics_detect(rng, resize):
     head = np.concatenate([centres(rng, CELLS).T, probabilities(rng, 5, CELLS)])
     here = frame_view(resize)
-    found = decode({"output0": head[None]}, UltralyticsDetect(iou_threshold=0.4), here)
-    agree(found, ref.placed(ref.ultralytics(head, 0.25), here, 0.4))
+    result = decode({"output0": head[None]}, UltralyticsDetect(iou_threshold=0.4), here)
+    agree(result, ref.placed(ref.ultralytics(head, 0.25), here, 0.4))
 
 
 def test_ultralytics_in_half_precision(rng):
     head = np.concatenate([centres(rng, CELLS).T, probabilities(rng, 5, CELLS)])
     half = head.astype(np.float16)
-    found = decode({"output0": half[None]}, UltralyticsDetect(), frame_view())
-    agree(found, ref.placed(ref.ultralytics(half.astype(np.float32), 0.25), frame_view(), 0.7))
+    result = decode({"output0": half[None]}, UltralyticsDetect(), frame_view())
+    agree(result, ref.placed(ref.ultralytics(half.astype(np.float32), 0.25), frame_view(), 0.7))
 
 
 @pytest.mark.parametrize("values", [2, 3])
@@ -85,10 +85,10 @@ def test_ultralytics_pose(rng, values):
     points = rng.uniform(0, 60, (4 * values, CELLS)).astype(np.float32)
     head = np.concatenate([centres(rng, CELLS).T, probabilities(rng, 1, CELLS), points])
     config = UltralyticsPose(keypoints=4, keypoint_values=values, iou_threshold=0.4)
-    found = decode({"output0": head[None]}, config, frame_view())
+    result = decode({"output0": head[None]}, config, frame_view())
     expected = ref.placed(ref.ultralytics(head, 0.25, 4 * values), frame_view(), 0.4)
-    agree(found, expected)
-    for person, item in zip(found.keypoints.tolist(), expected, strict=True):
+    agree(result, expected)
+    for person, item in zip(result.keypoints.tolist(), expected, strict=True):
         for number, (x, y, score) in enumerate(person):
             point = item["rest"][values * number :][:values]
             assert [x, y] == pytest.approx(ref.to_frame(point[:2] * 2, frame_view())[:2], abs=2e-3)
@@ -100,12 +100,12 @@ def test_ultralytics_segment(rng):
     coefficients = rng.normal(size=(3, CELLS)).astype(np.float32)
     head = np.concatenate([centres(rng, CELLS).T, probabilities(rng, 4, CELLS), coefficients])
     outputs = {"output0": head[None], "output1": prototypes[None]}
-    found = decode(outputs, UltralyticsSegment(iou_threshold=0.4), frame_view("stretch"))
+    result = decode(outputs, UltralyticsSegment(iou_threshold=0.4), frame_view("stretch"))
     expected = ref.placed(ref.ultralytics(head, 0.25, 3), frame_view("stretch"), 0.4)
-    agree(found, expected)
+    agree(result, expected)
     for row, item in enumerate(expected):
         whole = sum(c * p for c, p in zip(item["rest"], prototypes, strict=True))
-        crop, region = found.masks.crops[row], found.masks.regions[row]
+        crop, region = result.masks.crops[row], result.masks.regions[row]
         x, y = round(region[0] / 110 * 16), round(region[1] / 75 * 8)
         part = whole[y : y + crop.shape[0], x : x + crop.shape[1]]
         np.testing.assert_allclose(crop, part, atol=1e-5)
@@ -127,10 +127,10 @@ def rotated_items(rows, classes, scores, threshold, here):
     return ref.greedy(items, overlaps, threshold)
 
 
-def same_rectangle(found, expected):
+def same_rectangle(result, expected):
     """Angles may differ by half a turn."""
-    np.testing.assert_allclose(found[:4], expected[:4], atol=2e-3)
-    assert abs(np.sin(found[4] - expected[4])) < 1e-4
+    np.testing.assert_allclose(result[:4], expected[:4], atol=2e-3)
+    assert abs(np.sin(result[4] - expected[4])) < 1e-4
 
 
 def test_ultralytics_oriented_boxes(rng):
@@ -140,13 +140,13 @@ def test_ultralytics_oriented_boxes(rng):
     scores = probabilities(rng, 2, CELLS)
     head = np.concatenate([boxes.T, scores, angles])
     here = frame_view("letterbox", (64, 128))  # scale 0.5 in x and in y
-    found = decode({"output0": head[None]}, UltralyticsObb(iou_threshold=0.3), here)
+    result = decode({"output0": head[None]}, UltralyticsObb(iou_threshold=0.3), here)
     keep = scores.max(axis=0) >= 0.25
     rows = np.concatenate([boxes, angles.T], axis=1)[keep]
     items = rotated_items(rows, scores.argmax(0)[keep], scores.max(0)[keep], 0.3, here)
-    assert len(found) == len(items) > 3
-    assert found.class_ids.tolist() == [item["class"] for item in items]
-    for row, item, upright in zip(found.rotated, items, found.boxes, strict=True):
+    assert len(result) == len(items) > 3
+    assert result.class_ids.tolist() == [item["class"] for item in items]
+    for row, item, upright in zip(result.rotated, items, result.boxes, strict=True):
         same_rectangle(row, item["rotated"])
         assert -np.pi / 2 <= row[4] <= np.pi / 2
         corners = corners_of_rotated(row[None])[0]
@@ -157,8 +157,8 @@ def test_ultralytics_oriented_boxes(rng):
 def test_a_rotated_box_under_two_scales_keeps_the_direction_of_its_width():
     config = Rows(output="o", columns=("cx", "cy", "w", "h", "score", "class", "angle"))
     row = np.array([[[32, 16, 10, 4, 0.9, 1, np.pi / 4]]], np.float32)
-    found = decode({"o": row}, config, View(fit(64, 64, PREPROCESS), 64, 64, WIDTH, HEIGHT))
-    x, y, width, height, angle = found.rotated[0].tolist()
+    result = decode({"o": row}, config, View(fit(64, 64, PREPROCESS), 64, 64, WIDTH, HEIGHT))
+    x, y, width, height, angle = result.rotated[0].tolist()
     side = 10 / np.sqrt(2)
     assert (x, y) == (32, 32)
     assert width == pytest.approx(np.hypot(side, 2 * side), rel=1e-5)
@@ -205,19 +205,19 @@ def test_rows_of_any_order(rng, order, suppressed):
                "score": scores, "class": classes, "batch": np.zeros(40)}  # fmt: skip
     rows = np.stack([values[name] for name in ORDERS[order]], axis=1).astype(np.float32)
     config = Rows(output="o", columns=ORDERS[order], unit=unit, suppress=suppressed)
-    found = decode({"o": rows if order == "yolov7" else rows[None]}, config, frame_view())
+    result = decode({"o": rows if order == "yolov7" else rows[None]}, config, frame_view())
     iou = 0.5 if suppressed else None
-    agree(found, ref.placed(row_items(corners, scores, classes), frame_view(), iou))
+    agree(result, ref.placed(row_items(corners, scores, classes), frame_view(), iou))
 
 
 @pytest.mark.parametrize("suppressed", [False, True])
 def test_rows_with_all_classes(rng, suppressed):
     boxes, scores = centres(rng, 40), probabilities(rng, 40, 5)
     rows = np.concatenate([boxes / ([WIDTH, HEIGHT] * 2), scores], axis=1).astype(np.float32)
-    found = decode({"output0": rows[None]}, ClassRows(suppress=suppressed), frame_view())
+    result = decode({"output0": rows[None]}, ClassRows(suppress=suppressed), frame_view())
     head = np.concatenate([boxes, scores], axis=1).T
     iou = 0.5 if suppressed else None
-    agree(found, ref.placed(ref.ultralytics(head, 0.25), frame_view(), iou))
+    agree(result, ref.placed(ref.ultralytics(head, 0.25), frame_view(), iou))
 
 
 def test_no_rows_at_all_are_no_detections():
@@ -230,15 +230,15 @@ def test_rows_with_keypoints_and_masks(rng):
     points = rng.uniform(0, 30, (40, 6)).astype(np.float32)
     base = np.column_stack([corners, scores, classes]).astype(np.float32)
     posed = np.concatenate([base, points], axis=1)
-    found = decode({"output0": posed[None]}, Rows(keypoints=2), frame_view())
+    result = decode({"output0": posed[None]}, Rows(keypoints=2), frame_view())
     items = ref.placed(row_items(corners, scores, classes), frame_view(), None)
-    agree(found, items)
+    agree(result, items)
     first = int(np.flatnonzero(scores >= 0.25)[0])
     expected = ref.to_frame([*points[first, :2]] * 2, frame_view())[:2]
-    np.testing.assert_allclose(found.keypoints[0, 0, :2], expected, atol=2e-3)
+    np.testing.assert_allclose(result.keypoints[0, 0, :2], expected, atol=2e-3)
     prototypes = rng.normal(size=(6, 8, 16)).astype(np.float32)
-    found = decode({"output0": posed[None], "p": prototypes[None]}, Rows(masks="p"), frame_view())
-    assert len(found.masks) == len(found)
+    result = decode({"output0": posed[None], "p": prototypes[None]}, Rows(masks="p"), frame_view())
+    assert len(result.masks) == len(result)
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -247,19 +247,19 @@ def test_yolov5(rng, masks):
     extras = rng.normal(size=(90, 3 * masks)).astype(np.float32)
     rows = np.concatenate([centres(rng, 90), scores, extras], axis=1)
     outputs = {"output0": rows[None], "p": rng.normal(size=(1, 3, 8, 16)).astype(np.float32)}
-    found = decode(outputs, Yolov5(masks="p" if masks else ""), frame_view())
-    agree(found, ref.placed(ref.yolov5(rows, 0.25, 3 * masks), frame_view(), 0.45))
-    assert (found.masks is not None) == masks
+    result = decode(outputs, Yolov5(masks="p" if masks else ""), frame_view())
+    agree(result, ref.placed(ref.yolov5(rows, 0.25, 3 * masks), frame_view(), 0.45))
+    assert (result.masks is not None) == masks
 
 
 def test_yolox(rng):
     box = np.concatenate([rng.uniform(-1, 2, (CELLS, 2)), rng.uniform(-1, 1.5, (CELLS, 2))], 1)
     rows = np.concatenate([box, np.sqrt(probabilities(rng, CELLS, 5))], axis=1).astype(np.float32)
-    found = decode({"output": rows[None]}, Yolox(), frame_view())
-    agree(found, ref.placed(ref.yolox(rows, (8, 16, 32), WIDTH, HEIGHT, 0.25), frame_view(), 0.45))
+    result = decode({"output": rows[None]}, Yolox(), frame_view())
+    agree(result, ref.placed(ref.yolox(rows, (8, 16, 32), WIDTH, HEIGHT, 0.25), frame_view(), 0.45))
     decoded = np.concatenate([centres(rng, CELLS), rows[:, 4:]], axis=1)
-    found = decode({"output": decoded[None]}, Yolox(decoded=True), frame_view())
-    agree(found, ref.placed(ref.yolov5(decoded, 0.25), frame_view(), 0.45))
+    result = decode({"output": decoded[None]}, Yolox(decoded=True), frame_view())
+    agree(result, ref.placed(ref.yolov5(decoded, 0.25), frame_view(), 0.45))
 
 
 @pytest.mark.parametrize("background", ["none", "first", "last"])
@@ -305,13 +305,13 @@ def test_mask_and_keypoint_rcnn(rng):
     points = rng.uniform(0, 30, (40, 17, 3)).astype(np.float32)
     outputs = {"b": corners, "s": scores, "c": classes + 1, "m": masks, "k": points}
     config = Finished(boxes="b", scores="s", classes="c", first_class=1, masks="m", keypoints="k")
-    found = decode(outputs, config, frame_view("stretch"))
-    agree(found, ref.placed(row_items(corners, scores, classes), frame_view("stretch"), None))
-    region = found.masks.regions[0] * np.array([WIDTH / 110, HEIGHT / 75] * 2)
+    result = decode(outputs, config, frame_view("stretch"))
+    agree(result, ref.placed(row_items(corners, scores, classes), frame_view("stretch"), None))
+    region = result.masks.regions[0] * np.array([WIDTH / 110, HEIGHT / 75] * 2)
     x1, y1, x2, y2 = region.round().astype(int).tolist()
-    row = next(r for r in range(40) if scores[r] == found.scores[0])
-    np.testing.assert_allclose(found.masks.crops[0], masks[row, 0, y1:y2, x1:x2] - 0.5, atol=1e-6)
-    np.testing.assert_allclose(found.keypoints[0, :, 2], points[row, :, 2])
+    row = next(r for r in range(40) if scores[r] == result.scores[0])
+    np.testing.assert_allclose(result.masks.crops[0], masks[row, 0, y1:y2, x1:x2] - 0.5, atol=1e-6)
+    np.testing.assert_allclose(result.keypoints[0, :, 2], points[row, :, 2])
 
 
 def test_mmdeploy(rng):
@@ -353,8 +353,8 @@ def test_detectnet(rng):
     coverage = probabilities(rng, 3, 6, 10)
     boxes = rng.uniform(-0.2, 1.0, (12, 6, 10)).astype(np.float32)
     config = DetectnetV2(coverage="c", boxes="b")
-    found = decode({"c": coverage[None], "b": boxes[None]}, config, here)
-    agree(found, ref.placed(ref.detectnet(coverage, boxes, 0.4), here, 0.5))
+    result = decode({"c": coverage[None], "b": boxes[None]}, config, here)
+    agree(result, ref.placed(ref.detectnet(coverage, boxes, 0.4), here, 0.5))
 
 
 def test_centernet(rng):
@@ -373,10 +373,10 @@ def test_yunet(rng):
         for name, columns in shapes.items():
             values = rng.uniform(-0.5, 1.5, (1, cells, columns))
             outputs[f"{name}_{stride}"] = values.astype(np.float32)
-    found = decode(outputs, Yunet(iou_threshold=0.6), frame_view())
+    result = decode(outputs, Yunet(iou_threshold=0.6), frame_view())
     expected = ref.placed(ref.yunet(outputs, (8, 16, 32), WIDTH, HEIGHT, 0.6), frame_view(), 0.6)
-    agree(found, expected)
-    for face, item in zip(found.keypoints, expected, strict=True):
+    agree(result, expected)
+    for face, item in zip(result.keypoints, expected, strict=True):
         points = np.array(item["rest"]).reshape(5, 2)
         frame = [ref.to_frame([*point] * 2, frame_view())[:2] for point in points]
         np.testing.assert_allclose(face[:, :2], frame, atol=2e-3)
@@ -392,10 +392,10 @@ def test_scrfd(rng):
     outputs |= {f"k{i}": v[None] for i, v in enumerate(points)}  # newer files have a batch axis
     config = Scrfd(scores=("s0", "s1", "s2"), boxes=("b0", "b1", "b2"),
                    keypoints=("k0", "k1", "k2"))  # fmt: skip
-    found = decode(outputs, config, frame_view())
+    result = decode(outputs, config, frame_view())
     expected = ref.placed(ref.scrfd(scores, boxes, points, strides, WIDTH, 0.5), frame_view(), 0.4)
-    agree(found, expected)
-    assert found.keypoints.shape == (len(expected), 5, 3)
+    agree(result, expected)
+    assert result.keypoints.shape == (len(expected), 5, 3)
 
 
 DAMAGED = {
@@ -431,13 +431,13 @@ def test_damaged_numbers_give_finite_detections(kind, number, rng):
     for share in (0.05, 1.0):
         for array in outputs.values():
             array[rng.random(array.shape) < share] = number
-        found = decode(outputs, config, frame_view())
-        assert np.isfinite(found.boxes).all()
-        assert np.isfinite(found.scores).all()
-        assert (found.boxes[:, 2:] > found.boxes[:, :2]).all()
-        assert (found.boxes <= [110, 75, 110, 75]).all()
-        assert (found.class_ids >= 0).all()
-        for extra in (found.keypoints, found.rotated):
+        result = decode(outputs, config, frame_view())
+        assert np.isfinite(result.boxes).all()
+        assert np.isfinite(result.scores).all()
+        assert (result.boxes[:, 2:] > result.boxes[:, :2]).all()
+        assert (result.boxes <= [110, 75, 110, 75]).all()
+        assert (result.class_ids >= 0).all()
+        for extra in (result.keypoints, result.rotated):
             assert extra is None or np.isfinite(extra).all()
 
 

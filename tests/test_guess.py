@@ -144,12 +144,12 @@ CASES = [
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_first_rule_that_matches_answers(number):
-    given, kind, settings, recipe = CASES[number]
+    case, kind, settings, recipe = CASES[number]
     if kind is None:
         with pytest.raises(GuessError, match=r"m\.onnx: no rule knows such outputs: '"):
-            propose(given)
+            propose(case)
         return
-    proposal = propose(given)
+    proposal = propose(case)
     assert proposal.sureness != "ask"
     assert (proposal.best.kind, proposal.best.recipe) == (kind, recipe)
     assert proposal.best.why
@@ -172,7 +172,7 @@ def test_what_can_be_read_in_several_ways_is_asked(outputs, image, kinds):
 
 
 def test_every_rule_and_every_recipe_is_reached():
-    cases = [given for given, kind, _, _ in CASES if kind]
+    cases = [case for case, kind, _, _ in CASES if kind]
     cases += [facts({"output": [1, A, 6]}), facts({"o": ["n", 7]}), facts({"o": [1, 1, 9, 9]})]
     cases.append(facts({"o": [1, 40, 6625]}, image=(1, 3, 48, 320)))
     reached = {next(rule.name for rule in RULES if rule.read(case)) for case in cases}
@@ -243,8 +243,8 @@ def test_the_files_that_are_written_can_be_loaded(tmp_path):
 
 def test_metadata_of_strangers_stays_in_its_comment():
     metadata = {"author": "Ultralytics", "task": "semantic\n[decode]\nkind = 'x'\x1b[31m"}
-    given = facts({"sem": [1, 640, 640]}, metadata=metadata)
-    text = proposal_text(given, propose(given))
+    case = facts({"sem": [1, 640, 640]}, metadata=metadata)
+    text = proposal_text(case, propose(case))
     assert text.count("[decode]\n") == 1
     assert "\x1b" not in text
 

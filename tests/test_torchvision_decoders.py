@@ -58,18 +58,18 @@ def test_a_detector(name, tmp_path):
            else {"score_thresh": 0.005, "detections_per_img": 50}),
     )  # fmt: skip
     picture, (truth,) = export(network, tmp_path / "m.onnx", None)
-    found = decoded(tmp_path / "m.onnx", picture)
-    assert isinstance(found, Detections)
+    result = decoded(tmp_path / "m.onnx", picture)
+    assert isinstance(result, Detections)
     boxes = truth["boxes"].numpy()
     solid = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     order = np.argsort(-truth["scores"].numpy()[solid], kind="stable")
-    assert len(found) == solid.sum() > 3
-    np.testing.assert_allclose(found.scores, truth["scores"].numpy()[solid][order], atol=1e-4)
-    np.testing.assert_allclose(found.boxes, boxes[solid][order], atol=0.1)
-    assert found.class_ids.tolist() == (truth["labels"].numpy()[solid][order] - 1).tolist()
+    assert len(result) == solid.sum() > 3
+    np.testing.assert_allclose(result.scores, truth["scores"].numpy()[solid][order], atol=1e-4)
+    np.testing.assert_allclose(result.boxes, boxes[solid][order], atol=0.1)
+    assert result.class_ids.tolist() == (truth["labels"].numpy()[solid][order] - 1).tolist()
     if "keypoints" in truth:
         points = truth["keypoints"].numpy()[solid][order]
-        np.testing.assert_allclose(found.keypoints[..., :2], points[..., :2], atol=0.5)
+        np.testing.assert_allclose(result.keypoints[..., :2], points[..., :2], atol=0.5)
 
 
 def test_a_segmentation(tmp_path):
@@ -86,9 +86,9 @@ def test_a_segmentation(tmp_path):
             return self.network(picture)["out"]
 
     picture, truth = export(Out(), tmp_path / "m.onnx", ["out"])
-    found = decoded(tmp_path / "m.onnx", picture)
-    assert isinstance(found, SegmentationMap)
-    agreement = (found.class_ids == truth[0].argmax(dim=0).numpy()).mean()
+    result = decoded(tmp_path / "m.onnx", picture)
+    assert isinstance(result, SegmentationMap)
+    agreement = (result.class_ids == truth[0].argmax(dim=0).numpy()).mean()
     assert agreement > 0.999  # logits of random weights are close to each other
 
 
@@ -96,10 +96,10 @@ def test_a_classifier(tmp_path):
     from torchvision.models import mobilenet_v3_small
 
     picture, truth = export(mobilenet_v3_small(weights=None), tmp_path / "m.onnx", None)
-    found = decoded(tmp_path / "m.onnx", picture)
-    assert isinstance(found, ClassScores)
+    result = decoded(tmp_path / "m.onnx", picture)
+    assert isinstance(result, ClassScores)
     best = torch.softmax(truth[0], dim=0).topk(5)
-    np.testing.assert_allclose(found.scores, best.values.numpy(), rtol=1e-3)
+    np.testing.assert_allclose(result.scores, best.values.numpy(), rtol=1e-3)
 
 
 def test_the_command_reads_an_export(tmp_path):
