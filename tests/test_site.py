@@ -222,6 +222,7 @@ def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) 
         "plan.md",
         "build.md",
         "pipelines.md",
+        "decoders.md",
         "deploy.md",
         "COSTS.md",
     )
