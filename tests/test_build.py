@@ -111,7 +111,8 @@ def test_light_models_split_between_gpu_and_dla_in_int8(
     graph_input = {"squeezenet": "data_0", "resnet50": "gpu_0/data_0"}[name]
     samples = [{graph_input: rng.uniform(0, 1, (1, 3, 224, 224)).astype(np.float32)}]
     out = tmp_path / "m.engine"
-    result = build_engine(model, "agx-orin-64gb", out, BuildOptions(data=samples))
+    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"))
+    result = build_engine(model, "agx-orin-64gb", out, options)
     processors = {segment.processor for segment in result.manifest.segments}
     assert processors == {"gpu", "dla0"}
     crossing = {c.tensor for c in result.manifest.crossings}

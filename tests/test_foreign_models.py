@@ -70,10 +70,15 @@ def test_builds_and_gives_the_numbers_of_onnxruntime(
 
 
 @pytest.mark.parametrize(
-    "name", ["silero-vad", pytest.param("silero-vad-16k", marks=pytest.mark.slow), "ppocr-cls"]
+    ("name", "method"),
+    [
+        ("silero-vad", "auto"),
+        pytest.param("silero-vad-16k", "auto", marks=pytest.mark.slow),
+        ("ppocr-cls", "minmax"),
+    ],
 )
 def test_calibrates_models_with_branches_and_scalars(
-    name: str, tmp_path: Path, rng: np.random.Generator
+    name: str, method: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model = BY_NAME[name]
     path = foreign_model(name)
@@ -81,7 +86,7 @@ def test_calibrates_models_with_branches_and_scalars(
     for index in range(3):
         np.savez(tmp_path / "data" / f"{index}.npz", **model.feeds(rng))
     done = tandem("calibrate", path, "--data", tmp_path / "data", "-o", tmp_path / "t.json",
-        *shape_options(model))  # fmt: skip
+        "--method", method, *shape_options(model))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
 

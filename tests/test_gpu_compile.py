@@ -27,8 +27,8 @@ from toolkit.gpu.target import GpuTarget, sm_limits
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -66,6 +66,7 @@ def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) 
 
 
 @needs_compiler
+@pytest.mark.usefixtures("own_cache")
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
 
 
 @needs_compiler
+@pytest.mark.usefixtures("own_cache")
 def test_a_cache_that_cannot_be_written_does_not_stop_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +224,7 @@ while (request := read_message(sys.stdin.buffer, Request)) is not None:
 
 
 @pytest.fixture
-def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_compiler(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that need no Triton, never end with a kernel "slow" and die of one "broken"."""
 
     def start(_: str) -> "subprocess.Popen[bytes]":
@@ -319,7 +321,9 @@ def test_an_operation_that_compiles_for_ever_names_its_nodes() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("sm", [87, 90])
-def test_two_floats_become_bytes_in_one_instruction(sm: int, rng: np.random.Generator) -> None:
+def test_two_floats_become_bytes_in_one_instruction(
+    sm: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
     """No other conversion: before CUDA 13.4 ptxas makes 255 of the last byte of a sum, by one."""
     from triton import knobs
 
@@ -330,7 +334,7 @@ def test_two_floats_become_bytes_in_one_instruction(sm: int, rng: np.random.Gene
     specs = [call.spec for call in launches if call.spec.title == "transpose_tiles"]
     assert ("y", "*i8:16") in specs[0].signature
     (compiled, *_) = compile_kernels(specs, gpu)
-    path = cache_folder().parent / "k.cubin"
+    path = tmp_path / "k.cubin"
     path.write_bytes(compiled.cubin)
     sass = subprocess.run(
         [knobs.nvidia.nvdisasm.path, "-c", path], capture_output=True, text=True, check=True

@@ -1,7 +1,6 @@
 """INT8 row-panel products of little depth, interpreted bit by bit, and compiled."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import gpu_interpreter
 import int8_reference
@@ -140,14 +139,9 @@ def test_row_panels_of_a_dynamic_batch_give_the_same_bits(rng: np.random.Generat
     ],
 )
 def test_results_do_not_go_through_shared_memory(
-    kernel: str,
-    residual: bool,
-    rng: np.random.Generator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: str, residual: bool, rng: np.random.Generator
 ) -> None:
     """Operands, and of strips what is copied ahead, are all that lies there."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     segment = pointwise(rng, 64, 256, residual, (11, 13)).lower("int8", HOPPER)
     calls = [call for one in tactics_of(segment, kernel) for call in one.launches]
     spec = next(
