@@ -11,10 +11,16 @@ import cuda_double
 import numpy as np
 import pytest
 from model_fixtures import small_convnet
+from msgspec.structs import replace
 from test_tensorrt import install, prepare_all
 
+from device.engine.cuda_manifest import Cuda, Workspace
 from device.engine.file import open_engine
+from device.engine.manifest import Manifest
+from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose, without_portable
+from device.engine.tensorrt_manifest import TensorRT
+from device.errors import EngineError
 from device.runtime.line_steps import (
     Borders,
     Format,
@@ -239,3 +245,53 @@ def test_without_fallback_the_dla_segments_have_no_kernels(tmp_path: Path) -> No
         assert ("--no-fallback" in result.report) == fallback
     assert sizes[True]["GPU kernels in place of the DLA"] > 0
     assert "GPU kernels in place of the DLA" not in sizes[False]
+
+
+# --- what an engine may ask of the board
+
+
+def first_form(manifest: Manifest) -> tuple[int, TensorRT]:
+    """The first DLA segment's place, and what TensorRT makes of it."""
+    return next(
+        (at, one)
+        for at, segment in enumerate(manifest.segments)
+        for one in segment.implementations
+        if isinstance(one, TensorRT)
+    )
+
+
+def spoil(kernels: Cuda, what: str) -> Cuda:
+    (source,) = kernels.inputs
+    if what == "bytes":
+        return replace(kernels, inputs=(replace(source, bytes=source.bytes - 64),))
+    op, behind = kernels.works[0], kernels.workspace_bytes
+    launch = op.tactics[0].launches[0]
+    wrong = replace(launch, arguments=(Workspace(behind), *launch.arguments[1:]))
+    tactic = replace(op.tactics[0], launches=(wrong,))
+    works = (replace(op, tactics=(tactic,)),)
+    return replace(kernels, works=works, workspace_bytes=behind + 256)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("count", "1 ports leave, 2 of them have kernels"),
+        ("bytes", "bytes, its kernels"),
+        ("address", "which is in none of its tensors"),
+    ],
+)
+def test_kernels_of_a_port_touch_its_tensor_alone(what: str, message: str, engines: Path) -> None:
+    with open_engine(engines / "fp16.engine") as opened:
+        manifest, entries = opened.manifest, opened.entries
+        at, form = first_form(manifest)
+        broken = (
+            replace(form, leave=form.leave * 2)
+            if what == "count"
+            else replace(form, enter=(spoil(form.enter[0], what), *form.enter[1:]))
+        )
+        segment = manifest.segments[at]
+        others = tuple(one for one in segment.implementations if one is not form)
+        segments = list(manifest.segments)
+        segments[at] = replace(segment, implementations=(broken, *others))
+        with pytest.raises(EngineError, match=message):
+            check_manifest(replace(manifest, segments=tuple(segments)), entries)
