@@ -249,7 +249,7 @@ def _joined(first: Tracks, second: Tracks) -> Tracks:
 
 
 def _still_needed(tracks: Tracks) -> NDArray[np.bool_]:
-    """Return which tracks stay: not those that were lost before they had a number, and not lost ones
+    """Return which tracks stay: not those that were lost before they had a number, nor lost ones
     in whose place another is seen."""
     lost = tracks.status == LOST
     keep: NDArray[np.bool_] = ~(lost & (tracks.ids < 0))
