@@ -16,7 +16,7 @@ On the host:
                     `ActivationType`, `PoolingType` ... are its operations
     load_plugins    custom operators of a file
 On the board and on the host:
-    open_session    an engine, ready to run
+    open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's
     run_pipeline    camera to detections: the pipeline of a bundle; `Pipeline` gives its results
                     one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
     from device.errors import TandemError
-    from device.session import Session, open_session
+    from device.session import DeviceArray, Session, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
     from pipelines.results import Detections
     from pipelines.run import Broker, FrameResult, Pipeline, run_pipeline
@@ -87,6 +87,7 @@ _MODULES = {
     "BuildResult": "toolkit.build",
     "CalibrationTable": "calibration.table",
     "Detections": "pipelines.results",
+    "DeviceArray": "device.session",
     "DimRange": "toolkit.build",
     "ElementWiseOperation": "toolkit.network",
     "FrameResult": "pipelines.run",
@@ -134,6 +135,7 @@ __all__ = [
     "BuildResult",
     "CalibrationTable",
     "Detections",
+    "DeviceArray",
     "DimRange",
     "ElementWiseOperation",
     "FrameResult",

@@ -16,12 +16,9 @@ M can only be measured, so the search is greedy, and every answer is measured:
    by bisection the shortest prefix of this list that, in floating point, meets the limit.
 4. Return each node of it to INT8, the cheapest first, if the limit still holds.
 
-So no single node of the answer can return to INT8; a better exchange of several may exist.
-
-`least_loss` is the other question: with at most a share of the work in floating point, which nodes
-are best there? Step 2 measures an error of each node alone, which is smooth where M leaps. Step 3
-takes ever more nodes in the order of error / w(n), and ends where M meets the limit; if it never
-does, the answer is the set with the least error of all together, as errors of nodes may cancel.
+So no single node of the answer can return to INT8; a better exchange of several may exist. The
+other question, which nodes are best in floating point within a share of the work, is answered by
+`calibration.least_loss`.
 """
 
 import math
@@ -35,12 +32,7 @@ MAX_TRIALS = 400
 """Maximum number of measurements of the metric."""
 NODE_WEIGHT = 0.01
 """Constant part of w(n), as a share of the average work of a node."""
-LEAST_LOSS_NODE_WEIGHT = 0.3
-"""The same for `least_loss`: a node of little work that costs little is not worth a conversion."""
-ROUNDING = 1e-9
-"""Relative error of sums of work."""
-LEAST_LOSS_STEPS = 8
-"""Number of sets of nodes that `least_loss` tries, each with as much more work."""
+
 
 Kind = Literal["loss", "percent", "least"]
 Measure = Callable[[frozenset[str]], float]
@@ -113,6 +105,7 @@ class BudgetResult:
     `float_value`, `int8_value`, `value`: the metric of the float model, with all nodes in INT8, and
     of the answer; `limit`: its minimum, which only `least_loss` may miss. `share`: work in INT8, 0
     to 1. `costs`: in descending order. `complete` is False if `max_trials` ended the search early.
+    `added`: errors of the nodes in INT8, added, and `most_added`, their limit, of `least_loss`.
     """
 
     keep_float: frozenset[str]
@@ -124,11 +117,13 @@ class BudgetResult:
     costs: tuple[NodeCost, ...]
     path: tuple[BudgetTrial, ...]
     complete: bool
+    added: float = 0.0
+    most_added: float = math.inf
 
     @property
     def met(self) -> bool:
-        """True if the metric is within its limit."""
-        return self.value >= self.limit
+        """True if the metric and the added errors are within their limits."""
+        return self.value >= self.limit and self.added <= self.most_added
 
 
 def parse_budget(text: str) -> Budget:
@@ -165,8 +160,8 @@ def largest_int8_share(
 
     Raises CalibrationError: there is nothing to choose, or no limit (see `Budget.limit`).
     """
-    _check(macs, max_trials)
-    search = _Search(macs, measure, max_trials, on_progress)
+    check_work(macs, max_trials)
+    search = Search(macs, measure, max_trials, on_progress)
     float_value = search.value("float", frozenset(macs))
     search.limit = budget.limit(float_value)
     int8_value = search.value("INT8", frozenset())
@@ -189,53 +184,7 @@ def largest_int8_share(
     )
 
 
-def least_loss(
-    macs: Mapping[str, float],
-    measure: Measure,
-    budget: Budget,
-    *,
-    error: Measure,
-    error_alone: Measure,
-    most_float: float,
-    on_progress: Progress | None = None,
-) -> BudgetResult:
-    """Find the nodes that are best in floating point, with at most `most_float` of the work.
-
-    `error`: of all nodes together, less is better; `error_alone`: the same where one node alone is
-    in INT8, on fewer samples if that takes too long. Other parameters as of `largest_int8_share`.
-
-    Raises CalibrationError: as `largest_int8_share`, or `most_float` is no share.
-    """
-    if not 0.0 < most_float <= 1.0:
-        raise CalibrationError(
-            f"at most {most_float:g} of the work may be in floating point, but a share lies above "
-            "0 and up to 1: give one such as 0.15"
-        )
-    max_trials = len(macs) + LEAST_LOSS_STEPS + 2
-    _check(macs, max_trials)
-    search = _Search(macs, measure, max_trials, on_progress, LEAST_LOSS_NODE_WEIGHT)
-    float_value = search.value("float", frozenset(macs))
-    search.limit = budget.limit(float_value)
-    none = frozenset[str]()
-    keep_float, value = none, search.value("INT8", none)
-    int8_value, costs = value, tuple[NodeCost, ...]()
-    if not search.fits(value):
-        costs = _errors_alone(search, error_alone)
-        keep_float, value = _least(search, [row.node for row in costs], error, most_float)
-    return BudgetResult(
-        keep_float=keep_float,
-        float_value=float_value,
-        int8_value=int8_value,
-        value=value,
-        limit=search.limit,
-        share=search.share(keep_float),
-        costs=costs,
-        path=tuple(search.path),
-        complete=True,
-    )
-
-
-class _Search:
+class Search:
     """Measures with a cache, and keeps the best answer within the limit."""
 
     def __init__(
@@ -306,7 +255,7 @@ class _Search:
         return value
 
 
-def _check(macs: Mapping[str, float], max_trials: int) -> None:
+def check_work(macs: Mapping[str, float], max_trials: int) -> None:
     if not macs:
         raise CalibrationError("the model has no node that can be INT8: there is nothing to budget")
     invalid = next((name for name, work in macs.items() if not 0.0 <= work < math.inf), None)
@@ -322,7 +271,7 @@ def _check(macs: Mapping[str, float], max_trials: int) -> None:
         )
 
 
-def _costs(search: _Search, float_value: float, fine: Measure | None) -> tuple[NodeCost, ...]:
+def _costs(search: Search, float_value: float, fine: Measure | None) -> tuple[NodeCost, ...]:
     """The cost of each node alone in INT8; the largest cost per work first."""
     all_nodes = frozenset(search.macs)
     keys: dict[str, tuple[float, float]] = {}
@@ -352,52 +301,7 @@ def _cost(float_value: float, value: float) -> float:
     return float_value - value
 
 
-def _errors_alone(search: _Search, error_alone: Measure) -> tuple[NodeCost, ...]:
-    """The error of each node alone in INT8; the largest per work first."""
-    all_nodes = frozenset(search.macs)
-    rows = []
-    for node, work in search.macs.items():
-        error = _known_error(error_alone(all_nodes - {node}))
-        rows.append(NodeCost(node, work, math.nan, error))
-        search.count()
-    return tuple(sorted(rows, key=lambda row: -row.cost / search.weight(row.node)))
-
-
-def _known_error(error: float) -> float:
-    """An error that compares: that of an output with NaN is infinite."""
-    return math.inf if math.isnan(error) else error
-
-
-def _least(
-    search: _Search, order: Sequence[str], error: Measure, most_float: float
-) -> tuple[frozenset[str], float]:
-    """The first set of nodes within the limit, else the one of least error, and its metric."""
-    best = frozenset[str]()
-    least = _known_error(error(best))
-    for step in range(1, LEAST_LOSS_STEPS + 1):
-        most = most_float * step / LEAST_LOSS_STEPS
-        keep_float = _fill(search, order, most)
-        value = search.value(f"at most {100 * most:.1f} % of the work in float", keep_float)
-        if search.fits(value):
-            return keep_float, value
-        of_all = _known_error(error(keep_float))
-        if of_all < least:
-            best, least = keep_float, of_all
-    return best, search.value("the least error", best)
-
-
-def _fill(search: _Search, order: Sequence[str], most_float: float) -> frozenset[str]:
-    """The nodes in order, without those that would make more than `most_float` of the work."""
-    most_work = most_float * math.fsum(search.macs.values()) * (1.0 + ROUNDING)
-    keep_float, work = set[str](), 0.0
-    for node in order:
-        if work + search.macs[node] <= most_work:
-            keep_float.add(node)
-            work += search.macs[node]
-    return frozenset(keep_float)
-
-
-def _shorten(search: _Search, order: Sequence[str]) -> None:
+def _shorten(search: Search, order: Sequence[str]) -> None:
     """Bisect for the shortest prefix of `order` that meets the limit in floating point."""
     low, high = 0, len(order)  # low does not fit; high, all in float, does
     while high - low > 1 and not search.spent():
@@ -406,7 +310,7 @@ def _shorten(search: _Search, order: Sequence[str]) -> None:
         low, high = (low, middle) if search.fits(value) else (middle, high)
 
 
-def _return_to_int8(search: _Search, order: Sequence[str]) -> None:
+def _return_to_int8(search: Search, order: Sequence[str]) -> None:
     """Return nodes to INT8 one by one while the limit holds, until none can be returned."""
     previous: frozenset[str] | None = None
     while search.best[0] != previous and not search.refused:

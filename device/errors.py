@@ -45,6 +45,10 @@ class BundleError(TandemError):
     """A bundle is missing, damaged or inconsistent."""
 
 
+class BundleReadError(BundleError):
+    """The disk did not give what a bundle holds: that says nothing of the bundle."""
+
+
 class StateError(TandemError):
     """The agent's state directory cannot be used, or does not take what has to be written."""
 

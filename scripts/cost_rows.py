@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 import configs
 from device.engine.manifest import Precision
+from device.profile import load_profile
+from device.selftest.report import Report
 from scripts.networks import NETWORKS
 from scripts.networks.classic import conv_layer, dense_layer, googlenet_part
 from toolkit.partition.costs.hardware import Clocks
@@ -445,6 +447,42 @@ def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[UnusedRow]]:
                 unused.append(UnusedRow(line, reason or "not of a kind that is fitted"))
             else:
                 cases.append(case)
+    return cases, unused
+
+
+def report_rows(report: Report) -> tuple[list[Case], list[UnusedRow]]:
+    """Return the networks of a selftest's report that ran whole on one processor as cases.
+
+    Kernels of Tandem run as one CUDA graph, but the fit's rows of the GPU are TensorRT's: only the
+    times of a DLA are of what the rows are of. `line`: the number of the row in the report.
+    """
+    mode = report.machine.power_mode_name or None
+    known = {each.name for each in load_profile(report.profile).power_modes}
+    board = Board(profile=report.profile, mode=mode if mode in known else None)
+    cases, unused = [], []
+    for line, row in enumerate(report.networks, start=1):
+        processors = {segment.processor for segment in row.segments}
+        implementations = {segment.implementation for segment in row.segments}
+        reasons = (
+            (bool(row.problem), f"it did not run: {row.problem}"),
+            (row.network not in NETWORKS, "its graph is not public"),
+            (row.variant != "dla", "not a run on the DLA"),
+            (not processors <= {"dla0", "dla1"} or implementations != {"tensorrt"},
+             "with segments on other processors"),
+            (row.precision not in ("int8", "fp16"), "not of a kind that is fitted"),
+        )  # fmt: skip
+        reason = next((text for holds, text in reasons if holds), None)
+        if reason is not None:
+            unused.append(UnusedRow(line, f"{row.item}: {reason}"))
+            continue
+        cases.append(
+            Case(
+                line=line, source="selftest of a board", device=report.profile, board=board,
+                network=row.network, side=None, batch=1, dla_batch=1,
+                precision="int8" if row.precision == "int8" else "fp16", engine="dla0",
+                measure="latency", value=row.median_ms,
+            )
+        )  # fmt: skip
     return cases, unused
 
 

@@ -5,12 +5,15 @@ and prints the errors of predictions, also with every device and every model lef
 `--write` puts the constants into configs/costs.toml and every prediction into
 configs/predicted_figures.json, from which `python -m scripts.cost_report` prints the report.
 Same rows, same constants: nothing is random.
+
+`--report FILE` adds the networks that a board's selftest ran on its DLA (docs/BOARD_KIT.md).
 """
 
 import argparse
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +23,9 @@ from msgspec.structs import asdict
 
 import configs
 from device.engine.manifest import Precision
+from device.errors import TandemError
 from device.profile import load_profile
+from device.selftest.report import Report, read_report
 from scripts.cost_fit import (
     ARRAYS,
     DlaFit,
@@ -54,6 +59,7 @@ from scripts.cost_rows import (
     Case,
     read_applications,
     read_rows,
+    report_rows,
 )
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
@@ -76,17 +82,28 @@ def main() -> None:
     """Fit, print, and write what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write constants and predictions")
+    parser.add_argument(
+        "--report", type=Path, action="append", default=[], help="of a selftest: more rows"
+    )
     arguments = parser.parse_args()
-    fit_run = fit_everything()
+    try:
+        reports = [read_report(path).report for path in arguments.report]
+    except TandemError as error:
+        parser.error(str(error))
+    fit_run = fit_everything(reports)
     print(summary(fit_run))
     if arguments.write:
         (configs.ROOT / "costs.toml").write_text(constants_text(fit_run))
         write_fit(fit_run)
 
 
-def fit_everything() -> Everything:
-    """Run every fit and every check."""
+def fit_everything(reports: Sequence[Report] = ()) -> Everything:
+    """Run every fit and every check; `reports`: of selftests, for more rows."""
     cases, unused = read_rows()
+    for report in reports:
+        more, skipped = report_rows(report)
+        cases += more
+        unused += skipped
     raw = list(csv.DictReader(FIGURES.open(newline="")))
     gpu_rows = GpuRows([c for c in cases if c.engine == "gpu" and c.measure in TIMES])
     dla_rows = DlaRows([c for c in cases if c.engine in ("dla0", "2dla") and c.measure in TIMES])

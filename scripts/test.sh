@@ -80,6 +80,46 @@ test_oldest_numpy() {
         tests/test_session_arrays.py
 }
 
+# A Python 3.10, the oldest that Tandem runs on, from the PATH or pyenv; empty if there is none.
+find_python_310() {
+    local candidate
+    for candidate in python3.10 "$HOME"/.pyenv/versions/3.10.*/bin/python3.10; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+# What a board installs, on Python 3.10 in .venv-3.10: the command starts, and every module imports.
+test_python_310() {
+    local python stamp
+    python=$(find_python_310)
+    if [[ -z $python ]]; then
+        echo "There is no Python 3.10 here: that Tandem starts on it is not tested." >&2
+        return
+    fi
+    stamp=.venv-3.10/.tandem-$(sha256sum pyproject.toml | cut -c 1-16)
+    if [[ ! -e $stamp ]]; then
+        heading "pip install -e '.[camera]' on Python 3.10"
+        rm -rf .venv-3.10
+        "$python" -m venv .venv-3.10
+        .venv-3.10/bin/python -m pip install -q --disable-pip-version-check -e '.[camera]'
+        touch "$stamp"
+    fi
+    heading "tandem --help on Python 3.10"
+    .venv-3.10/bin/tandem --help >/dev/null
+    heading "import every module of the board on Python 3.10"
+    .venv-3.10/bin/python - <<'END'
+from importlib import import_module
+from pathlib import Path
+
+for package in ("configs", "device", "pipelines"):
+    for path in sorted(Path(package).rglob("*.py")):
+        import_module(".".join(path.with_suffix("").parts))
+END
+}
+
 if command -v dpkg-query >/dev/null; then
     install_debian_packages "${debian_packages[@]}"
 else
@@ -101,6 +141,7 @@ heading "lint-imports"
 .venv/bin/lint-imports
 if (($# == 0)); then
     test_oldest_numpy
+    test_python_310
 fi
 heading "pytest"
 if (($# == 0)); then

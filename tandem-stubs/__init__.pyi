@@ -4,6 +4,7 @@ from calibration.table import CalibrationTable as CalibrationTable
 from calibration.table import read_table as read_table
 from calibration.table import write_table as write_table
 from device.errors import TandemError as TandemError
+from device.session import DeviceArray as DeviceArray
 from device.session import Session as Session
 from device.session import open_session as open_session
 from pipelines.config import PreprocessConfig as PreprocessConfig

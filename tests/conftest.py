@@ -1,5 +1,11 @@
 """Shared fixtures: a fixed seed for hypothesis runs and models made by others."""
 
+import os
+
+# Triton decides when it is imported whether kernels are interpreted. PyTorch, too, imports it, so
+# this comes before any test module. Workers that compile drop it from their environment.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import logging
 from pathlib import Path
 

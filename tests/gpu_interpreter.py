@@ -1,7 +1,7 @@
 """Runs lowered GPU segments on the CPU, in Triton's interpreter, on plain numpy memory.
 
-Import it before anything imports `toolkit.gpu.kernels`: kernels are made interpretable as they are
-decorated.
+Import it before anything imports Triton: kernels are made interpretable as they are decorated. In
+tests `conftest.py` sees to it.
 """
 
 import os

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from model_fixtures import save, small_convnet
 from onnx import helper
 
+import tandem
 from calibration.table import read_table
 from device.session import open_session
 from toolkit.cli.commands.calibrate import calibrate
@@ -96,6 +97,20 @@ def test_a_refused_calibration_leaves_its_report_and_a_table_that_builds_refuse(
     assert not out.exists()
     result = build_engine(path, "laptop", out, BuildOptions(table=table, accept_loss=True))
     assert any("lost too much" in note for note in result.notes)
+
+
+def test_the_python_api_leaves_a_refused_table_too_and_says_where(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data, out = small_convnet(tmp_path / "m.onnx", rng), samples(rng), tmp_path / "t.json"
+    with pytest.raises(BuildError, match="loses too much") as refused:
+        tandem.calibrate(path, data, method=RUINOUS, out=out)
+    assert f"The ranges are in {out}, marked as refused." in str(refused.value)
+    assert read_table(out).refused
+    accepted = tandem.calibrate(path, data, method=RUINOUS, accept_loss=True)
+    assert accepted == read_table(out)
+    with pytest.raises(BuildError, match="lost too much when it was measured"):
+        tandem.build(path, tmp_path / "m.engine", calibration=accepted)
 
 
 def test_a_refused_build_saves_a_table_that_says_so(

@@ -153,9 +153,10 @@ def test_a_kernel_starts_early_only_if_it_waits_and_the_driver_can(
     stream = Context().stream()
     kernel = CompiledKernel(cubin="c", function="f", threads=96, shared_bytes=640, waits=waits)
     loaded = SimpleNamespace(function=lambda _: ctypes.c_void_p(7), weights=0)
-    launcher = Launcher(cuda(kernel), loaded, 0, stream)  # type: ignore[arg-type]
+    launcher = Launcher(cuda(kernel), loaded)  # type: ignore[arg-type]
     driver.names.clear()
-    launcher.start([Launch(kernel=0, grid=("3*d0", 4, 5), arguments=(Int32(1),))], [2])
+    launches = [Launch(kernel=0, grid=("3*d0", 4, 5), arguments=(Int32(1),))]
+    launcher.start(launches, [2], int, stream)
     assert driver.names == [name]
     # Attribute 6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
     row = (6, 4, 5, 96, 1, 1, 640, stream.handle.value, 1, 6, 1)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from dla_cases import V2, conv, relu
 from planning_graphs import constant, one_node
 
 from device.engine.manifest import Precision
+from scripts.dla_cases import V2, conv, relu
 from toolkit.dla.rules.explain import rule_lines
 from toolkit.dla.rules.formats import (
     FORMAT,

@@ -1,11 +1,11 @@
 """Every rule of the DLA, at its limit and one step beyond it."""
 
 import pytest
-from dla_cases import CASES, V2, WHOLE, conv
 from planning_graphs import constant, one_node
 
 from device.engine.manifest import Precision
 from device.profile import Dla
+from scripts.dla_cases import CASES, V2, WHOLE, conv
 from toolkit.dla.rules.general_checks import batch_of
 from toolkit.dla.rules.verdicts import RULES, judge
 from toolkit.errors import PlanError

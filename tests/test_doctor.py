@@ -36,7 +36,20 @@ ORIN_NX = {
     "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0tegra234\0",
     "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic\n",
     "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so": "",
+    "usr/local/cuda-12.6/targets/aarch64-linux/lib/libcudla.so.1": "",
     "dev/video0": "",
+    "var/lib/nvpmodel/status": "pmode:0000",
+    "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\nCPU_ONLINE CORE_0 1\n"
+    "< POWER_MODEL ID=1 NAME=10W >\n< POWER_MODEL ID=9 NAME=NEW >\n",
+    "proc/meminfo": "MemTotal:       15960000 kB\nMemFree: 1 kB\nMemAvailable:   12000000 kB\n",
+    **{
+        f"sys/class/devfreq/17000000.gpu/{name}_freq": "918000000\n"
+        for name in ("cur", "min", "max")
+    },
+    **{
+        f"sys/devices/system/cpu/cpu0/cpufreq/scaling_{name}_freq": "1984000\n"
+        for name in ("cur", "min", "max")
+    },
 }
 GPU = {"name": "Orin", "capability": "8.7", "cuda": "12.6", "count": "1"}
 CV2 = {
@@ -172,6 +185,52 @@ def test_a_jetpack_whose_tensorrt_lost_the_dla_is_named(tmp_path: Path) -> None:
     row = check("DLA cores", machine(tmp_path, files=ORIN_NX, modules=TENSORRT, children=children))
     assert row.status == "warning"
     assert "JetPack 6.2" in row.fix
+
+
+def test_a_board_without_cudla_gets_the_package_of_its_cuda(tmp_path: Path) -> None:
+    board = machine(tmp_path, files=ORIN_NX)
+    assert check("cuDLA", board).status == "ok"
+    (tmp_path / "usr/local/cuda-12.6/targets/aarch64-linux/lib/libcudla.so.1").unlink()
+    row = check("cuDLA", board)
+    assert (row.status, row.fix) == ("missing", "sudo apt-get install libcudla-12-6")
+    broken = replace(board, module={"tensorrt": TENSORRT["tensorrt"]}.get)
+    (tmp_path / "usr/lib/aarch64-linux-gnu/libnvinfer.so.10").write_text("")
+    assert "libcudla-12-6" in check("TensorRT", broken).fix
+
+
+@pytest.mark.parametrize(
+    ("pmode", "status", "found"),
+    [
+        ("0000", "ok", "MAXN (0), the fastest of orin-nx-16gb"),
+        ("0001", "warning", "10W (1); plans of orin-nx-16gb are for MAXN (0)"),
+        ("0009", "warning", "NEW (9), which orin-nx-16gb does not list (MAXN, 10W, 15W, 25W)"),
+    ],
+)
+def test_the_power_mode_is_compared_with_the_profile(
+    tmp_path: Path, pmode: str, status: str, found: str
+) -> None:
+    files = {**ORIN_NX, "var/lib/nvpmodel/status": f"pmode:{pmode} fmode:fanNull"}
+    row = check("power mode", machine(tmp_path, files=files))
+    assert (row.status, row.found) == (status, found)
+    if pmode == "0001":
+        assert "nvpmodel -m 0" in row.fix
+        assert "--power-mode 10W" in row.fix
+
+
+def test_clocks_that_follow_the_load_are_a_warning(tmp_path: Path) -> None:
+    board = machine(tmp_path, files=ORIN_NX)
+    assert check("clocks", board).found == "gpu 918 of 918 MHz, cpu0 1984 of 1984 MHz, held there"
+    (tmp_path / "sys/class/devfreq/17000000.gpu/min_freq").write_text("306000000")
+    row = check("clocks", board)
+    assert row.status == "warning"
+    assert "jetson_clocks" in row.fix
+
+
+@pytest.mark.parametrize(("kilobytes", "status"), [(1_953_125, "ok"), (1_953_124, "warning")])
+def test_little_free_memory_is_a_warning(tmp_path: Path, kilobytes: int, status: str) -> None:
+    text = f"MemTotal: 16000000 kB\nMemAvailable: {kilobytes} kB\n"
+    board = machine(tmp_path, files={**ORIN_NX, "proc/meminfo": text})
+    assert check("memory", board).status == status
 
 
 def test_an_orin_nano_needs_no_dla_compiler(tmp_path: Path) -> None:

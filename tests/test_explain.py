@@ -3,11 +3,11 @@
 import time
 
 import pytest
-from dla_cases import CASES, V1, V2, WHOLE, binary, conv, softmax
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_graphs import one_node
 
+from scripts.dla_cases import CASES, V1, V2, WHOLE, binary, conv, softmax
 from scripts.golden import LIGHT_MODELS
 from toolkit.dla.rules.explain import RuleLine, explain, explain_node, render_explanation
 from toolkit.dla.rules.notes import NOTES

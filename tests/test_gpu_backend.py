@@ -16,7 +16,6 @@ from scripts.onnx_backend import (
 )
 from scripts.operators_page import compiled_text, render
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
 LISTED = {line.split()[0]: line.split()[1:] for line in PASSING.read_text().splitlines()}

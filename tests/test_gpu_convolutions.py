@@ -13,7 +13,6 @@ from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tiles import estimate_cycles, gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
 EVERY = GpuTarget(sm=90, sm_count=8, exhaustive=True)

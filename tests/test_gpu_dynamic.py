@@ -37,7 +37,6 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.inference import in_steps, traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
 Rng = np.random.Generator

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
 # Rounding once to FP16 costs 2**-11 of a value; sums of random signs stay near it.

@@ -24,7 +24,6 @@ from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 ORIN = GpuTarget(sm=87, sm_count=16)
 POOLINGS = ("MaxPool", "AveragePool")

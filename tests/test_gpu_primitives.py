@@ -70,3 +70,15 @@ def test_a_step_that_is_no_primitive_is_named() -> None:
 
     with pytest.raises(ValueError, match="'sinus' is not a primitive operator"):
         primitive("sinus")
+
+
+def test_kernels_are_interpreted_also_where_something_else_imports_triton_first() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(KERNELS.parents[2])
+    code = "import conftest, triton.language as tl, gpu_interpreter; print(type(tl.sum).__name__)"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    assert printed.strip() == "InterpretedFunction"

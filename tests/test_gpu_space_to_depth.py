@@ -15,7 +15,6 @@ from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of
 from toolkit.gpu.target import GpuTarget
 
-# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
 HOPPER = GpuTarget(sm=90, sm_count=2, exhaustive=True)

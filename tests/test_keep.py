@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from model_fixtures import save
 from onnx import helper
 
-from calibration.budget import Budget, BudgetResult, least_loss
+from calibration.budget import Budget, BudgetResult
 from calibration.errors import CalibrationError
+from calibration.least_loss import least_loss
 from calibration.observer import Histogram, Tally
 from calibration.table import read_table
 from toolkit.cli.commands.calibrate import calibrate
@@ -238,6 +239,28 @@ def test_nodes_are_kept_also_where_all_in_int8_give_nan() -> None:
         most_float=0.2,
     )
     assert result.keep_float == {"ruins"}
+
+
+@pytest.mark.parametrize(
+    ("most_added", "most_float", "kept", "met"),
+    [(0.5, 1.0, 5, True), (0.499, 1.0, 6, True), (1.0, 1.0, 0, True), (0.5, 0.3, 3, False)],
+)
+def test_a_metric_that_fits_by_luck_ends_no_search(
+    most_added: float, most_float: float, kept: int, met: bool
+) -> None:
+    """The metric finds no loss at all; the errors of single nodes, added, do."""
+    result = least_loss(
+        {f"n{i}": 1.0 for i in range(10)},
+        lambda keep: 1.0,
+        Budget("m", "least", 0.5),
+        error=lambda keep: 10.0 - len(keep),
+        error_alone=lambda keep: 0.1,
+        added_alone=lambda keep: 0.1,
+        most_added=most_added,
+        most_float=most_float,
+    )
+    assert (len(result.keep_float), result.met) == (kept, met)
+    assert result.added == pytest.approx(0.1 * (10 - kept))
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])

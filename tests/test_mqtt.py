@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mqtt_fixtures import WAIT_S, Mosquitto
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher
+from paho.mqtt import publish
 
+from device.protocol import left_out, mqtt
+from device.protocol.left_out import AGAIN_S, STEADY_S, LeftOut
 from device.protocol.mqtt import (
     CLOSE_WAIT_S,
     MAX_MESSAGE_BYTES,
+    MAX_PACKET_BYTES,
     MAX_UNSENT,
     Link,
     LinkDown,
@@ -27,6 +31,7 @@ from device.protocol.mqtt import (
     Message,
     queue_putter,
 )
+from device.protocol.topics import Topics
 
 PATIENCE_S = 2.0  # for a loaded machine
 
@@ -140,7 +145,78 @@ def test_a_retained_giant_ends_the_connection_before_it_is_read(broker: Mosquitt
             assert isinstance(event, LinkUp)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     assert f"sent a packet of {GIANT_BYTES + 7} bytes, the limit is" in event.reason
+    assert "clear the retained message on the topic 't/1'" in event.reason
     assert grown_kib < 16 * 1024
+
+
+def publish_retained(port: int, topic: str, payload: bytes) -> None:
+    publish.single(topic, payload, qos=1, retain=True, port=port)
+
+
+def test_a_retained_giant_costs_its_subscription_alone_and_only_while_it_is_there(
+    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_out, "AGAIN_S", (0.5,))
+    monkeypatch.setattr(mqtt, "BACKOFF_S", (0.1,))
+    publish_retained(broker.port, "t/1", bytes(MAX_PACKET_BYTES))
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    subscriptions = (("t/#", 1), ("u/+", 1))
+    settings = LinkSettings("127.0.0.1", broker.port, "link", subscriptions, "3.1.1")
+    link = Link(settings, queue_putter(events, threading.Event()))
+    link.start()
+    try:
+        ends = 0
+        while link.left_out != ("t/#",) or ends < 3:  # also after it was tried again
+            ends += isinstance(events.get(timeout=WAIT_S), LinkDown)
+        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
+            pass
+        publish_retained(broker.port, "t/1", b"")
+        publish_retained(broker.port, "t/2", b"small")
+        publish_retained(broker.port, "u/1", b"heard")
+        expected = {Message("u/1", b"heard"), Message("t/2", b"small")}
+        while expected:
+            expected.discard(events.get(timeout=WAIT_S))  # type: ignore[arg-type]
+        assert link.left_out == ()
+    finally:
+        link.close()
+
+
+def test_what_is_left_out_is_tried_again_with_back_off() -> None:
+    rows = LeftOut(["a/#", "b"])
+    assert rows.connect(0.0) == ("a/#", "b")
+    assert rows.ended("a/x", 1.0) == ()
+    assert rows.connect(2.0) == ("a/#", "b")
+    assert rows.ended("a/y", 3.0) == ("a/#",)
+    for again_s in (*AGAIN_S[1:], AGAIN_S[-1]):
+        due_s = rows.due_s
+        assert due_s is not None
+        assert rows.connect(due_s - 1.0) == ("b",)
+        assert rows.due(due_s - 1.0) == ()
+        assert rows.due(due_s) == ("a/#",)
+        assert rows.ended("a/x", due_s + 1.0) == ("a/#",)
+        assert rows.due_s == due_s + 1.0 + again_s
+    due_s = rows.due_s
+    assert rows.due(due_s) == ("a/#",)
+    assert rows.ended("a/x", due_s + STEADY_S) == ()  # it was well for long: this one is another
+    assert rows.ended("c", due_s + STEADY_S + 1.0) == ()
+
+
+def test_an_agent_says_what_a_retained_giant_keeps_from_it(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    topic = Topics(DEVICE).chunk("0" * 64, 0, "rogue")
+    publish_retained(broker.port, topic, bytes(MAX_PACKET_BYTES))
+    box = AgentBox(tmp_path, broker.port)
+    text = box.config.read_text()
+    box.config.write_text(text.replace("[broker]", '[broker]\nmqtt_version = "3.1.1"'))
+    box.start()
+    try:
+        with Watcher(broker.port) as watcher:
+            while not (reports := watcher.seen.reports) or not reports[-1].warning.count("larger"):
+                assert watcher.take(WAIT_S), watcher.seen.reports
+        assert f"a message on {Topics(DEVICE).chunks} is larger" in reports[-1].warning
+    finally:
+        box.close()
 
 
 CONNACK = bytes((0x20, 2, 0, 0))

@@ -432,8 +432,9 @@ def test_run_command_sums_up_as_json(tmp_path, engine):
     cells = write_images(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
     folder = folder_of(tmp_path, engine, cells)
     arguments = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
-    result = invoke(engine, *arguments, "--frames", 5, "--json")
+    result = invoke(engine, *arguments, "--frames", 5, "--json", "--preview", ":0")
     assert result.exit_code == 0, result.output
+    assert "preview: http://127.0.0.1:" in result.stderr
     summary = json.loads(result.stdout)
     assert summary["stats"]["frames"] == 5
     assert summary["last"]["detections"][0]["label"] == "red"

@@ -16,6 +16,7 @@ from device.engine.preprocessing import Preprocessing
 from device.engine.purposes import entries_read
 from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import ENGINE, LABELS, PIPELINE, write_bundle
+from toolkit.graph.memory_limit import max_memory_bytes
 
 MODELS = configs.ROOT / "models"
 
@@ -37,6 +38,19 @@ def test_an_engine_lies_beside_its_model_unless_told_otherwise(model: Path) -> N
     assert result.path == model.with_suffix(".engine")
     assert result.manifest.provenance.precision == "fp32"
     assert str(result.path) in result.report
+
+
+def test_the_memory_that_a_model_may_take_is_limited(model: Path) -> None:
+    for call in (
+        lambda limit: tandem.build(model, max_memory_bytes=limit),
+        lambda limit: tandem.plan(model, profile="agx-orin-64gb", max_memory_bytes=limit),
+        lambda limit: tandem.calibrate(model, samples(model), max_memory_bytes=limit),
+    ):
+        with pytest.raises(tandem.TandemError, match="max_memory_bytes is 0; give a number"):
+            call(0)
+    with pytest.raises(tandem.TandemError, match=r"--max-memory"):
+        tandem.build(model, max_memory_bytes=1000)
+    assert max_memory_bytes() > 1000  # the limit ended with the call
 
 
 def test_two_files_to_write_are_refused(model: Path, tmp_path: Path) -> None:

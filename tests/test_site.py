@@ -44,6 +44,7 @@ TABLES = {
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
+    "load.md": {"load": config.LoadConfig, "steps": config.LoadStep},
     "tracking.md": {
         "roi": track_config.RoiConfig,
         "tracker": track_config.TrackerConfig,
@@ -84,6 +85,8 @@ TABLES = {
 }
 TITLES = {
     config.SourceConfig: "table `source`",
+    config.LoadConfig: "table `load`",
+    config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
     **{type(row.example): "a decoder" for row in ROWS},
     track_config.RoiConfig: "table `roi`",

@@ -4,13 +4,15 @@
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -396,6 +398,75 @@ def test_a_trial_whose_files_are_damaged_is_no_failure_of_the_release(tmp_path: 
     booted, saved = boot_state(store)
     assert saved
     assert (booted.active, booted.trial, booted.a, booted.failures) == ("b", None, None, ())
+    store.close()
+
+
+@contextmanager
+def failing_reads(number: int, *names: str, times: int = 1000) -> Iterator[None]:
+    """Let the disk refuse to open the files of these names, so many times."""
+    remaining = iter(range(times))
+    honest = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name in names and next(remaining, None) is not None:
+            raise OSError(number, os.strerror(number))
+        return honest(path, *arguments, **options)
+
+    with mock.patch.object(Path, "open", refuse):
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EACCES])
+def test_a_slot_that_the_disk_does_not_give_is_kept(tmp_path: Path, number: int) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    state = store.load()
+    assert state.active == "b"
+    with failing_reads(number, "model.engine"):
+        assert boot_state(store) == (state, True)
+        assert os.strerror(number) in store.unread["b"]
+        for copy in (0, 1):
+            (tmp_path / "state" / f"slots.{copy}").write_bytes(b"")
+        recovered = store.load()  # by the seals alone
+        assert (recovered.active, recovered.a, recovered.b) == ("b", state.a, state.b)
+    assert boot_state(store) == (recovered, True)
+    assert set(store.unread) == {"a"}
+    store.verify("a")
+    assert not store.unread
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EISDIR])
+def test_a_slot_whose_files_are_gone_is_damaged(tmp_path: Path, number: int) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    engine = store.slot_folder("b") / "model.engine"
+    engine.unlink()
+    if number == errno.EISDIR:
+        engine.mkdir()
+    booted, _saved = boot_state(store)
+    assert (booted.active, booted.b) == ("a", None)
+    assert not store.unread
+    store.close()
+
+
+def test_a_trial_that_the_disk_does_not_give_waits(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    store.populate("a", make_bundle(tmp_path / "3", version="3"), record("3"))
+    store.save(slots.begin_trial(slots.stage(store.load(), record("3")), "r-3"))
+    with failing_reads(errno.EIO, "bundle.json", times=1):
+        booted, saved = boot_state(store)
+    assert saved
+    assert (booted.active, booted.trial, booted.a) == ("b", None, record("3"))
+    assert booted.postponed is not None
+    assert "Input/output error" in booted.postponed.reason
+    store.close()
+
+
+def test_a_state_that_the_disk_does_not_give_for_a_moment_is_read_again(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    state = store.load()
+    with failing_reads(errno.EIO, "slots.0", "slots.1", times=slot_store.READ_TRIES - 1):
+        assert store.load() == state
+    assert not list((tmp_path / "state").glob("*.unreadable-*"))
     store.close()
 
 

@@ -305,7 +305,11 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
     )
     command = [sys.executable, "-m", "toolkit.cli", "surgeon", "reduce", net,
                "--check", f"sh {script}", "-o", out]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background has told them to ignore SIGINT.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (runs.exists() and runs.read_text().count("run") == 4):
         assert time.monotonic() < deadline

@@ -4,17 +4,19 @@ No board is at hand: tests/tensorrt_double stands for TensorRT, strict about the
 versions, and tests/cuda_double for the driver.
 """
 
+import gc
 import json
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import cuda_double
 import numpy as np
 import pytest
-from cuda_double import HostContext
 from model_fixtures import small_convnet
 
 from device.engine.file import open_engine
@@ -31,6 +33,14 @@ from device.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[cuda_double.CudaDouble]:
+    """A driver in every test."""
+    with cuda_double.installed() as double:
+        yield double
+
 
 HERE = Path(__file__).parent
 # The surface of 11.4.0 stands for 11.4.1, the first of its kind with a DLA on Jetson.
@@ -85,7 +95,6 @@ def install(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     api = HERE / "data" / "tensorrt_api" / f"{VERSIONS[version]}.json"
     monkeypatch.setenv("TENSORRT_DOUBLE_API", str(api))
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
-    monkeypatch.setattr("device.runtime.executors.tensorrt.Context", HostContext)
     return version
 
 
@@ -93,10 +102,17 @@ def prepare(
     engine: Path, plans: Path, *, limits: Limits | None = None, again: bool = False
 ) -> Prepared:
     """Prepare the one DLA segment of an engine."""
+    (row,) = prepare_all(engine, plans, limits=limits, again=again)
+    return row
+
+
+def prepare_all(
+    engine: Path, plans: Path, *, limits: Limits | None = None, again: bool = False
+) -> tuple[Prepared, ...]:
+    """Prepare the DLA segments of an engine."""
     with open_engine(engine) as opened:
         job = Job(opened, plans, read_board(), limits or Limits(60), lambda *_: None)
-        (row,) = prepare_engine(job, again=again)
-    return row
+        return prepare_engine(job, again=again)
 
 
 def test_a_finished_segment_computes_what_the_portable_one_does(
@@ -155,20 +171,14 @@ def test_the_other_core_is_chosen_when_it_is_loaded(
 
 
 def test_a_segment_that_is_not_loaded_leaves_no_memory_taken(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: cuda_double.CudaDouble
 ) -> None:
     install("10.3.0", tmp_path, monkeypatch)
-    closed: list[HostContext] = []
-
-    class Watched(HostContext):
-        def close(self) -> None:
-            closed.append(self)
-
-    monkeypatch.setattr("device.runtime.executors.tensorrt.Context", Watched)
     prepare(engine, tmp_path / "plans")
     with pytest.raises(SessionError, match="this board has 2"):
         open_session(engine, plans=tmp_path / "plans", dla_core=2)
-    assert len(closed) == 1
+    gc.collect()
+    assert not gpu.memory
 
 
 def test_timings_are_those_of_the_board_as_it_is(

@@ -1,20 +1,27 @@
 """The updater by itself: what it does when it is asked, and what only when time advances."""
 
+import errno
 import hashlib
+import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from mqtt_fixtures import PROFILE, make_bundle
 
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.pipeline_process import PipelineEvent, ProcessRow
 from device.agent.pipeline_runner import PipelineRunner
-from device.agent.updater import Updater
+from device.agent.preparation import Preparation
+from device.agent.updater import READ_AGAIN_S, Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
+from device.update import slots
 from device.update.slot_store import SlotStore
 
 CHUNK_BYTES = 64 * 1024
@@ -24,7 +31,7 @@ SLEEPER = ProcessRow("pipeline", (sys.executable, "-c", "import time; time.sleep
 class Board:
     """An updater on a real state directory, and a bundle whose parts it is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preparation: Preparation | None = None) -> None:
         config = AgentConfig(
             device="dev1",
             profile=PROFILE,
@@ -44,10 +51,13 @@ class Board:
         self.store = SlotStore(folder / "state")
         self.events: list[PipelineEvent] = []
         self.pipeline = PipelineRunner(config, "", SLEEPER, self.events.append)
-        self.updater = Updater(config, self.store, self.pipeline, lambda: None)
+        self.updater = Updater(config, self.store, self.pipeline, lambda: None, preparation)
         self.updater.boot()
+        self.updater.on_desired(self.desired("first"))
+
+    def desired(self, request: str, *, retry: bool = False) -> Desired:
         release = ReleaseSpec(name="good", version="1", profile=PROFILE, blob=self.blob)
-        self.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="first", release=release))
+        return Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
 
     def deliver_all(self) -> None:
         self.updater.on_part(self.blob.sha256, "index", self.index, 0.0)
@@ -96,6 +106,101 @@ def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
     assert board.pipeline.report.status == "stopped"
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_trial_that_the_system_cannot_start_is_tried_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    board.deliver_all()
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        for second in range(0, 600, 60):  # for longer than any limit of a trial
+            board.updater.advance(time.monotonic() + second)
+            assert board.updater.update.phase == "postponed"
+            assert board.updater.state.attempts == 0  # a kill of the agent meanwhile blames nobody
+        assert f"cannot be started: {os.strerror(number)}" in board.updater.update.reason
+        assert not board.updater.state.failures
+    board.updater.advance(time.monotonic() + 600.0)
+    assert board.updater.update.phase == "trial"
+    assert board.updater.state.attempts == 1
+    assert board.pipeline.report.status == "starting"
+
+
+def test_a_pipeline_that_cannot_be_watched_is_not_started(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    board.deliver_all()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        board.updater.advance(0.0)
+    assert board.updater.update.phase == "postponed"
+    assert "can't start new thread" in board.updater.update.reason
+    board.updater.advance(time.monotonic() + 10.0)
+    assert board.updater.update.phase == "trial"
+
+
+def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    board.updater.advance(0.0)
+    assert board.updater.update.phase == "postponed"
+    blob = msgspec.structs.replace(board.blob, sha256="0" * 64)
+    release = ReleaseSpec(name="next", version="2", profile=PROFILE, blob=blob)
+    board.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="second", release=release))
+    assert board.updater.update.phase == "downloading"
+    assert board.updater.state.trial is None
+
+
+def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater.on_pipeline_message(Failure(message="the camera is gone"))
+    desired = board.desired("second", retry=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", refuse_to_open)
+        board.updater.on_desired(desired)
+        now_s = time.monotonic()
+        board.updater.advance(now_s)
+    assert board.updater.update.phase == "postponed"
+    assert "it waits for the disk" in board.updater.update.reason
+    assert "Input/output error" in board.updater.problems[0]
+    board.updater.advance(now_s + READ_AGAIN_S)
+    assert board.updater.update.phase == "trial"
+    assert not board.updater.problems
+
+
+def refuse_to_open(_path: Path, *_arguments: object, **_options: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater._kept.note(slots.confirm(board.updater.state))
+    board.updater.shut_down()
+    engine = board.store.slot_folder("a") / "model.engine"
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", refuse_to_open)
+        board.updater._start_active()
+        assert board.pipeline.report.status == "starting"
+        assert "slot a cannot be judged" in board.updater.problems[0]
+    os.truncate(engine, 100)
+    board.updater.advance(time.monotonic())
+    assert board.updater.state.active is None
+    assert "was changed or damaged" in board.updater.problems[0]
 
 
 def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> None:

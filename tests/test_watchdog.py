@@ -313,6 +313,17 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     assert runner.report.reason == runner.report.since == ""
 
 
+def test_the_load_of_a_pipeline_is_reported_while_it_runs(runner: PipelineRunner) -> None:
+    say(runner, beat("running", 5, load="step 1 of 1 (one frame of 2): hot"))
+    assert runner.report.status == "running"
+    assert runner.report.load == "step 1 of 1 (one frame of 2): hot"
+    say(runner, beat("running", 6))
+    assert runner.report.load == ""
+    say(runner, beat("running", 7, load="hot"))
+    runner.stop("another release")
+    assert runner.report.load == ""
+
+
 def test_a_first_result_that_comes_too_late_does_not_hide_the_stall(runner: PipelineRunner) -> None:
     runner._process.silent_since_s = (0.0, True)  # type: ignore[misc]
     assert look(runner, 11) == 1
@@ -347,11 +358,14 @@ def test_stalled_pipeline_that_does_not_even_die_is_given_up(runner: PipelineRun
     assert runner._process.stops == 1  # type: ignore[attr-defined]
 
 
-def beat(state: str, frames: int, reason: str = "", since_s: float = 0.0) -> Heartbeat:
+def beat(
+    state: str, frames: int, reason: str = "", since_s: float = 0.0, load: str = ""
+) -> Heartbeat:
     return Heartbeat(
         frames=frames,
         errors=1,
         state=state,
         reason=reason,
         since_s=since_s,  # type: ignore[arg-type]
+        load=load,
     )

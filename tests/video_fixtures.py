@@ -202,6 +202,7 @@ class Blocks(NamedTuple):
     processor: str = "cpu"
     implementation: str = "numpy"
     reason: str = "numpy: it is the reference of the detector"
+    degraded: str = ""
 
 
 class ColourDetector:

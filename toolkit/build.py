@@ -15,6 +15,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engi
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import BuildError, ImportModelError
+from toolkit.graph.memory_limit import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
 from toolkit.importers.source import ModelPath, silent
@@ -23,6 +24,7 @@ from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.plugins import Plugin
 from toolkit.plugins.load import load_plugins
+from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
@@ -63,6 +65,7 @@ def build(
     calibration: Source | CalibrationTable | None = None,
     options: BuildOptions | None = None,
     on_progress: Progress | None = None,
+    max_memory_bytes: int | None = None,
 ) -> BuildResult:
     """Build an engine for a device profile and write it to `out`.
 
@@ -73,7 +76,8 @@ def build(
     int8 with `calibration`, else fp16, or fp32 where the profile has no GPU. `calibration`: a
     table, a folder or file of pictures or arrays, a video, or samples one after the other (float32
     arrays of the input's shape, or input name -> array). `options` has everything else; `precision`
-    and `calibration` go before what it says. The result has the engine's `path` and a `report`.
+    and `calibration` go before what it says. `max_memory_bytes`: what the model may take on this
+    machine, None: half of it. The result has the engine's `path` and a `report`.
 
     Raises TandemError: the model, the data or the profile cannot be used, or two files are given
     to write; no engine is written.
@@ -97,7 +101,8 @@ def build(
     options = replace(options, plugins=(*options.plugins, *_plugins(model)))
     source = _source(model)
     name = source_path(source).with_suffix(".engine")
-    return build_engine(source, profile, out or name, options, on_progress)
+    with limited_memory(max_memory_bytes):
+        return build_engine(source, profile, out or name, options, on_progress)
 
 
 def plan(
@@ -109,11 +114,13 @@ def plan(
     options: PlanOptions | None = None,
     jetpack: str | None = None,
     plugins: tuple[Plugin, ...] = (),
+    max_memory_bytes: int | None = None,
 ) -> Plan:
     """Predict which node of a model runs where on a device, why, and what it takes.
 
     `table` None: every tensor is taken to have an INT8 range. `options`: objective, power mode and
-    limits; `precision` goes before what it says. `plan_text` shows the plan.
+    limits; `precision` goes before what it says. `max_memory_bytes` as in `build`. `plan_text`
+    shows the plan.
 
     Raises TandemError: the model or the profile cannot be used.
     """
@@ -126,7 +133,8 @@ def plan(
         options=replace(options or PlanOptions(), precision=precision),
         plugins=(*plugins, *_plugins(model)),
     )
-    return make_plan(request).shared.plans[0]
+    with limited_memory(max_memory_bytes):
+        return make_plan(request).shared.plans[0]
 
 
 def plan_text(plan: Plan) -> str:
@@ -144,15 +152,20 @@ def calibrate(
     out: str | Path | None = None,
     options: RangeOptions | None = None,
     plugins: tuple[Plugin, ...] = (),
+    accept_loss: bool = False,
     on_progress: Progress | None = None,
+    max_memory_bytes: int | None = None,
 ) -> CalibrationTable:
     """Measure the INT8 range of every tensor over data; `build` takes the table as `calibration`.
 
-    `data` as in `build`. `method`: auto, minmax, entropy, percentile or mse. `samples`: how many
-    to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a file for the table.
-    `options` has everything else; `method` and `samples` go before what it says.
+    `data` and `max_memory_bytes` as in `build`. `method`: auto, minmax, entropy, percentile or mse.
+    `samples`: how many to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a
+    file for the table. `options` has everything else; `method` and `samples` go before what it
+    says. `accept_loss`: return the table even if INT8 loses too much; `build` then asks for the
+    same.
 
-    Raises TandemError: the model is quantized already, or the data do not fit it.
+    Raises TandemError: the model is quantized already, the data do not fit it, or INT8 loses too
+    much; then `out` has the table all the same, marked as refused.
     """
     request = CalibrateRequest(
         model=_source(model),
@@ -160,10 +173,15 @@ def calibrate(
         profile=profile,
         plugins=(*plugins, *_plugins(model)),
         options=replace(options or RangeOptions(), method=method, samples=samples),
+        accept_loss=True,
     )
-    ranges, _ = measure_model(request, on_progress or silent)
-    if out is not None:
-        write_table(Path(out), ranges.table)
+    with limited_memory(max_memory_bytes):
+        ranges, name = measure_model(request, on_progress or silent)
+    table_file = None if out is None else Path(out)
+    if table_file is not None:
+        write_table(table_file, ranges.table)
+    if not accept_loss:
+        check(ranges.judgement, name, table_file)
     return ranges.table
 
 

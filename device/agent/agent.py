@@ -27,6 +27,12 @@ from device.agent.pipeline_process import (
     ProcessRow,
 )
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.preparation import (
+    Preparation,
+    PreparationEnded,
+    PreparationEvent,
+    Preparing,
+)
 from device.agent.presence import Presence
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -42,6 +48,8 @@ LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
 MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+# Subcommands, each a program of its own.
+PROGRAMS = {"prepare": "device.runtime.tensorrt", "selftest": "device.selftest"}
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -49,7 +57,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | _Stop
+Event = LinkEvent | PipelineEvent | PreparationEvent | _Stop
 
 
 class Agent:
@@ -65,7 +73,13 @@ class Agent:
         self._put: Callable[[Event], None] = queue_putter(self._events, self._ended)
         self._pipeline = PipelineRunner(config, self._topics.root, row, self._put)
         self._presence = Presence(config, self._topics, self._put)
-        self._updater = Updater(config, self._store, self._pipeline, self._report)
+        preparation = Preparation(
+            self._put,
+            Path(config.state_dir),
+            timeout_s=config.prepare.timeout_s,
+            memory_mb=config.prepare.memory_mb,
+        )
+        self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
         self._version = _version()
         self._desired_problem = ""
         self._stats_due_s = 0.0
@@ -127,6 +141,10 @@ class Agent:
                 self._updater.on_pipeline_exit(
                     reason, crashed=event.crashed, now_s=time.monotonic()
                 )
+        elif isinstance(event, Preparing):
+            self._updater.on_preparing(event)
+        elif isinstance(event, PreparationEnded):
+            self._updater.on_prepared(event)
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
@@ -219,7 +237,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
         "`tandem deploy`. Runs until SIGTERM.",
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
-        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT)",
+        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT); "
+        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what only a board can)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(
@@ -232,10 +251,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`; `tandem-agent prepare` is a program of its own (CUDA, arrays)."""
+    """The command `tandem-agent`; its subcommands are programs of their own (CUDA, arrays)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["prepare"]:
-        return subprocess.call(module_command("device.runtime.tensorrt", *words[1:]))
+    if words and words[0] in PROGRAMS:
+        return subprocess.call(module_command(PROGRAMS[words[0]], *words[1:]))
     arguments = make_parser().parse_args(words)
     logging.basicConfig(
         level=arguments.log_level,

@@ -68,6 +68,17 @@ class PipelineTable(_Table, frozen=True, kw_only=True):
     data_mb: Annotated[int, Meta(ge=1)] = 1024
 
 
+class PrepareTable(_Table, frozen=True, kw_only=True):
+    """[prepare]: the limits of TensorRT while it builds one DLA segment of a release.
+
+    `timeout_s`: so long it may take. `memory_mb`: MiB that it may hold; None: three quarters of
+    what the machine or the service has.
+    """
+
+    timeout_s: Seconds = 1800.0
+    memory_mb: Annotated[int, Meta(ge=16)] | None = None
+
+
 class SourceTable(_Table, frozen=True, kw_only=True):
     """[source]: the camera of this board, in place of the one that pipeline.toml names."""
 
@@ -84,6 +95,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     broker: BrokerTable
     update: UpdateTable = UpdateTable()
     pipeline: PipelineTable = PipelineTable()
+    prepare: PrepareTable = PrepareTable()
     source: SourceTable | None = None
 
 

@@ -30,7 +30,8 @@ class KeptState:
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences on the state that an operator should know."""
-        return tuple(text for text in (self.state.recovery, self._unsaved) if text)
+        unread = self._store.unread.values()
+        return tuple(text for text in (self.state.recovery, self._unsaved, *unread) if text)
 
     @property
     def retry_at_s(self) -> float | None:

@@ -7,6 +7,7 @@ it to its memory limit.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -174,9 +175,13 @@ class PipelineProcess:
             threading.Thread(target=_watch, args=(run, self._put), name="pipeline-watch"),
             threading.Thread(target=self._hold_memory, args=(run,), name="pipeline-memory"),
         )
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
+        try:
+            for thread in threads:
+                thread.daemon = True
+                thread.start()
+        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
+            self.stop()
+            raise OSError(errno.EAGAIN, f"no thread can be started ({error})") from error
         return self.run
 
     def stop(self) -> None:

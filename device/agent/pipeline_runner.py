@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import msgspec
+
 from device.agent.config import AgentConfig
 from device.agent.health import PipelineHealth
 from device.agent.memory_watch import default_limit_bytes
@@ -20,6 +22,7 @@ from device.agent.pipeline_process import (
     Restarts,
     command_of,
 )
+from device.agent.preparation import PLANS
 from device.agent.process_tree import mark_of
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
@@ -34,6 +37,8 @@ _STATES: dict[PipelineStatus, str] = {
     "stopped": "failed",
     "restarting": "failed",
 }
+# While a process runs frames, the report carries its load.
+_AT_WORK = ("running", "degraded")
 # What the report dates: a pipeline that is there and does not work.
 _DATED = ("degraded", "stalled")
 
@@ -63,6 +68,7 @@ class PipelineRunner:
         self._counts = (0, 0)  # frames and errors of the running process
         self._since_s = time.monotonic()
         self._stall_s = config.pipeline.stall_s
+        self._degraded: tuple[str, ...] = ()  # of the running process
         self._looked_s: float | None = None
         self._fair_s = 0.0  # silence before this moment does not count
 
@@ -84,6 +90,7 @@ class PipelineRunner:
         """
         self._restarts = Restarts() if fresh else self._restarts.started()
         self._counts = (0, 0)
+        self._degraded = ()
         self._stall_s = self._config.pipeline.stall_s
         try:
             self._process.start(self._command(folder), self._environment())
@@ -96,6 +103,7 @@ class PipelineRunner:
     def stop(self, reason: str) -> None:
         """Stop the pipeline; it does not restart."""
         self._restarts = Restarts()
+        self._degraded = ()
         self._process.stop()
         self._set("stopped", reason)
 
@@ -110,6 +118,8 @@ class PipelineRunner:
             return None
         if isinstance(message, Ready):
             self._stall_s = max(self._stall_s, INFERENCES * message.warm_up_s)
+            self._degraded = message.degraded
+            self.report = msgspec.structs.replace(self.report, degraded=self._degraded)
         elif isinstance(message, Result):
             self._restarts = self._restarts.worked()
             self._counts = (max(1, self._counts[0]), self._counts[1])
@@ -161,6 +171,8 @@ class PipelineRunner:
         self._counts = (beat.frames, beat.errors)
         if self._ending:
             return
+        if beat.load != self.report.load:
+            self.report = msgspec.structs.replace(self.report, load=beat.load)
         if beat.state == "degraded":
             if self.report.status != "degraded":
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
@@ -189,7 +201,13 @@ class PipelineRunner:
         since = _moment(self._since_s) if status in _DATED else ""
         if status == self.report.status and self.report.since:
             since = self.report.since
-        self.report = PipelineReport(status=status, reason=reason, since=since)
+        self.report = PipelineReport(
+            status=status,
+            reason=reason,
+            since=since,
+            load=self.report.load if status in _AT_WORK else "",
+            degraded=self._degraded,
+        )
 
     def _command(self, folder: Path) -> tuple[str, ...]:
         config = self._config
@@ -211,6 +229,7 @@ class PipelineRunner:
         values = {
             "TANDEM_MQTT_USERNAME": config.broker.username,
             "TANDEM_MQTT_PASSWORD": config.broker.password,
+            "TANDEM_PLANS": str(Path(config.state_dir) / PLANS),
             "TANDEM_SOURCE": None if config.source is None else config.source.uri,
         }
         return {name: value for name, value in values.items() if value is not None}

@@ -72,7 +72,19 @@ class Presence:
 
     @property
     def warning(self) -> str:
-        """What the report says of another agent with our id; empty if there is none."""
+        """What the report says of the connection; empty if all is well."""
+        return "; ".join(filter(None, (self._rival_warning(), self._giant_warning())))
+
+    def _giant_warning(self) -> str:
+        topics = ", ".join(self._link.left_out)
+        if not topics:
+            return ""
+        return (
+            f"a message on {topics} is larger than this device takes, so that it does without "
+            "what comes there, and tries again: clear the retained message"
+        )
+
+    def _rival_warning(self) -> str:
         session, seen_s = self._rival
         if time.monotonic() - seen_s > RIVAL_S:
             return ""
@@ -124,10 +136,10 @@ class Presence:
         except ValueError:
             return
         if self._rivals.is_rival(document.session):
-            news = not self.warning
+            news = not self._rival_warning()
             self._rival = (document.session, time.monotonic())
             if news:
-                LOG.error("%s", self.warning)
+                LOG.error("%s", self._rival_warning())
         if self.online and document.session != self.session:
             self._publish_state("online")
 

@@ -7,6 +7,7 @@ before it happens, and a release is live only once the disk has it. A rollback i
 full disk, which gets it as soon as it has room.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -16,6 +17,13 @@ import msgspec
 from device.agent.config import AgentConfig
 from device.agent.kept_state import RETRY_S, KeptState, utc_now
 from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
+from device.agent.preparation import (
+    Preparation,
+    PreparationEnded,
+    Preparing,
+    built_now,
+    refusal,
+)
 from device.agent.trial import (
     Confirm,
     Crashes,
@@ -26,7 +34,7 @@ from device.agent.trial import (
     judge,
     trial_limits,
 )
-from device.errors import BundleError, StateError, TandemError
+from device.errors import BundleError, BundleReadError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
@@ -48,6 +56,7 @@ from device.update.slot_store import SlotStore
 from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
 
 LOG = logging.getLogger("tandem.agent")
+READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
 
 
 class Updater:
@@ -59,8 +68,12 @@ class Updater:
         store: SlotStore,
         pipeline: PipelineRunner,
         report: Callable[[], None],
+        preparation: Preparation | None = None,
     ) -> None:
-        """`report` publishes the reported state before something that takes long."""
+        """`report` publishes the reported state before something that takes long.
+
+        `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
+        """
         self.update = Update(phase="idle")
         self._config = config
         self._limits = trial_limits(config.update)
@@ -68,6 +81,8 @@ class Updater:
         self._kept = KeptState(store)
         self._pipeline = pipeline
         self._report = report
+        self._preparation = preparation
+        self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
         self._desired: Desired | None = None
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
         self._trial: Trial | None = None
@@ -75,6 +90,7 @@ class Updater:
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
         self._crashes = self._no_crashes()
+        self._read_again_s = 0.0
         self._source_worked = False  # the release before had frames when a postponed one was tried
 
     @property
@@ -96,6 +112,8 @@ class Updater:
             self._start_trial(self.state.trial)
             return
         self._start_active()
+        if self._preparation is not None and self.state.active is not None:
+            self._preparation.start(self._store.slot_folder(self.state.active))
         self.update = update_of_slots(self.state)
 
     def shut_down(self) -> None:
@@ -104,6 +122,8 @@ class Updater:
             self._kept.note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
         self._fetching.pause()
+        if self._preparation is not None:
+            self._preparation.stop()
 
     # -- time
 
@@ -117,11 +137,9 @@ class Updater:
         self._advance_trial(now_s)
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
-            active = self.state.active
-            self._start_active(fresh=False)
-            if self.state.active != active:
-                self._reconcile()
+            self._restart()
         self._kept.retry(now_s)
+        self._read_again(now_s)
         self._try_postponed()
         self._advance_download()
 
@@ -183,6 +201,12 @@ class Updater:
     def _try_idle(self, desired: Desired) -> None:
         try:
             self._store.verify(self.state.idle)
+        except BundleReadError as error:  # it is read again by `_read_again`
+            LOG.error("%s", error)
+            self.update = update_of(
+                desired, "postponed", desired.release.blob.bytes, f"it waits for the disk: {error}"
+            )
+            return
         except BundleError as error:
             LOG.warning("%s; it is fetched again", error)
             self._kept.note(slots.clear(self.state))
@@ -236,14 +260,7 @@ class Updater:
         if not self._fetching.running or desired is None:
             return
         self._fetching.remove()
-        failure = SlotFailure(
-            sha256=desired.release.blob.sha256,
-            request=desired.request,
-            phase="refused",
-            reason=reason,
-            at=utc_now(),
-        )
-        self._kept.note(slots.refuse(self.state, failure))
+        self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
         self._refuse(desired, reason)
 
     def _stage(self, desired: Desired) -> None:
@@ -258,9 +275,66 @@ class Updater:
         self._fetching.remove()
         self._begin_trial(desired)
 
+    # -- preparation
+
+    def _prepare(self, desired: Desired) -> bool:
+        """Finish the DLA segments of the idle slot; return whether its trial waits for that."""
+        sha256, preparation = desired.release.blob.sha256, self._preparation
+        if preparation is None or self._prepared == sha256:
+            return False
+        folder = self._store.slot_folder(self.state.idle)
+        if preparation.folder == folder and self._preparing != sha256:
+            preparation.stop()  # of a release that was there before
+        if preparation.folder is None:
+            if not preparation.start(folder):
+                return False
+            self._preparing = sha256
+        if self.update.phase != "staging":
+            self.update = update_of(desired, "staging", desired.release.blob.bytes)
+        return True
+
+    def on_preparing(self, event: Preparing) -> None:
+        """Note the progress of a build."""
+        if self._preparation is None or not self._preparation.is_running(event):
+            return
+        if self.update.phase == "staging":
+            reason = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
+            self.update = msgspec.structs.replace(self.update, reason=reason)
+
+    def on_prepared(self, event: PreparationEnded) -> None:
+        """Try a release that was prepared, or refuse it; run what runs with its new plans."""
+        folder = None if self._preparation is None else self._preparation.ended(event)
+        if folder is None:
+            return
+        if event.rows is None:
+            LOG.error("DLA segments were not prepared: %s", event.problem)
+        rows = event.rows or ()
+        for row in rows:
+            if row.problem is not None:
+                LOG.warning("segment %s does not run on the DLA: %s", row.segment, row.problem)
+        active, trial = self.state.active, self.state.trial
+        if trial is None and active is not None and folder == self._store.slot_folder(active):
+            if built_now(rows):
+                LOG.info("the pipeline starts again, with the DLA segments that were prepared")
+                self._start_active()
+            self._reconcile()  # a release may have waited
+            return
+        desired = self._desired
+        if desired is None or desired.release.blob.sha256 != self._preparing:
+            return
+        reason = refusal(rows)
+        if reason is not None:
+            self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
+            self._refuse(desired, reason)
+            return
+        self._prepared = desired.release.blob.sha256
+        self._begin_trial(desired)
+
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
+        if self._prepare(desired):
+            return  # called again when the preparation has ended
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._store.reserve()
@@ -270,14 +344,26 @@ class Updater:
             return
         self._start_trial(self.state.idle)
 
-    def _start_trial(self, slot: Slot) -> None:
+    def _start_trial(self, slot: Slot, *, fresh: bool = True) -> None:
         record = self._kept.record(slot)
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
+        if not self._pipeline.start(self._store.slot_folder(slot), fresh=fresh):
+            self._await_room(slot)
+            return
         self.update = update_of_record(record, "trial")
         self._looked_s = time.monotonic()
         self._trial = Trial(frame_s=self._looked_s)
-        if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
-            self._roll_back(self._pipeline.report.reason)
+
+    def _await_room(self, slot: Slot) -> None:
+        """Let a trial wait that the system cannot start: neither would it start the active slot.
+
+        `advance` starts it again; until then the attempt does not count.
+        """
+        record = self._kept.record(slot)
+        reason = f"{self._pipeline.report.reason}; the trial is not to blame and is tried again"
+        LOG.error("%s %s waits: %s", record.name, record.version, reason)
+        self._kept.note(slots.suspend(self.state))
+        self.update = update_of_record(record, "postponed", reason)
 
     def _advance_trial(self, now_s: float) -> None:
         """Look at the pipeline on trial; end the trial if that is due."""
@@ -361,11 +447,30 @@ class Updater:
         desired, waiting = self._desired, self.state.postponed
         if desired is None or waiting is None or self.update.phase != "postponed":
             return
+        if self.state.idle in self._store.unread:
+            return
         health = self._pipeline.health()
         frames = health.state == "running" and health.frames > 0
         if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
             self._source_worked = frames
             self._try_idle(desired)
+
+    def _read_again(self, now_s: float) -> None:
+        """Judge the slots again that the disk did not give."""
+        if not self._store.unread or now_s < self._read_again_s:
+            return
+        self._read_again_s = now_s + READ_AGAIN_S
+        if self.state.active in self._store.unread:
+            if with_whole_active(self._store, self.state) != self.state:
+                self._start_active()
+                self._reconcile()
+            return
+        waits = self.update.phase == "postponed" and self.state.trial is None
+        if self._desired is not None and waits:
+            self._try_idle(self._desired)
+        else:
+            with contextlib.suppress(BundleError):  # judged again before it is used
+                self._store.verify(self.state.idle)
 
     # -- the pipeline
 
@@ -412,6 +517,17 @@ class Updater:
         self._start_active()
         self._reconcile()
 
+    def _restart(self) -> None:
+        """Start again what died, or what the system could not start."""
+        if self.state.trial is not None:
+            self._kept.note(slots.resume(self.state))
+            self._start_trial(self.state.trial, fresh=False)
+            return
+        active = self.state.active
+        self._start_active(fresh=False)
+        if self.state.active != active:
+            self._reconcile()
+
     def _start_active(self, *, fresh: bool = True) -> None:
         """Start the active slot; a damaged one is given up for the idle one, if that was good."""
         state = with_whole_active(self._store, self.state)
@@ -426,6 +542,17 @@ class Updater:
 
     def _no_crashes(self) -> Crashes:
         return Crashes(self._config.update.max_crashes, self._config.update.crash_window_s)
+
+
+def _failure(desired: Desired, reason: str) -> SlotFailure:
+    """A refusal of this request for good."""
+    return SlotFailure(
+        sha256=desired.release.blob.sha256,
+        request=desired.request,
+        phase="refused",
+        reason=reason[: slots.MAX_REASON],
+        at=utc_now(),
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -51,6 +51,23 @@ def cuda(facts: Facts) -> Iterator[str]:
                 yield from _at_ends(program, facts, where)
 
 
+def of_port(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    """Check kernels of a port, whose two tensors are not those of a segment."""
+    yield from _sizes(program, where)
+    yield from _entries(program, facts, where)
+    for number, op in enumerate(program.works):
+        yield from _operation(op, program, f"{where}: operation {number}")
+    entry = facts.entries.get(program.weights)
+    size = 0 if entry is None else entry.stop - entry.start
+    for op in program.works:
+        for tactic in op.tactics:
+            for launch in tactic.launches:
+                try:
+                    yield from _launch_at(launch, program, (), size, where)
+                except ValueError as error:
+                    yield f"{where}: {error}"
+
+
 def _at_ends(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
     """Check what depends on sizes at the least, the best and the largest ones."""
     dims = facts.manifest.dims

@@ -6,11 +6,13 @@ import msgspec
 
 from device.engine.container import Entry
 from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import Implementation, Manifest, Segment
+from device.engine.manifest import Implementation, Manifest, Portable, Processor, Segment
 from device.engine.tensorrt_manifest import TensorRT
 
 KERNELS = "GPU kernels"
 KERNEL_WEIGHTS = "weights of GPU kernels"
+FALLBACK_KERNELS = "GPU kernels in place of the DLA"
+FALLBACK_WEIGHTS = "weights of GPU kernels in place of the DLA"
 TENSORRT_MODELS = "models for TensorRT"
 PORTABLE_MODELS = "portable models"
 PORTABLE_WEIGHTS = "portable weights"
@@ -25,7 +27,7 @@ def bytes_by_purpose(manifest: Manifest, entries: Mapping[str, Entry]) -> dict[s
     purpose_of: dict[str, str] = {}
     for segment in manifest.segments:
         for implementation in segment.implementations:
-            for name, role in _entries(implementation):
+            for name, role in _entries(implementation, segment.processor):
                 purpose_of.setdefault(name, role)
     totals: dict[str, int] = {}
     for name, entry in entries.items():
@@ -36,7 +38,10 @@ def bytes_by_purpose(manifest: Manifest, entries: Mapping[str, Entry]) -> dict[s
 
 
 def without_portable(manifest: Manifest) -> Manifest:
-    """Return a manifest whose segments have no portable implementation beside GPU kernels."""
+    """Return a manifest whose segments have no portable implementation beside GPU kernels.
+
+    What TensorRT makes of a DLA segment stays.
+    """
     return msgspec.structs.replace(
         manifest, segments=tuple(_without_portable(segment) for segment in manifest.segments)
     )
@@ -48,22 +53,25 @@ def entries_read(manifest: Manifest) -> tuple[str, ...]:
         name
         for segment in manifest.segments
         for implementation in segment.implementations
-        for name, _ in _entries(implementation)
+        for name, _ in _entries(implementation, segment.processor)
     )
     return tuple(dict.fromkeys(names))
 
 
 def _without_portable(segment: Segment) -> Segment:
-    kernels = tuple(i for i in segment.implementations if isinstance(i, Cuda))
-    return msgspec.structs.replace(segment, implementations=kernels) if kernels else segment
+    if not any(isinstance(implementation, Cuda) for implementation in segment.implementations):
+        return segment
+    kept = tuple(i for i in segment.implementations if not isinstance(i, Portable))
+    return msgspec.structs.replace(segment, implementations=kept)
 
 
-def _entries(implementation: Implementation) -> Iterator[tuple[str, str]]:
+def _entries(implementation: Implementation, processor: Processor) -> Iterator[tuple[str, str]]:
     """Yield the entries of an implementation with their purposes."""
     if isinstance(implementation, Cuda):
+        on_gpu = processor == "gpu"
         for kernel in implementation.kernels:
-            yield kernel.cubin, KERNELS
-        yield implementation.weights, KERNEL_WEIGHTS
+            yield kernel.cubin, KERNELS if on_gpu else FALLBACK_KERNELS
+        yield implementation.weights, KERNEL_WEIGHTS if on_gpu else FALLBACK_WEIGHTS
     elif isinstance(implementation, TensorRT):
         for form in (implementation.ranged, implementation.typed):
             yield form.model, TENSORRT_MODELS
@@ -71,6 +79,8 @@ def _entries(implementation: Implementation) -> Iterator[tuple[str, str]]:
                 yield weight.entry, SHARED_WEIGHTS
                 if weight.scales is not None:
                     yield weight.scales, TENSORRT_MODELS
+        for port in (*implementation.enter, *implementation.leave):
+            yield from _entries(port, "gpu")
     else:
         yield implementation.model, PORTABLE_MODELS
         for name in implementation.weights:

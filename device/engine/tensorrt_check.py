@@ -3,11 +3,17 @@
 from collections.abc import Iterator
 from math import isfinite, prod
 
+from device.engine.cuda_check import of_port
+from device.engine.cuda_manifest import Cuda, Workspace
+from device.engine.manifest import ITEM_BYTES, TensorInfo
 from device.engine.manifest_facts import Facts
 from device.engine.tensorrt_manifest import Form, Port, TensorRT, Weight
 
 MAX_WEIGHT_BYTES = 2**30
 """Of the weights of one form; a DLA loadable holds at most 512 MiB, in half the bytes."""
+
+VECTOR_BYTES = 32
+"""Of a vector of channels in the DLA's formats chw16 and chw32."""
 
 _BYTES = {"float32": 4, "float16": 2}
 
@@ -30,6 +36,7 @@ def tensorrt(facts: Facts) -> Iterator[str]:
             for tensor, amax in implementation.ranges.items():
                 if not (isfinite(amax) and amax > 0):
                     yield f"{where}: tensor {tensor!r} has the range {amax}; it must be above 0"
+            yield from _port_kernels(facts, where, implementation)
             for form in (implementation.ranged, implementation.typed):
                 yield from _form(facts, where, form)
 
@@ -39,6 +46,58 @@ def _port(where: str, port: Port) -> Iterator[str]:
         yield f"{where}: port {port.tensor!r} is {port.dtype}; int8 has a scale, float16 none"
     if port.scale is not None and not (isfinite(port.scale) and port.scale > 0):
         yield f"{where}: port {port.tensor!r} has the scale {port.scale}; it must be above 0"
+
+
+def _port_kernels(facts: Facts, where: str, implementation: TensorRT) -> Iterator[str]:
+    """Kernels of a port read and write its tensor alone, as it is in C order and in its format."""
+    for ports, programs, way in (
+        (implementation.inputs, implementation.enter, "enter"),
+        (implementation.outputs, implementation.leave, "leave"),
+    ):
+        if programs and len(programs) != len(ports):
+            yield f"{where}: {len(ports)} ports {way}, {len(programs)} of them have kernels"
+            return
+        for port, program in zip(ports, programs, strict=False):
+            place = f"{where}: port {port.tensor!r}"
+            yield from of_port(program, facts, place)
+            tensor = facts.tensors.get(port.tensor)
+            if tensor is None or not all(isinstance(dim, int) for dim in tensor.shape):
+                yield f"{place}: its sizes are not fixed"
+                continue
+            sizes = (_plain_bytes(tensor), _packed_bytes(port, tensor))
+            expected = sizes if way == "enter" else sizes[::-1]
+            places = (*program.inputs, *program.outputs)
+            sizes_of_kernels = [stored.bytes for stored in places]
+            if sizes_of_kernels != list(expected):
+                yield f"{place} has {list(expected)} bytes, its kernels {sizes_of_kernels}"
+                continue
+            yield from _inside(place, program)
+
+
+def _inside(where: str, program: Cuda) -> Iterator[str]:
+    """Addresses lie in one of the two tensors, whose places the board chooses."""
+    spans = [(p.offset, p.offset + p.bytes) for p in (*program.inputs, *program.outputs)]
+    offsets = (
+        argument.offset
+        for op in program.works
+        for tactic in op.tactics
+        for launch in tactic.launches
+        for argument in launch.arguments
+        if isinstance(argument, Workspace)
+    )
+    for offset in offsets:
+        if not any(isinstance(offset, int) and start <= offset < stop for start, stop in spans):
+            yield f"{where}: its kernels take the address {offset}, which is in none of its tensors"
+
+
+def _plain_bytes(tensor: TensorInfo) -> int:
+    return prod(dim for dim in tensor.shape if isinstance(dim, int)) * ITEM_BYTES[tensor.dtype]
+
+
+def _packed_bytes(port: Port, tensor: TensorInfo) -> int:
+    n, c, h, w = (*(dim for dim in tensor.shape if isinstance(dim, int)), 1, 1, 1, 1)[:4]
+    vector = VECTOR_BYTES // ITEM_BYTES[port.dtype]
+    return n * -(-c // vector) * h * w * VECTOR_BYTES
 
 
 def _form(facts: Facts, where: str, form: Form) -> Iterator[str]:

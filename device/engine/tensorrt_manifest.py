@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from device.engine.cuda_manifest import Cuda
+
 WEIGHTS_FILE = "weights"
 """The name under which the ONNX of a form refers to its weights, as one file beside it."""
 
@@ -56,7 +58,8 @@ class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kin
     """A segment for TensorRT on one DLA core.
 
     `ranges`: amax of each tensor of `ranged`, empty in FP16. `half_nodes`: those that compute in
-    FP16 in an INT8 segment.
+    FP16 in an INT8 segment. `enter`, `leave`: GPU kernels for each of `inputs` and `outputs`, which
+    bring a tensor from C order into the port's format, and back; none where the host does it.
     """
 
     ranged: Form
@@ -65,3 +68,5 @@ class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kin
     outputs: tuple[Port, ...]
     ranges: dict[str, float]
     half_nodes: tuple[str, ...] = ()
+    enter: tuple[Cuda, ...] = ()
+    leave: tuple[Cuda, ...] = ()

@@ -82,12 +82,16 @@ class Running(_Document, frozen=True, kw_only=True):
 class PipelineReport(_Document, frozen=True, kw_only=True):
     """The status of the pipeline process; `reason` says why it does not run.
 
-    `since`: when it became degraded or stalled, ISO 8601 in UTC.
+    `since`: when it became degraded or stalled, ISO 8601 in UTC. `load`: the step that a hot or
+    slow board has made the pipeline take, and why. `degraded`: segments that run on another
+    processor than the engine was planned for, and why; the status is as it is.
     """
 
     status: PipelineStatus
     reason: str = ""
     since: str = ""
+    load: str = ""
+    degraded: tuple[str, ...] = ()
 
 
 class Update(_Document, frozen=True, kw_only=True):

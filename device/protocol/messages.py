@@ -15,12 +15,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
     """The engine is loaded. `segments` say how each segment runs; `warm_up_s`: the time of the
-    first inference, which later ones do not exceed by much."""
+    first inference, which later ones do not exceed by much. `degraded`: DLA segments that run on
+    another processor, and why."""
 
     pipeline: str
     engine_sha256: str
     segments: tuple[str, ...] = ()
     warm_up_s: float = 0.0
+    degraded: tuple[str, ...] = ()
 
 
 class Result(_Message, frozen=True, kw_only=True, tag="result"):
@@ -48,7 +50,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     `frames` with a result and `errors`, frames lost to faults: since the process started.
     `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
     `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
-    share.
+    share. `load`: the step that a hot or slow board has made it take, and why; empty if none.
     """
 
     frames: int
@@ -56,6 +58,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     state: Literal["starting", "running", "degraded"]
     reason: str = ""
     since_s: float = 0.0
+    load: str = ""
 
 
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):

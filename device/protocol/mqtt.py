@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from device.protocol.left_out import LeftOut
+from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
 from device.protocol.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
 
 LOG = logging.getLogger(__name__)
@@ -32,8 +34,6 @@ CLOSE_WAIT_S = 1.0
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
 MAX_UNSENT = 64  # QoS 0
-MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
-MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,12 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="mqtt-link", daemon=True)
         self._current: _Connection | None = None
         self._session = 0
+        self._left_out = LeftOut([topic for topic, _qos in settings.subscriptions])
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The subscriptions that the link does without: a message there is too large to take."""
+        return self._left_out.names
 
     def start(self) -> None:
         """Begin to connect, without waiting."""
@@ -155,7 +161,7 @@ class Link:
         settings = self._settings
         try:
             version = self._version or probe_version(settings.host, settings.port)
-            connection = _Connection(settings, self._put, version, self._session)
+            connection = _Connection(settings, self._put, version, self._session, self._left_out)
             self._current = connection
             if self._stopping.is_set():  # close() may have looked before the line above
                 return False, ""
@@ -165,49 +171,14 @@ class Link:
             return False, f"cannot reach the broker at {settings.host}:{settings.port}: {why}"
         finally:
             self._current = None
+        if connection.giant_topic and self._left_out.ended(
+            connection.giant_topic, time.monotonic()
+        ):
+            LOG.error("%s; this client does without %s", reason, ", ".join(self.left_out))
         # Remembered only while it works: the broker may be another one after an update.
         fixed = FIXED_VERSIONS[settings.mqtt_version]
         self._version = version if connection.was_up else fixed
         return connection.was_up, reason
-
-
-class _Client(paho.Client):
-    """A paho client that reports how its thread ended, also with an exception."""
-
-    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
-        super().__init__(
-            CallbackAPIVersion.VERSION2,
-            client_id=client_id,
-            clean_session=None if version == MQTTProtocolVersion.MQTTv5 else True,
-            protocol=version,
-            reconnect_on_failure=False,
-        )
-        self.ended = threading.Event()
-        self.failure = ""
-        self.oversized_bytes = 0
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        """Read from the socket; paho asks for a whole packet once it has read its header.
-
-        Brokers of MQTT 5 are told the limit. Those of 3.1.1 are not, and paho would collect the
-        packet in memory first.
-        """
-        if bufsize > MAX_PACKET_BYTES:
-            self.oversized_bytes = bufsize
-            raise ConnectionError(f"a packet of {bufsize} bytes")
-        return super()._sock_recv(bufsize)
-
-    def loop_forever(
-        self, timeout: float = 1.0, retry_first_connection: bool = False
-    ) -> MQTTErrorCode:
-        """What paho's thread runs."""
-        try:
-            return super().loop_forever(timeout, retry_first_connection)
-        except Exception as error:  # noqa: BLE001  (whatever a broken packet breaks in paho)
-            self.failure = f"{type(error).__name__}: {error}"
-            return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        finally:
-            self.ended.set()
 
 
 class _Connection:
@@ -219,17 +190,25 @@ class _Connection:
         put: Callable[[LinkEvent], None],
         version: MQTTProtocolVersion,
         session: int,
+        left_out: LeftOut,
     ) -> None:
         self.was_up = False  # the broker accepted us
         self._settings = settings
         self._put = put
         self._version = version
         self._session = session
+        self._left_out = left_out
+        self._asked: list[tuple[str, int]] = []  # what the last SUBSCRIBE named
         self._reason = ""
         self._closing = False
         self._unsent: deque[paho.MQTTMessageInfo] = deque()
         self._client = self._make_client()
         self._ended = self._client.ended
+
+    @property
+    def giant_topic(self) -> str:
+        """The topic of the message that was too large, empty if there was none."""
+        return self._client.giant_topic
 
     def hold(self, make_will: Callable[[int], Will] | None) -> str:
         """Run until the connection ends and return why; OSError if it cannot be made."""
@@ -246,15 +225,17 @@ class _Connection:
             self._client.disconnect()
             return ""
         self._client.loop_start()
-        self._ended.wait()
+        while not self._ended.wait(self._due_in_s()):
+            if self.was_up:
+                self._subscribe(self._left_out.due(time.monotonic()))
         self._client.loop_stop()
         where = f"the broker at {host}:{port}"
         if self._client.failure:
             return f"{where} sent what is not MQTT ({self._client.failure})"
-        if self._client.oversized_bytes:
+        if self._client.giant_bytes:
             return (
-                f"{where} sent a packet of {self._client.oversized_bytes} bytes, the limit is "
-                f"{MAX_PACKET_BYTES}: clear the retained message on a topic of this device"
+                f"{where} sent a packet of {self._client.giant_bytes} bytes, the limit is "
+                f"{MAX_PACKET_BYTES}: clear the retained message on the topic {self.giant_topic!r}"
             )
         return self._reason or f"the connection to {where} was lost"
 
@@ -304,9 +285,9 @@ class _Connection:
         except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
             return not self._ended.is_set()
 
-    def _make_client(self) -> _Client:
+    def _make_client(self) -> Client:
         settings = self._settings
-        client = _Client(self._version, settings.client_id)
+        client = Client(self._version, settings.client_id)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
         if settings.username is not None:
@@ -320,7 +301,7 @@ class _Connection:
 
     def _on_connect(
         self,
-        client: paho.Client,
+        _client: paho.Client,
         _userdata: object,
         _flags: paho.ConnectFlags,
         reason: ReasonCode,
@@ -329,10 +310,20 @@ class _Connection:
         if reason.is_failure:
             where = f"{self._settings.host}:{self._settings.port}"
             self._reason = f"the broker at {where} refused the connection: {reason}"
-        elif self._settings.subscriptions:
-            client.subscribe(list(self._settings.subscriptions))
-        else:
+        elif not self._subscribe(self._left_out.connect(time.monotonic())):
             self._up()
+
+    def _subscribe(self, names: tuple[str, ...]) -> bool:
+        """Subscribe to some of the subscriptions; False: to none."""
+        self._asked = [row for row in self._settings.subscriptions if row[0] in names]
+        if self._asked:
+            self._client.subscribe(self._asked)
+        return bool(self._asked)
+
+    def _due_in_s(self) -> float | None:
+        """Return how long to wait for a subscription to be tried again, None: for ever."""
+        due_s = self._left_out.due_s
+        return None if due_s is None else max(0.1, due_s - time.monotonic())
 
     def _on_subscribe(
         self,
@@ -342,10 +333,11 @@ class _Connection:
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        for (topic, _qos), reason in zip(self._settings.subscriptions, reasons, strict=False):
+        for (topic, _qos), reason in zip(self._asked, reasons, strict=False):
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)
-        self._up()
+        if not self.was_up:
+            self._up()
 
     def _up(self) -> None:
         self.was_up = True

@@ -8,18 +8,33 @@ import numpy.typing as npt
 
 from device.engine.manifest import DimRange, TensorInfo
 from device.errors import SessionError
+from device.runtime.cuda.device_array import DeviceArray
 
 Array = npt.NDArray[Any]
+Kind = type[Array] | type[DeviceArray]
 
 
 def check_feeds(
-    feeds: Mapping[str, Array], inputs: Sequence[TensorInfo], ranges: Mapping[str, DimRange]
+    feeds: Mapping[str, Array] | Mapping[str, DeviceArray],
+    inputs: Sequence[TensorInfo],
+    ranges: Mapping[str, DimRange],
+    kind: Kind = np.ndarray,
 ) -> dict[str, int]:
     """Return the size of each dynamic dimension, read from the shapes of the feeds.
 
-    Raises SessionError, naming the tensor, the limit and what was given, if an input is missing or
+    `kind` is the class of the feeds. Raises SessionError, naming the tensor, the limit and what was given, if an input is missing or
     unknown, has another dtype or rank, or has a size that the engine does not take.
     """
+    check_names(feeds, inputs)
+    sizes: dict[str, int] = {}
+    for tensor in inputs:
+        _check_kind(tensor, feeds[tensor.name], kind)
+        _read_sizes(tensor, feeds[tensor.name].shape, ranges, sizes)
+    return sizes
+
+
+def check_names(feeds: Mapping[str, object], inputs: Sequence[TensorInfo]) -> None:
+    """Raise SessionError, naming them, if inputs are missing or unknown."""
     names = [tensor.name for tensor in inputs]
     missing = [name for name in names if name not in feeds]
     unknown = [name for name in feeds if name not in names]
@@ -29,48 +44,58 @@ def check_feeds(
         raise SessionError(
             f"the input {' and '.join(problems)}; give {', '.join(map(repr, names))}"
         )
-    sizes: dict[str, int] = {}
-    for tensor in inputs:
-        _check_kind(tensor, feeds[tensor.name])
-        _read_sizes(tensor, feeds[tensor.name].shape, ranges, sizes)
-    return sizes
 
 
 def check_targets(
-    targets: Mapping[str, Array], outputs: Sequence[TensorInfo], sizes: Mapping[str, int]
+    targets: Mapping[str, Array] | Mapping[str, DeviceArray],
+    outputs: Sequence[TensorInfo],
+    sizes: Mapping[str, int],
+    kind: Kind = np.ndarray,
 ) -> None:
-    """Check the arrays that outputs are to be written into.
+    """Check the arrays of class `kind` that outputs are to be written into.
 
     Raises SessionError, naming the output, the limit and what was given, if one is unknown, has
     another dtype or shape, or cannot be written in C order.
     """
+    check_target_names(targets, outputs)
     known = {tensor.name: tensor for tensor in outputs}
     for name, array in targets.items():
-        if name not in known:
-            raise SessionError(
-                f"there is no output {name!r} to write into an array; there are "
-                f"{', '.join(map(repr, known))}"
-            )
         tensor, where = known[name], f"the array for output {name!r}"
-        if not isinstance(array, np.ndarray) or array.dtype != np.dtype(tensor.dtype):
-            actual = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise SessionError(f"{where} is of {actual}; give a numpy array of {tensor.dtype}")
+        if not isinstance(array, kind) or array.dtype != np.dtype(tensor.dtype):
+            actual = array.dtype if isinstance(array, kind) else type(array).__name__
+            raise SessionError(f"{where} is of {actual}; give {_KINDS[kind]} of {tensor.dtype}")
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
         if array.ndim != len(shape) or any(
             known not in (None, size) for known, size in zip(shape, array.shape, strict=True)
         ):
             raise SessionError(f"{where} has the shape {_text(array.shape)}; give {_text(shape)}")
-        if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
+        if isinstance(array, np.ndarray) and not (
+            array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
+        ):
             raise SessionError(
                 f"{where} is read-only or not in C order; give one of numpy.empty({_text(shape)})"
             )
 
 
-def _check_kind(tensor: TensorInfo, value: object) -> None:
-    if not isinstance(value, np.ndarray):
+def check_target_names(targets: Mapping[str, object], outputs: Sequence[TensorInfo]) -> None:
+    """Raise SessionError, naming it, if an array is for an output that there is not."""
+    known = [tensor.name for tensor in outputs]
+    for name in targets:
+        if name not in known:
+            raise SessionError(
+                f"there is no output {name!r} to write into an array; there are "
+                f"{', '.join(map(repr, known))}"
+            )
+
+
+_KINDS: Mapping[Kind, str] = {np.ndarray: "a numpy array", DeviceArray: "an array on the GPU"}
+
+
+def _check_kind(tensor: TensorInfo, value: object, kind: Kind) -> None:
+    if not isinstance(value, kind):
         raise SessionError(
             f"input {tensor.name!r} is a {type(value).__name__}; "
-            f"give a numpy array of {tensor.dtype}"
+            f"give {_KINDS[kind]} of {tensor.dtype}"
         )
     if value.dtype != np.dtype(tensor.dtype):
         raise SessionError(

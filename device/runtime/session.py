@@ -20,10 +20,13 @@ from device.engine.file import Engine, PathLike, open_engine
 from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
+from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
+from device.runtime.on_device import OnDevice
+from device.runtime.stages import open_stages, single_stages
 
 Array = npt.NDArray[Any]
 
@@ -80,6 +83,8 @@ class Session:
         emulation = None if dla == "portable" else Emulation(dla, scales)
         options = LoadOptions(threads, timing_cache, emulation, plans, dla_core)
         self._segments = manifest.segments
+        self._engine = engine
+        self._on_device: OnDevice | None = None
         self._closed = False
         with ExitStack() as stack:
             loaded = []
@@ -89,6 +94,10 @@ class Session:
                 stack.callback(executor.close)
                 loaded.append((executor, report))
             self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
+            self._stages = open_stages(engine, self._executors)
+            for stage in self._stages:
+                if stage.line is not None:
+                    stack.callback(stage.line.close)
             self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
             self._close_executors = stack.pop_all().close
 
@@ -107,8 +116,35 @@ class Session:
         those not given are new arrays, the caller's to keep. Raises SessionError if an array does
         not fit or a segment fails.
         """
-        values = self._run(feeds, outputs or {}, _ignore)
+        values = self._run(feeds, outputs or {})
         return {name: values[name] for name in self._outputs}
+
+    def infer_on_device(
+        self,
+        feeds: Mapping[str, object],
+        outputs: Mapping[str, object] | None = None,
+        *,
+        stream: object | None = None,
+    ) -> dict[str, DeviceArray]:
+        """Run the engine once on arrays in the GPU's memory and return its outputs there.
+
+        Arrays are those of pycuda, CuPy or PyTorch, or any others on GPU 0 with DLPack or
+        `__cuda_array_interface__`, in C order, in the types and shapes of `infer`; a raw address is
+        a `DeviceArray`. Outputs are written into the arrays of `outputs`; those not given are new.
+        `stream` is one of pycuda, PyTorch or CuPy, or the driver's handle: everything is enqueued
+        there, after what wrote the arrays, and the caller keeps these until the stream is done.
+        Without, the results are ready when this returns. Nothing is copied over the host, unless a
+        segment has no GPU implementation (`reports`): then the CPU waits for the stream.
+
+        Raises SessionError, naming the array: not on GPU 0, another type or shape, not contiguous,
+        read-only, too small; another CUDA context than the primary one; no GPU.
+        """
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session is closed; open a new one")
+            if self._on_device is None:
+                self._on_device = OnDevice(self._engine, self._executors)
+            return self._on_device.infer(feeds, outputs or {}, stream)
 
     def arrays(
         self, sizes: Mapping[str, int] | None = None
@@ -137,14 +173,17 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for executor in self._executors:
-                preferred = executor.arrays(known)
+            for stage in self._stages:
+                preferred = stage.arrays(known)
                 inputs.update({n: preferred[n] for n in inputs if n in preferred})
                 outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
         return inputs, outputs
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """Run the engine once and return the time of each segment, in milliseconds."""
+        """Run the engine once and return the time of each segment, in milliseconds.
+
+        Each segment runs by itself, with its copies to and from the host.
+        """
         times: dict[str, float] = {}
 
         def watch(segment: str, seconds: float) -> None:
@@ -157,27 +196,37 @@ class Session:
         self,
         feeds: Mapping[str, Array],
         targets: Mapping[str, Array],
-        watch: Callable[[str, float], None],
+        watch: Callable[[str, float], None] | None = None,
     ) -> dict[str, Array]:
-        """Return all inputs and outputs of segments; `watch` gets the seconds of each segment."""
+        """Return the inputs and outputs of stages; `watch` gets the seconds of each segment.
+
+        With `watch` every segment is a stage of its own.
+        """
         sizes = check_feeds(feeds, self.inputs, self._ranges)
         check_targets(targets, self.outputs, sizes)
         values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for segment, executor in zip(self._segments, self._executors, strict=True):
+            if self._on_device is not None:
+                self._on_device.wait()
+            stages = self._stages
+            if watch is not None:
+                stages = single_stages(self._segments, self._executors)
+            for stage in stages:
                 begin = time.perf_counter()
-                results = executor.run(
-                    {name: values[name] for name in segment.inputs},
+                results = stage.run(
+                    {name: values[name] for name in stage.inputs},
                     {
                         name: targets[name] if name in targets else self._array_of(name, sizes)
-                        for name in segment.outputs
+                        for name in stage.outputs
+                        if stage.line is None or name in self._outputs
                     },
                     sizes,
                 )
                 values.update(results)
-                watch(segment.name, time.perf_counter() - begin)
+                if watch is not None:
+                    watch(stage.name, time.perf_counter() - begin)
         return values
 
     def _array_of(self, name: str, sizes: Mapping[str, int]) -> Array | None:
@@ -202,7 +251,10 @@ class Session:
         """Close the executors and release the arena; arrays handed out stay valid."""
         with self._lock:
             self._closed = True
-            self._executors = ()
+            self._executors, self._stages = (), ()
+            if self._on_device is not None:
+                self._on_device.close()
+                self._on_device = None
             self._close_executors()
             self._arena = np.empty(0, np.uint8)
 
@@ -248,7 +300,3 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise SessionError(
             f"the session was given {option} {value!r}: use one of {list_choices(value, choices)}"
         )
-
-
-def _ignore(segment: str, seconds: float) -> None:
-    """Discard a time."""

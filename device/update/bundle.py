@@ -5,6 +5,7 @@ the same inputs give the same bytes, any `tar` can list it, and a reader compare
 the only one that is allowed, so that no hostile name, link or size is ever interpreted.
 """
 
+import errno
 import hashlib
 import os
 import struct
@@ -15,7 +16,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 from msgspec import Meta
 
-from device.errors import BundleError
+from device.errors import BundleError, BundleReadError
 from device.files import replacing, sync_folder, write_synced
 
 BUNDLE_FORMAT = 1
@@ -28,6 +29,8 @@ MAX_INFO_BYTES = 64 * 1024
 # Member -> the most bytes that it may have, in the order of the file (bundle.json comes first).
 MEMBERS: dict[str, int] = {ENGINE: 2 * 1024**3 - 4 * 1024**2, PIPELINE: 1024**2, LABELS: 1024**2}
 
+# What opening a file says of the files themselves; any other error is of the disk or the system.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _BLOCK = 512
 _RECORD = 20 * _BLOCK  # tar pads its files to whole records
 _READ_BYTES = 1024 * 1024
@@ -110,7 +113,10 @@ def extract_bundle(path: Path, into: Path) -> BundleInfo:
 
 
 def verify_folder(folder: Path) -> BundleInfo:
-    """Return bundle.json of an unpacked bundle after comparing every file with its hash."""
+    """Return bundle.json of an unpacked bundle after comparing every file with its hash.
+
+    Raises BundleError: a file is gone or another one; BundleReadError: the disk did not give one.
+    """
     try:
         with (folder / INFO).open("rb") as file:
             info = _decode_info(file.read(MAX_INFO_BYTES + 1), folder)
@@ -121,14 +127,14 @@ def verify_folder(folder: Path) -> BundleInfo:
                     f"{entry.sha256[:12]}...): it was changed or damaged, deploy it again"
                 )
     except OSError as error:
-        raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
+        raise _unread(folder, error) from error
     return info
 
 
 def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
     """Return bundle.json, the sha256 and the length of the bundle that was unpacked into a folder.
 
-    Raises BundleError if a file is not the one that bundle.json names.
+    Raises as `verify_folder`.
     """
     info = verify_folder(folder)
     digest, size = hashlib.sha256(), 0
@@ -137,7 +143,7 @@ def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
             digest.update(part)
             size += len(part)
     except OSError as error:
-        raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
+        raise _unread(folder, error) from error
     return info, digest.hexdigest(), size
 
 
@@ -301,6 +307,11 @@ def _exactly(file: BinaryIO, entry: BundleFile, path: Path) -> Iterator[bytes]:
 def _check_end(file: BinaryIO, path: Path) -> None:
     if any(file.read(2 * _RECORD)):
         raise BundleError(f"{path} holds bytes after its last member")
+
+
+def _unread(folder: Path, error: OSError) -> BundleError:
+    kind = BundleError if error.errno in _GONE else BundleReadError
+    return kind(f"cannot read {folder}: {_os_reason(error)}")
 
 
 def _os_reason(error: OSError) -> str:

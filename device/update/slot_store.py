@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.errors import BundleError, StateError
+from device.errors import BundleError, BundleReadError, StateError
 from device.files import make_folder, replacing, sync_folder, write_synced
 from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
@@ -47,14 +47,19 @@ LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
 MAX_UNREADABLE = 8  # states that are kept aside
+READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SlotStore:
-    """The state directory of one agent; two agents on the same one are refused."""
+    """The state directory of one agent; two agents on the same one are refused.
+
+    `unread`: the slots that the disk did not give when they were last verified, and why.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.unread: dict[Slot, str] = {}
         self._slots = root / "slots"
         try:
             for folder in (root, self._slots, self.downloads):
@@ -182,14 +187,23 @@ class SlotStore:
                 sync_folder(temporary)
             os.rename(temporary, folder)
             sync_folder(self._slots)
+            self.unread.pop(slot, None)
         except (BundleError, OSError):
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         return info
 
     def verify(self, slot: Slot) -> BundleInfo:
-        """Compare every file of a slot with its hash; BundleError names what differs."""
-        return verify_folder(self.slot_folder(slot))
+        """Compare every file of a slot with its hash; BundleError names what differs.
+
+        Raises BundleReadError, and notes it in `unread`, where the disk does not give a file.
+        """
+        self.unread.pop(slot, None)
+        try:
+            return verify_folder(self.slot_folder(slot))
+        except BundleReadError as error:
+            self._note_unread(slot, error)
+            raise
 
     def clean(self) -> None:
         """Remove the leftovers of an interrupted update or write."""
@@ -209,7 +223,7 @@ class SlotStore:
         """Return one copy of the state, None if there is none, or why it was kept aside."""
         path = self._copy(number)
         try:
-            state = decode_record(_read_bytes(path), SlotState, _crc32)
+            state = decode_record(_read_patiently(path), SlotState, _crc32)
             reason = inconsistency(state)
             if reason is None:
                 newest = max(state.format, SLOT_FORMAT)
@@ -251,11 +265,16 @@ class SlotStore:
         seals: dict[Slot, SlotSeal] = {}
         unsealed: dict[Slot, SlotRecord] = {}
         for slot in sorted(SLOTS, key=self._written_ns, reverse=True):
+            seal = self._read_seal(slot)
             try:
                 info, sha256, size = hash_folder(self.slot_folder(slot))
+            except BundleReadError as error:  # kept, and judged before it runs
+                self._note_unread(slot, error)
+                if seal is not None:
+                    seals[slot] = seal
+                continue
             except BundleError:
                 continue
-            seal = self._read_seal(slot)
             if seal is not None and seal.record.sha256 == sha256:
                 seals[slot] = seal
             else:
@@ -263,6 +282,9 @@ class SlotStore:
                     sha256=sha256, bytes=size, name=info.name, version=info.version, request=""
                 )
         return seals, unsealed
+
+    def _note_unread(self, slot: Slot, error: BundleReadError) -> None:
+        self.unread[slot] = f"slot {slot} cannot be judged and is read again: {error}"
 
     def _written_ns(self, slot: Slot) -> int:
         try:
@@ -314,6 +336,18 @@ class SlotStore:
 def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_RECORD_BYTES + 1)
+
+
+def _read_patiently(path: Path) -> bytes:
+    for _ in range(READ_TRIES - 1):
+        try:
+            return _read_bytes(path)
+        except (FileNotFoundError, IsADirectoryError):
+            break
+        except OSError as error:
+            LOG.warning("cannot read %s: %s; it is read again", path, error.strerror)
+            time.sleep(READ_PAUSE_S)
+    return _read_bytes(path)
 
 
 def _crc32(body: bytes) -> str:

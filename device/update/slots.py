@@ -219,6 +219,12 @@ def suspend(state: SlotState) -> SlotState:
     return msgspec.structs.replace(state, attempts=max(0, state.attempts - 1))
 
 
+def resume(state: SlotState) -> SlotState:
+    """Count the attempt again that `suspend` took back, before the trial is started."""
+    _on_trial(state)
+    return msgspec.structs.replace(state, attempts=state.attempts + 1)
+
+
 def lose_active(state: SlotState) -> SlotState:
     """Give up the active slot, whose files are damaged, for the idle one if that was good."""
     idle = state.record(state.idle)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from device.protocol.messages import ChildMessage, Heartbeat
 from pipelines.frame import Away
+from pipelines.runtime.load_control import LoadControl
 from pipelines.sinks.table import Sink
 from pipelines.sources.table import Source
 
@@ -19,12 +20,15 @@ FAULTS = ("corrupt", "jsonl_error", "video_error")
 class Heart:
     """Emits a heartbeat at each change of state, and every HEARTBEAT_S while the loop turns."""
 
-    def __init__(self, emit: Callable[[ChildMessage], None]) -> None:
+    def __init__(
+        self, emit: Callable[[ChildMessage], None], control: LoadControl | None = None
+    ) -> None:
         self._emit = emit
+        self._control = control
         self._sources: Sequence[Source] = ()
         self._sinks: Sequence[Sink] = ()
         self._frames = 0
-        self._said = ("", "")
+        self._said = ("", "", "")
         self._since_s = time.monotonic()
         self._due_s = 0.0
 
@@ -33,9 +37,11 @@ class Heart:
         self._sources, self._sinks = sources, sinks
         self.tick()
 
-    def frame_done(self) -> None:
-        """Count a frame with a result."""
+    def frame_done(self, latency_ms: float) -> None:
+        """Count a frame with a result, which took so long."""
         self._frames += 1
+        if self._control is not None:
+            self._control.frame_done(latency_ms)
         self.tick()
 
     def tick(self) -> None:
@@ -43,6 +49,10 @@ class Heart:
         if not self._sources:
             return
         now_s = time.monotonic()
+        load = ""
+        if self._control is not None:
+            self._control.tick()
+            load = self._control.text
         away = self._away()
         state: Literal["starting", "running", "degraded"] = "running"
         if away is not None:
@@ -50,12 +60,12 @@ class Heart:
         elif not self._frames:
             state = "starting"
         reason = "" if away is None else away.reason
-        changed = (state, reason) != self._said
+        changed = (state, reason, load) != self._said
         if not changed and now_s < self._due_s:
             return
         if state != self._said[0]:
             self._since_s = now_s if away is None else away.since_s
-        self._said, self._due_s = (state, reason), now_s + HEARTBEAT_S
+        self._said, self._due_s = (state, reason, load), now_s + HEARTBEAT_S
         self._emit(
             Heartbeat(
                 frames=self._frames,
@@ -63,6 +73,7 @@ class Heart:
                 state=state,
                 reason=reason,
                 since_s=self._since_s,
+                load=load,
             )
         )
 

@@ -7,14 +7,18 @@ and no frame is older than one inference and one frame period when its turn come
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Protocol
+
+from msgspec import UNSET
 
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.heart import Heart
+from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.files import OutputFiles
@@ -27,7 +31,7 @@ from pipelines.sinks.table import (
     open_sink,
 )
 from pipelines.sources.live import Waiting
-from pipelines.sources.table import Source, open_source
+from pipelines.sources.table import open_source
 from pipelines.sources.take import batches_of
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
@@ -103,21 +107,28 @@ def iter_results(
             lost_s=config.lost_s,
         )
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
-        heart = Heart(emit)
+        control = None if config.load is UNSET else LoadControl(config.load)
+        heart = Heart(emit, control)
         waiting = Waiting(stop, heart.tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         runner.watch_drops(sources)
         emit(_ready(config, model, runner.warm_up_s))
         heart.watch(sources, sinks)
-        reporter = _Reporter(runner.metrics, (*sources, controls), sinks, emit)
+        droppers: list[Dropper] = [*sources, *sinks, controls, *([control] if control else ())]
+        reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
-        batches = batches_of(sources, waiting, runner.room, runner.pace)
+
+        def admits(frame: Frame) -> bool:
+            return controls.admits(frame.camera) and (control is None or control.admits(frame))
+
+        batches = batches_of(sources, waiting, runner.room, runner.pace, admits)
         first = True
-        for result in _results_of(batches, runner, sinks, controls, frames):
+        for result in _results_of(batches, runner, sinks, frames):
+            latency_ms = result.event.latency_ms["total"]
             if first:
-                emit(Result(seq=result.frame.seq, latency_ms=result.event.latency_ms["total"]))
+                emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
                 first = False
-            heart.frame_done()
+            heart.frame_done(latency_ms)
             yield result
 
 
@@ -131,6 +142,7 @@ def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
         engine_sha256=model.engine_sha256,
         segments=segments,
         warm_up_s=round(warm_up_s, 3),
+        degraded=tuple(report.degraded for report in reports if report.degraded),
     )
 
 
@@ -138,19 +150,23 @@ def _results_of(
     batches: Iterator[list[Frame]],
     runner: BatchRunner,
     sinks: Sequence[Sink],
-    controls: Controls,
     frames: int | None,
 ) -> Iterator[FrameResult]:
-    """Yield the results of frames that are looked at, at most `frames` of them."""
+    """Yield the results of all batches, at most `frames`."""
     count = 0
     for batch in batches:
-        due = [frame for frame in batch if controls.admits(frame.camera)]
-        if due:
-            for result in runner.run(due[: None if frames is None else frames - count], sinks):
-                count += 1
-                yield result
+        for result in runner.run(batch[: None if frames is None else frames - count], sinks):
+            count += 1
+            yield result
         if frames is not None and count >= frames:
             return
+
+
+class Dropper(Protocol):
+    """Counts frames and results that are lost on their way."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
 
 
 class _Reporter:
@@ -159,12 +175,12 @@ class _Reporter:
     def __init__(
         self,
         metrics: Metrics,
-        droppers: Sequence[Source | Controls],
+        droppers: Sequence[Dropper],
         sinks: Sequence[Sink],
         emit: Callable[[ChildMessage], None],
     ) -> None:
         self._metrics = metrics
-        self._droppers: tuple[Source | Controls | Sink, ...] = (*droppers, *sinks)
+        self._droppers = droppers
         self._takers = [sink for sink in sinks if isinstance(sink, StatsSink)]
         self._emit = emit
         self._done = threading.Event()

@@ -7,7 +7,7 @@ would wait for the engine. It never waits for a camera that is away.
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -67,22 +67,33 @@ def frames_of(source: Source, waiting: Waiting) -> Iterator[Frame]:
 
 
 def batches_of(
-    sources: Sequence[Source], waiting: Waiting, room: int, pace: Pace
+    sources: Sequence[Source],
+    waiting: Waiting,
+    room: int,
+    pace: Pace,
+    admits: Callable[[Frame], bool] = lambda frame: True,
 ) -> Iterator[list[Frame]]:
     """Yield batches of up to `room` frames until all sources have ended or the stop event is set.
 
-    Sources take turns, so that none starves the others. The frames of a source stay in order.
+    Sources take turns, so that none starves the others. The frames of a source stay in order;
+    those that `admits` refuses are left out.
     """
     turn = deque(sources)
     while not waiting.stop.is_set():
-        batch = _gather(turn, waiting, room, pace)
+        batch = _gather(turn, waiting, room, pace, admits)
         if batch:
             yield batch
         elif all(source.ended for source in sources):
             return
 
 
-def _gather(turn: deque[Source], waiting: Waiting, room: int, pace: Pace) -> list[Frame]:
+def _gather(
+    turn: deque[Source],
+    waiting: Waiting,
+    room: int,
+    pace: Pace,
+    admits: Callable[[Frame], bool],
+) -> list[Frame]:
     """Return one batch; empty at the end or stop."""
     batch: list[Frame] = []
     closing_s = float("inf")
@@ -90,6 +101,9 @@ def _gather(turn: deque[Source], waiting: Waiting, room: int, pace: Pace) -> lis
         frame = _poll(turn)
         if frame is not None:
             pace.arrived(frame)
+            if not admits(frame):
+                waiting.tick()
+                continue
             batch.append(frame)
             if len(batch) == 1 and room > 1:
                 closing_s = time.monotonic() + pace.window_s()

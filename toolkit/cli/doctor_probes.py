@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from device.profile import Profile, dla_era, list_profiles, load_jetpacks
+from device.profile import JetPack, PowerMode, Profile, dla_era, list_profiles, load_jetpacks
+from device.selftest import sensors
 from toolkit.machine import Machine
 
 Status = Literal["ok", "warning", "missing"]
@@ -18,6 +19,12 @@ DLA_COMPILERS = (
     "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so*",
     "usr/lib/aarch64-linux-gnu/tegra/libnvdla_compiler.so*",
 )
+CUDLA = (
+    "usr/local/cuda*/targets/aarch64-linux/lib/libcudla.so*",
+    "usr/lib/aarch64-linux-gnu/libcudla.so*",
+)
+TENSORRT_LIBRARY = "usr/lib/aarch64-linux-gnu/libnvinfer.so.*"
+LOW_MEMORY_MB = 2000
 # GStreamer element -> what it is for, Debian package, whether only a Jetson has it.
 ELEMENTS: tuple[tuple[str, str, str, bool], ...] = (
     ("rtspsrc", "network cameras", "gstreamer1.0-plugins-good", False),
@@ -117,15 +124,29 @@ def driver(machine: Machine) -> Finding:
 
 def tensorrt(machine: Machine) -> Finding:
     """Look for TensorRT: the Python module, else the bare library."""
-    if machine.module("tensorrt"):
+    module = machine.module("tensorrt")
+    if module:
         loaded = machine.isolated("tensorrt_module")
         if loaded:
-            return Finding("ok", loaded["version"])
-        return Finding("warning", "the Python module is there and does not load")
+            return Finding("ok", f"{loaded['version']} at {module.origin}")
+        return Finding(
+            "warning",
+            f"the Python module at {module.origin} does not load",
+            _reinstall(machine),
+        )
     library = machine.isolated("tensorrt_library")
     if library is None or "error" in library:
         return Finding("missing", "neither the Python module nor libnvinfer")
     return Finding("warning", f"libnvinfer {library['version']} without its Python module")
+
+
+def _reinstall(machine: Machine) -> str:
+    """What to do about a module that does not load: mostly a library that it links is missing."""
+    if not machine.first(TENSORRT_LIBRARY):
+        return "sudo apt-get install libnvinfer-bin (it brings the libraries)"
+    if not machine.first(*CUDLA):
+        return f"sudo apt-get install {_cudla_package(machine)} (libnvinfer_plugin needs it)"
+    return "sudo apt-get install --reinstall tensorrt python3-libnvinfer"
 
 
 def dla(machine: Machine) -> Finding:
@@ -159,6 +180,87 @@ def dla_compiler(machine: Machine) -> Finding:
         return Finding("ok", f"not needed: {profile.name} has no DLA")
     path = machine.first(*DLA_COMPILERS)
     return Finding("ok", path) if path else Finding("missing", "no libnvdla_compiler.so")
+
+
+def cudla(machine: Machine) -> Finding:
+    """Look for the library through which TensorRT drives the DLA."""
+    profile = board_of(machine).profile
+    if profile and not profile.dla_cores:
+        return Finding("ok", f"not needed: {profile.name} has no DLA")
+    path = machine.first(*CUDLA)
+    if path:
+        return Finding("ok", path)
+    return Finding("missing", "no libcudla.so", f"sudo apt-get install {_cudla_package(machine)}")
+
+
+def _cudla_package(machine: Machine) -> str:
+    """The package is named after the CUDA of the JetPack: libcudla-12-6."""
+    jetpack = _jetpack(machine)
+    cuda = jetpack.cuda if jetpack else "12.6"
+    return f"libcudla-{'-'.join(cuda.split('.')[:2])}"
+
+
+def _jetpack(machine: Machine) -> JetPack | None:
+    version = board_of(machine).jetpack
+    return next((each for each in load_jetpacks() if each.version == version), None)
+
+
+def power_mode(machine: Machine) -> Finding:
+    """Compare nvpmodel's mode with the modes of the profile, which plans reckon with."""
+    board = board_of(machine)
+    number = sensors.power_mode_number(machine.root)
+    if not number:
+        if not board.model:
+            return Finding("missing", "not a Jetson")
+        return Finding("missing", "nvpmodel has not written /var/lib/nvpmodel/status",
+                       "sudo nvpmodel -q, then sudo nvpmodel -m 0")  # fmt: skip
+    name = sensors.power_mode_name(number, machine.root)
+    modes = board.profile.power_modes if board.profile else ()
+    mode = next((m for m in modes if m.name == name or (not name and m.id == int(number))), None)
+    shown = f"{name or (mode.name if mode else '')} ({number})".strip()
+    if board.profile is None or not modes:
+        return Finding("ok", shown)
+    if mode is None:
+        known = ", ".join(each.name for each in modes)
+        return Finding("warning", f"{shown}, which {board.profile.name} does not list ({known})")
+    fastest = max(modes, key=_speed)
+    if _speed(mode) >= _speed(fastest):
+        return Finding("ok", f"{shown}, the fastest of {board.profile.name}")
+    return Finding(
+        "warning",
+        f"{shown}; plans of {board.profile.name} are for {fastest.name} ({fastest.id})",
+        f"sudo nvpmodel -m {fastest.id}, or plan with tandem plan --power-mode {mode.name}",
+    )
+
+
+def _speed(mode: PowerMode) -> tuple[float, float]:
+    return mode.gpu_max_mhz or 0.0, mode.dla_max_mhz or 0.0
+
+
+def clocks(machine: Machine) -> Finding:
+    """Read the clocks of GPU and CPU, and whether they are held at their highest."""
+    if not board_of(machine).model:
+        return Finding("missing", "not a Jetson")
+    mhz = sensors.clocks_mhz(machine.root)
+    if not any(name.startswith("gpu") for name in mhz):
+        return Finding("warning", "no GPU below /sys/class/devfreq", "reboot the board")
+    shown = ", ".join(
+        f"{name} {mhz.get(f'{name} now', 0):.0f} of {mhz.get(f'{name} max', 0):.0f} MHz"
+        for name in ("gpu", "cpu0")
+        if f"{name} max" in mhz
+    )
+    if sensors.clocks_locked(mhz):
+        return Finding("ok", f"{shown}, held there")
+    return Finding("warning", f"{shown}, by load")
+
+
+def memory(machine: Machine) -> Finding:
+    """Compare the memory that is free with what a build on the board takes."""
+    total, free = sensors.memory_mb(machine.root)
+    if not total:
+        return Finding("warning", "/proc/meminfo tells nothing")
+    shown = f"{free / 1000:.1f} of {total / 1000:.1f} GB free"
+    return Finding("ok" if free >= LOW_MEMORY_MB else "warning", shown)
 
 
 def opencv(machine: Machine) -> Finding:

@@ -25,6 +25,7 @@ from device.engine.preprocessing import Preprocessing
 from toolkit.engine.tensorrt import TensorRTSegment, tensorrt_segment
 from toolkit.errors import BuildError
 from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.ports import PortCompiler
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.extract import ExtractedSegment, serialize_segment
 from toolkit.graph.segment import PlannedSegment
@@ -42,19 +43,21 @@ def assemble(
     profile: str,
     provenance: Provenance,
     cuda: Mapping[str, GpuSegment] | None = None,
+    compile_port: PortCompiler | None = None,
     preprocessing: Preprocessing | UnsetType = UNSET,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries.
 
     `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name;
-    `preprocessing`: image -> input, where it is known.
+    `compile_port`: makes kernels for the ports of DLA segments; `preprocessing`: image -> input,
+    where it is known.
     """
     kernels = cuda or {}
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
     ranges = {dim.name: dim for dim in dims}
     sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
     finalised = {
-        planned.name: tensorrt_segment(piece, tensors)
+        planned.name: tensorrt_segment(piece, tensors, compile_port)
         for planned, piece in zip(segments, lowered, strict=True)
         if planned.processor.startswith("dla")
     }

@@ -18,6 +18,7 @@ Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
+from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
@@ -119,7 +121,7 @@ def build_engine(
         shared = plan_nodes(calibrated, kernels, job)
         unified = unified_ranges(calibrated, shared.plans[0])
         built = build_planned(calibrated, shared, unified, job, backend)
-        manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
+        manifest, entries = _assemble(calibrated.table, preprocessing, built, job, backend)
     loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
@@ -260,13 +262,15 @@ def _assemble(
     preprocessing: Preprocessing | UnsetType,
     built: BuiltSegments,
     job: BuildJob,
+    backend: GpuBackend | None,
 ) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
     """Step 11: the manifest and the entries of the file."""
     return assemble(
         built.quantized.model,
         built.plan.segments,
         built.extracted,
-        cuda=built.gpu.segments,
+        cuda={**built.gpu.segments, **built.fallback.segments},
+        compile_port=None if backend is None else partial(compile_port, backend),
         scales=built.quantized.scales,
         dims=built.gpu.dims or job.imported.dims,
         placements=built.plan.placements,

@@ -36,7 +36,26 @@ def gpu_notes(
     on_gpu = [segment for segment in built.plan.segments if segment.processor == "gpu"]
     no_compiler = (NO_COMPILER,) if on_gpu and backend is None and options.kernels else ()
     portable = (_note(segment, manifest) for segment in on_gpu if segment.place == "portable")
-    return (*no_compiler, *built.gpu.notes, *portable)
+    fallback = _fallback_notes(built) if backend is not None else ()
+    return (*no_compiler, *built.gpu.notes, *portable, *fallback)
+
+
+def _fallback_notes(built: BuiltSegments) -> Iterable[str]:
+    """Yield the bytes that the kernels of DLA segments take, and who has none, and why."""
+    parts = [segment.entries for segment in built.fallback.segments.values()]
+    sizes = {name: array.nbytes for part in parts for name, array in part.items()}
+    if sizes:
+        yield (
+            f"DLA segments carry GPU kernels, too, {sum(sizes.values()) / 1e6:.2f} MB, for a board "
+            "whose TensorRT refuses one; `tandem build --no-fallback` leaves them out"
+        )
+    for segment in built.plan.segments:
+        reasons = [built.fallback.refused[n] for n in segment.nodes if n in built.fallback.refused]
+        if reasons:
+            yield (
+                f"segment {segment.name} has no GPU kernels for a board whose TensorRT refuses it, "
+                f"it runs portable there: {'; '.join(dict.fromkeys(reasons))}"
+            )
 
 
 def _note(segment: PlannedSegment, manifest: Manifest) -> str:

@@ -39,7 +39,7 @@ class BuildOptions:
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
-    engine runs portable.
+    engine runs portable. `fallback`: segments on a DLA have GPU kernels beside what TensorRT makes.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -56,6 +56,7 @@ class BuildOptions:
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
     kernels: bool = True
+    fallback: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model, source_path
 from toolkit.importers.source import ModelPath, Report, silent
-from toolkit.partition.costs.measured import load_measured
+from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
@@ -55,14 +55,15 @@ class PlanMember:
 class PlanRequest:
     """Models that share one board, and how to plan them.
 
-    `options.tensorrt` is filled in from the profile and `jetpack`. `measured`: file of node times.
+    `options.tensorrt` is filled in from the profile and `jetpack`. `measured`: node times,
+    or a file of them.
     """
 
     members: tuple[PlanMember, ...]
     profile: str
     jetpack: str | None = None
     options: PlanOptions = field(default_factory=PlanOptions)
-    measured: Path | None = None
+    measured: Measured | Path | None = None
     rewrites: bool = True
     plugins: tuple[Plugin, ...] = ()
 
@@ -113,7 +114,9 @@ def planned_batch(request: PlanRequest, report: Report = silent) -> tuple[Batchi
 def _planned(
     request: PlanRequest, profile: Profile, options: PlanOptions, report: Report
 ) -> tuple[tuple[LoadedModel, ...], SharedPlan, PlanOptions]:
-    times = load_measured(request.measured) if request.measured else None
+    times = request.measured
+    if isinstance(times, Path):
+        times = load_measured(times)
 
     def plan_all(
         members: Sequence[PlanMember], options: PlanOptions, batching: Batching

@@ -4,6 +4,9 @@ The plan has cut its segments where a node alone tells that it has no kernel. Lo
 may refuse more, for what `toolkit.gpu.support` names: the graph with its Q/DQ, the cut, open sizes
 and the tactics decide it. Then the plan is cut once more, at all nodes refused so far, and steps 7
 to 10 are gone through again. A segment that is refused then runs portable as a whole.
+
+Segments on a DLA get kernels, too, of the same graph with the same scales: for boards on which
+TensorRT refuses them. Where they cannot have any, the plan stays as it is.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +29,16 @@ Quantizer = Callable[[Mapping[str, str]], QuantizedModel]
 
 @dataclass(frozen=True, slots=True)
 class BuiltSegments:
-    """The plan as it was cut in the end, its segments extracted, and the kernels by segment."""
+    """The plan as it was cut in the end, its segments extracted, and the kernels by segment.
+
+    `fallback`: the kernels of segments on a DLA.
+    """
 
     plan: Plan
     quantized: QuantizedModel
     extracted: tuple[ExtractedSegment, ...]
     gpu: GpuSegments = field(default_factory=GpuSegments)
+    fallback: GpuSegments = field(default_factory=GpuSegments)
 
 
 def build_segments(
@@ -47,7 +54,19 @@ def build_segments(
     if built.gpu.refused:
         plan = cut_again(shared, job.target.profile, job.plan, built.gpu.refused).plans[0]
         built = _build(plan, quantizer, backend, again=True)
-    return replace(built, plan=run_portable(built.plan, built.gpu.refused))
+    built = replace(built, plan=run_portable(built.plan, built.gpu.refused))
+    if backend is None or not job.options.fallback:
+        return built
+    return replace(built, fallback=_fallback(built, backend))
+
+
+def _fallback(built: BuiltSegments, backend: GpuBackend) -> GpuSegments:
+    """Return the kernels of the segments on a DLA, at the dynamic dimensions of the others."""
+    on_dla = [s for s in built.plan.segments if s.processor.startswith("dla")]
+    backend = replace(backend, dims=built.gpu.dims or backend.dims)
+    programs = lower_gpu_segments(backend, on_dla, built.extracted)
+    compiled = compile_gpu_segments(backend, on_dla, programs)
+    return replace(compiled, refused={**programs.refused, **compiled.refused})
 
 
 def _build(

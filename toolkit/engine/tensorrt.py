@@ -11,6 +11,7 @@ from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.export.half import rounded_up, to_half
+from toolkit.gpu.ports import PortCompiler, Way
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
@@ -19,6 +20,7 @@ from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
 
+_WAYS: tuple[Way, Way] = ("enter", "leave")  # of inputs, of outputs
 _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
 
@@ -52,11 +54,15 @@ class _Plain:
     stored: Mapping[str, _Stored] = field(default_factory=dict)
 
 
-def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo]) -> TensorRTSegment:
+def tensorrt_segment(
+    piece: ExtractedSegment,
+    tensors: Mapping[str, TensorInfo],
+    compile_port: PortCompiler | None = None,
+) -> TensorRTSegment:
     """Return the `tensorrt` implementation of a DLA segment.
 
-    `tensors`: those at its borders. Raises BuildError: the segment has Q/DQ that no calibration
-    cache can hold, or a weight beyond float16.
+    `tensors`: those at its borders. `compile_port` None: no kernels are made for its ports. Raises
+    BuildError: the segment has Q/DQ that no calibration cache can hold, or a weight beyond float16.
     """
     plain = _plain(piece)
     entries: dict[str, np.ndarray] = {}
@@ -64,6 +70,14 @@ def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo])
     ranged = _form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
     typed_model = _typed(plain, piece, tensors)
     typed = _form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
+    kernels = [
+        [] if compile_port is None
+        else [compile_port(f"{piece.name}.{way}{index}", port, tensors[port.tensor], way)
+              for index, port in enumerate(row)]
+        for way, row in zip(_WAYS, ports, strict=True)
+    ]  # fmt: skip
+    for part in (*kernels[0], *kernels[1]):
+        entries.update(part.entries)
     implementation = TensorRT(
         ranged=ranged,
         typed=typed,
@@ -71,6 +85,8 @@ def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo])
         outputs=ports[1],
         ranges=dict(plain.amax),
         half_nodes=plain.half,
+        enter=tuple(part.implementation for part in kernels[0]),
+        leave=tuple(part.implementation for part in kernels[1]),
     )
     return TensorRTSegment(implementation, entries)
 

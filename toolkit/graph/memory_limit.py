@@ -7,6 +7,7 @@ it, and what allocates for a model, or starts a child that does, asks for it.
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
@@ -28,6 +29,23 @@ def max_memory_bytes() -> int:
 def set_max_memory(limit_bytes: int | None) -> None:
     """Set the limit of this process; None: the default again."""
     _chosen[:] = [] if limit_bytes is None else [limit_bytes]
+
+
+@contextmanager
+def limited_memory(limit_bytes: int | None) -> Iterator[None]:
+    """Hold a limit inside the block; None: the one that holds already.
+
+    Raises ImportModelError: the limit is not above 0.
+    """
+    if limit_bytes is not None and limit_bytes <= 0:
+        raise ImportModelError(f"max_memory_bytes is {limit_bytes}; give a number above 0")
+    before = [*_chosen]
+    if limit_bytes is not None:
+        set_max_memory(limit_bytes)
+    try:
+        yield
+    finally:
+        _chosen[:] = before
 
 
 def machine_bytes() -> int:

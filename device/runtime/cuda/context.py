@@ -45,6 +45,11 @@ class Context:
         self._closers: list[Callable[[], None]] = []
 
     @property
+    def handle(self) -> int:
+        """The driver's handle of the context."""
+        return self._handle.value or 0
+
+    @property
     def facts(self) -> GpuFacts:
         """The properties of this GPU."""
         return read_gpu(self._index)
@@ -114,6 +119,10 @@ class Context:
         self.call("cuStreamCreate", byref(handle), STREAM_NON_BLOCKING)
         self._closers.append(lambda: self._driver.call("cuStreamDestroy_v2", handle))
         return Stream(self, handle)
+
+    def stream_at(self, handle: int) -> "Stream":
+        """Return a stream that somebody else created and destroys; 0 is the default stream."""
+        return Stream(self, c_void_p(handle))
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Call `closer` in `close`, before all that was created earlier is freed."""
@@ -204,6 +213,14 @@ class Stream:
         """Enqueue a copy from the GPU."""
         self._call("cuMemcpyDtoHAsync_v2", data.ctypes.data, address, data.nbytes, self.handle)
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Enqueue a copy of `size` bytes on the GPU."""
+        self._call("cuMemcpyDtoDAsync_v2", target, source, size, self.handle)
+
+    def other(self, handle: int) -> "Stream":
+        """Return a stream of the same context that somebody else created and destroys."""
+        return Stream(self._context, c_void_p(handle))
+
     def wait(self) -> None:
         """Wait until everything in the stream is done."""
         self._call("cuStreamSynchronize", self.handle)
@@ -265,7 +282,7 @@ class CudaGraph:
         """Take a graph of the driver; use `Stream.capture`."""
         self._context = context
         self._launch = load_driver().functions["cuGraphLaunch"]
-        self._arguments = (handle, stream.handle)
+        self._handle, self._stream = handle, stream.handle
 
         def destroy() -> None:
             load_driver().call("cuGraphExecDestroy", handle)
@@ -273,9 +290,12 @@ class CudaGraph:
         self._destroy = destroy
         context.on_close(destroy)
 
-    def launch(self) -> None:
-        """Enqueue the graph; the context is current already."""
-        status = self._launch(*self._arguments)
+    def launch(self, stream: Stream | None = None) -> None:
+        """Enqueue the graph, on the stream of its capture unless there is another.
+
+        The context is current already.
+        """
+        status = self._launch(self._handle, self._stream if stream is None else stream.handle)
         if status != 0:
             raise load_driver().error("cuGraphLaunch", status)
 

@@ -49,6 +49,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(_HANDLE), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxGetCurrent": (POINTER(_HANDLE),),
     "cuCtxSetCurrent": (_HANDLE,),
     "cuModuleLoadData": (POINTER(_HANDLE), c_void_p),
     "cuModuleGetFunction": (POINTER(_HANDLE), _HANDLE, c_char_p),
@@ -62,6 +63,10 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoD_v2": (_ADDRESS, c_void_p, c_size_t),
     "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, _HANDLE),
     "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, _HANDLE),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, _HANDLE),
+    "cuPointerGetAttribute": (c_void_p, c_int, _ADDRESS),
+    "cuStreamGetCtx": (_HANDLE, POINTER(_HANDLE)),
+    "cuStreamWaitEvent": (_HANDLE, _HANDLE, c_uint),
     "cuStreamCreate": (POINTER(_HANDLE), c_uint),
     "cuStreamDestroy_v2": (_HANDLE,),
     "cuStreamSynchronize": (_HANDLE,),
@@ -89,7 +94,7 @@ _EARLY_CALLS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 # CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
-# CUlaunchAttributeID.
+# CUlaunchAttributeID, CUevent_flags, CUpointer_attribute, CUmemorytype.
 CLOCK_KHZ = 13
 SM_COUNT = 16
 MEMORY_CLOCK_KHZ = 36
@@ -100,6 +105,13 @@ MAX_DYNAMIC_SHARED_BYTES = 8
 STREAM_NON_BLOCKING = 1
 CAPTURE_RELAXED = 2
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
+EVENT_DISABLE_TIMING = 2
+POINTER_CONTEXT = 1
+POINTER_MEMORY_TYPE = 2
+POINTER_DEVICE = 9
+POINTER_RANGE_START = 11
+POINTER_RANGE_BYTES = 12
+MEMORY_DEVICE = 2
 
 
 class CudaError(SessionError):

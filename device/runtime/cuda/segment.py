@@ -19,7 +19,7 @@ from device.engine.cuda_manifest import Cuda, Tactic, WorkspaceTensor
 from device.engine.cuda_sizes import Amount, evaluate
 from device.engine.file import Engine
 from device.engine.manifest import TensorInfo
-from device.runtime.cuda.context import Bytes, Context
+from device.runtime.cuda.context import Bytes, Context, Stream
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.launcher import Launcher
 from device.runtime.cuda.program import acquire_program, release_program
@@ -79,7 +79,7 @@ class LoadedSegment:
         self._tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
         self._borders = self._take_borders((*implementation.inputs, *implementation.outputs))
         self.stream = self.context.stream()
-        self._launcher = Launcher(implementation, self._program, self._workspace, self.stream)
+        self._launcher = Launcher(implementation, self._program)
 
     def close(self) -> None:
         """Release everything on the GPU; page-locked arrays stay as long as they are referenced."""
@@ -119,14 +119,21 @@ class LoadedSegment:
             border = self._borders[name]
             self.stream.download(border.host[: array.nbytes], border.address)
 
-    def launch_all(self, run: SegmentRun) -> None:
-        """Enqueue every operation."""
+    def launch_all(self, run: SegmentRun, stream: Stream | None = None) -> None:
+        """Enqueue every operation, on the segment's own stream unless there is another."""
         for op, tactic in zip(self.implementation.works, run.tactics, strict=True):
-            self.launch(op.tactics[tactic], run.point)
+            self.launch(op.tactics[tactic], run.point, stream)
 
-    def launch(self, tactic: Tactic, point: tuple[int, ...]) -> None:
+    def launch(self, tactic: Tactic, point: tuple[int, ...], stream: Stream | None = None) -> None:
         """Enqueue the launches of one tactic."""
-        self._launcher.start(tactic.launches, point)
+        self._launcher.start(tactic.launches, point, self._address, stream or self.stream)
+
+    def address(self, tensor: str) -> int:
+        """Return the address on the GPU of an input or output of the segment."""
+        return self._borders[tensor].address
+
+    def _address(self, offset: int) -> int:
+        return self._workspace + offset
 
     def tactic_key(self, tactic: Tactic, point: tuple[int, ...]) -> str:
         """Return the key of a tactic in the timing cache."""

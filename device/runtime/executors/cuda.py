@@ -5,7 +5,7 @@ one set of sizes are captured into one CUDA graph: an inference launches it and 
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,19 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.errors import SessionError
-from device.runtime.cuda.context import CudaGraph
+from device.runtime.cuda.context import CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.segment import LoadedSegment, SegmentRun
 from device.runtime.cuda.tactics import fastest
 from device.runtime.cuda.timing import repeated_us
 from device.runtime.executors.cuda_profiler import CudaProfiler
-from device.runtime.executors.protocol import Executor, Profiler, SegmentContext
+from device.runtime.executors.protocol import (
+    DeviceSegment,
+    Executor,
+    Profiler,
+    SegmentContext,
+    Shapes,
+)
 from device.runtime.timing_cache import add_timings, read_timings
 
 Array = npt.NDArray[Any]
@@ -70,6 +76,46 @@ class _Captured:
     graph: CudaGraph
 
 
+class _OnDevice(DeviceSegment):
+    """The kernels of a segment: every input and output has its place in the workspace."""
+
+    captured = True
+
+    def __init__(
+        self, gpu: LoadedSegment, ready: Callable[[Mapping[str, int]], SegmentRun]
+    ) -> None:
+        places = (*gpu.implementation.inputs, *gpu.implementation.outputs)
+        self._gpu = gpu
+        self._ready = ready
+        self.largest_bytes = {place.tensor: place.bytes for place in places}
+
+    def format(self, tensor: str) -> None:
+        """Return C order, which all tensors between segments have for kernels."""
+        return
+
+    def address(self, tensor: str) -> int:
+        """Return an address in the workspace."""
+        return self._gpu.address(tensor)
+
+    def use(self, tensor: str, address: int) -> None:
+        """Refuse: kernels have their tensors in the workspace."""
+        raise NotImplementedError
+
+    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
+        """Refuse: kernels have their tensors in C order."""
+        raise NotImplementedError
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """Choose tactics and load kernels; see `DeviceSegment.shapes`."""
+        run = self._ready(sizes)
+        arrays = {**run.inputs, **run.outputs}
+        return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+        """Enqueue every operation."""
+        self._gpu.launch_all(self._ready(sizes), stream)
+
+
 class CudaExecutor(Executor):
     """One segment on one GPU, with a stream and all its memory."""
 
@@ -107,6 +153,11 @@ class CudaExecutor(Executor):
     def tactics(self) -> tuple[int, ...]:
         """The tactic of each tunable operation at the sizes used last."""
         return self._latest.tactics
+
+    @property
+    def device(self) -> DeviceSegment:
+        """The segment's kernels, on its workspace."""
+        return _OnDevice(self._gpu, self._ready)
 
     @property
     def profiler(self) -> Profiler:
@@ -171,6 +222,11 @@ class CudaExecutor(Executor):
     def _check_open(self) -> None:
         if self._closed:
             raise SessionError(f"{self._where} is closed; open a new session")
+
+    def _ready(self, sizes: Mapping[str, int]) -> SegmentRun:
+        """Return the run at these sizes, with its tactics chosen and its kernels loaded."""
+        self._check_open()
+        return self._capture(sizes).run
 
     def _capture(self, sizes: Mapping[str, int]) -> _Captured:
         """Return the run and the graph of these sizes, captured now unless they are cached."""

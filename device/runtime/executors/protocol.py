@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Segment, TensorInfo
+from device.runtime.cuda.context import Stream
 from device.runtime.emulation.options import Emulation
+from device.runtime.line_steps import Format
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +60,45 @@ class Profiler(Protocol):
         ...
 
 
+Shapes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
+"""Shape and element type of tensors in C order, by name."""
+
+
+class DeviceSegment(Protocol):
+    """A loaded segment that runs on tensors in GPU memory, on any stream of the primary context.
+
+    `captured`: its work can be a part of a CUDA graph. `largest_bytes`: of each input and output in
+    C order, at the largest sizes. Methods raise SessionError or CudaError if the driver fails.
+    """
+
+    captured: bool
+    largest_bytes: Mapping[str, int]
+
+    def format(self, tensor: str) -> Format | None:
+        """Return the format of an input or output, None for C order."""
+        ...
+
+    def address(self, tensor: str) -> int:
+        """Return the address of an input or output in the segment's own memory."""
+        ...
+
+    def use(self, tensor: str, address: int) -> None:
+        """Read an input at another address from now on; segments of kernels cannot."""
+        ...
+
+    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
+        """Enqueue the kernels of a port, from one address to the other."""
+        ...
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """Get ready for these sizes, and return the shapes of inputs and outputs."""
+        ...
+
+    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+        """Enqueue the segment's work. Raises SessionError: it is not taken."""
+        ...
+
+
 class Executor(Protocol):
     """One segment, loaded and ready to run. Implementations inherit what they do not have."""
 
@@ -73,6 +115,11 @@ class Executor(Protocol):
     @property
     def profiler(self) -> Profiler | None:
         """The accelerator's own times; None where only the caller's clock can tell."""
+        return None
+
+    @property
+    def device(self) -> DeviceSegment | None:
+        """The segment on tensors in GPU memory; None where it runs on the host's alone."""
         return None
 
     def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:

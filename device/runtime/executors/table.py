@@ -1,11 +1,14 @@
 """The ways to run segments, best first, and the choice among them."""
 
+import logging
 from dataclasses import dataclass
 
-from device.engine.manifest import Processor
+from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
 from device.runtime.executors import cuda, emulated, portable, tensorrt
 from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
+
+LOG = logging.getLogger("tandem.session")
 
 EXECUTORS: tuple[ExecutorKind, ...] = (
     ExecutorKind(
@@ -16,7 +19,7 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         requested=emulated.requested,
         remark="asked for; silicon may differ",
     ),
-    ExecutorKind("tensorrt", "tensorrt", tensorrt.load, tensorrt.why_not, tensorrt.misfit),
+    ExecutorKind("tensorrt", tensorrt.TAG, tensorrt.load, tensorrt.why_not, tensorrt.misfit),
     ExecutorKind("cuda", "cuda", cuda.load, cuda.why_not, cuda.misfit),
     ExecutorKind("portable", "portable", portable.load, portable.why_not),
 )
@@ -24,12 +27,16 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """How one segment runs: which implementation, and why not a better one."""
+    """How one segment runs: which implementation, and why not a better one.
+
+    `degraded`: why a DLA segment does not run on the DLA of a board that has one, else "".
+    """
 
     segment: str
     processor: Processor
     implementation: str
     reason: str
+    degraded: str = ""
 
 
 def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
@@ -53,9 +60,36 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         executor = kind.load(context, implementation)
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
-        return executor, SegmentReport(segment.name, segment.processor, kind.name, reason)
+        degraded = _degraded(segment, kind, refused)
+        if degraded:
+            LOG.warning("%s: %s", context.where, degraded)
+        return executor, SegmentReport(segment.name, segment.processor, kind.name, reason, degraded)
     why = "; ".join(refused or _reasons([], absent))
     raise SessionError(f"{context.where} cannot be run here: {why}{_remedy(absent)}")
+
+
+def other_ways(context: SegmentContext) -> tuple[str, ...]:
+    """Return the kinds that can run a DLA segment here without TensorRT, best first."""
+    carried = {str(i.__struct_config__.tag): i for i in context.segment.implementations}
+    return tuple(
+        kind.name
+        for kind in EXECUTORS
+        if kind.requested is None and kind.tag in carried and kind.tag != tensorrt.TAG
+        if not (kind.why_not() or kind.misfit(context, carried[kind.tag]))
+    )
+
+
+def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
+    """Return why a DLA segment runs on another processor, "" on machines without TensorRT.
+
+    There nobody expects a DLA, and the report gives the reason.
+    """
+    on_dla = segment.processor.startswith("dla")
+    if not on_dla or kind.tag == tensorrt.TAG or kind.requested is not None or not refused:
+        return ""
+    if not tensorrt.tensorrt_version():
+        return ""
+    return f"segment {segment.name} runs as {kind.name}, not on the DLA: {'; '.join(refused)}"
 
 
 def _candidates(context: SegmentContext) -> list[ExecutorKind]:

@@ -13,15 +13,19 @@ import numpy.typing as npt
 from device.engine.manifest import Dim
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
-from device.runtime.cuda.context import Context
-from device.runtime.cuda.driver import CudaError
-from device.runtime.executors.protocol import Executor, SegmentContext
+from device.runtime.cuda.context import Context, Stream
+from device.runtime.cuda.driver import CudaError, device_sm
+from device.runtime.cuda.ports import PortKernels
+from device.runtime.executors.protocol import DeviceSegment, Executor, SegmentContext, Shapes
+from device.runtime.line_steps import Format, format_of
 from device.runtime.tensorrt.board import read_board, tensorrt_version
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.plans import default_folder, find_plan, read_plan
 from device.runtime.tensorrt.releases import find_release
 
 Array = npt.NDArray[Any]
+
+TAG = "tensorrt"  # of the implementation in the manifest
 
 
 def why_not() -> str | None:
@@ -86,6 +90,7 @@ class TensorRTExecutor(Executor):
                 port.tensor: (port, *self._take(port, shapes[port.tensor]))
                 for port in (*implementation.inputs, *implementation.outputs)
             }
+            self._kernels = _port_kernels(self._cuda, context, implementation)
         except CudaError as error:
             self._cuda.close()
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
@@ -98,8 +103,14 @@ class TensorRTExecutor(Executor):
 
     @property
     def description(self) -> str:
-        """TensorRT's version and the core."""
-        return f"TensorRT {self._version}, DLA core {self._core}"
+        """TensorRT's version, the core, and who brings tensors into its formats if not the GPU."""
+        by_cpu = "" if self._kernels else ", formats by the CPU"
+        return f"TensorRT {self._version}, DLA core {self._core}{by_cpu}"
+
+    @property
+    def device(self) -> DeviceSegment | None:
+        """The plan on tensors in GPU memory, None without kernels for its formats."""
+        return _OnDevice(self) if self._kernels else None
 
     def run(
         self,
@@ -117,10 +128,7 @@ class TensorRTExecutor(Executor):
                 port, memory, address = self._ports[name]
                 pack(port, inputs[name], memory)
                 self._stream.upload(address, memory.reshape(-1).view(np.uint8))
-            if not self._execution.execute_async_v3(self._stream.handle.value or 0):
-                raise SessionError(
-                    f"{self._where} failed: TensorRT does not enqueue it on DLA core {self._core}"
-                )
+            self.enqueue(self._stream, {})
             for name in outputs:
                 _, memory, address = self._ports[name]
                 self._stream.download(memory.reshape(-1).view(np.uint8), address)
@@ -133,6 +141,36 @@ class TensorRTExecutor(Executor):
             unpack(port, memory, target)
             results[name] = target
         return results
+
+    def enqueue(self, stream: Stream, addresses: Mapping[str, int]) -> None:
+        """Enqueue the DLA's task. `addresses`: of inputs that lie elsewhere than in own memory.
+
+        Raises SessionError: TensorRT does not take it.
+        """
+        for name, (_, _, own) in self._ports.items():
+            self._execution.set_tensor_address(name, addresses.get(name, own))
+        if not self._execution.execute_async_v3(stream.handle.value or 0):
+            raise SessionError(
+                f"{self._where} failed: TensorRT does not enqueue it on DLA core {self._core}"
+            )
+
+    def port(self, tensor: str) -> tuple[Port, int]:
+        """Return a port and the address of its own memory."""
+        port, _, address = self._ports[tensor]
+        return port, address
+
+    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
+        """Enqueue the kernels of a port, from one address to the other."""
+        self._kernels[tensor].enqueue(source, target, stream)
+
+    def shape(self, tensor: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return the shape and the type of a port's tensor in C order."""
+        return self._shapes[tensor], np.dtype(self._dtypes[tensor])
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of inputs and outputs."""
+        return (*self._inputs, *self._outputs)
 
     def close(self) -> None:
         """Release the plan, then the memory and the stream."""
@@ -178,9 +216,63 @@ class TensorRTExecutor(Executor):
         size = int(np.prod(packed)) * np.dtype(port.dtype).itemsize
         memory = self._cuda.allocate_host(size).view(port.dtype).reshape(packed)
         address = self._cuda.allocate(size)
+        self._cuda.fill(address, 0, size)  # channels beyond the tensor's stay 0
         if not self._execution.set_tensor_address(port.tensor, address):
             raise SessionError(f"{self._where}: its plan has no input or output {port.tensor!r}")
         return memory, address
+
+
+class _OnDevice(DeviceSegment):
+    """A plan in a line: its ports lie in its own memory, but for inputs that another wrote."""
+
+    captured = False  # TensorRT's tasks for a DLA cannot be captured
+
+    def __init__(self, executor: TensorRTExecutor) -> None:
+        self._executor = executor
+        self._used: dict[str, int] = {}
+        self.largest_bytes = {
+            name: int(np.prod(shape)) * dtype.itemsize
+            for name in executor.tensors
+            for shape, dtype in (executor.shape(name),)
+        }
+
+    def format(self, tensor: str) -> Format:
+        """Return the port's format."""
+        return format_of(self._executor.port(tensor)[0])
+
+    def address(self, tensor: str) -> int:
+        """Return the address of the port's own memory."""
+        return self._executor.port(tensor)[1]
+
+    def use(self, tensor: str, address: int) -> None:
+        """Read an input where another segment wrote it in the same format."""
+        self._used[tensor] = address
+
+    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
+        """Enqueue the kernels of a port."""
+        self._executor.convert(tensor, source, target, stream)
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """Return the shapes, which are fixed on a DLA."""
+        return {name: self._executor.shape(name) for name in self._executor.tensors}
+
+    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+        """Enqueue the DLA's task."""
+        self._executor.enqueue(stream, self._used)
+
+
+def _port_kernels(
+    cuda: Context, context: SegmentContext, implementation: TensorRT
+) -> dict[str, PortKernels]:
+    """Load the kernels of all ports; none where the engine has none for this GPU."""
+    ports = (*implementation.inputs, *implementation.outputs)
+    programs = (*implementation.enter, *implementation.leave)
+    if len(programs) != len(ports) or any(program.sm != device_sm() for program in programs):
+        return {}
+    return {
+        port.tensor: PortKernels(cuda, context.engine, program)
+        for port, program in zip(ports, programs, strict=True)
+    }
 
 
 def _static(shape: tuple[Dim, ...]) -> tuple[int, ...]:

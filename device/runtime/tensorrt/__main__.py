@@ -2,13 +2,17 @@
 
 import argparse
 import sys
+import time
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 
 import msgspec
 
-from device.engine.file import open_engine
+from device.engine.file import Engine, open_engine
 from device.errors import TandemError
+from device.runtime.executors.protocol import LoadOptions, SegmentContext
+from device.runtime.executors.table import other_ways
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.plans import default_folder
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
@@ -22,11 +26,26 @@ def make_parser() -> argparse.ArgumentParser:
     ))  # fmt: skip
     parser.add_argument("engine", type=Path)
     parser.add_argument("--plans", type=Path, default=default_folder(), help="where plans are kept")
-    parser.add_argument("--timeout-s", type=float, default=1800.0, help="for each segment")
-    parser.add_argument("--max-memory-mb", type=int, help="of the build of a segment")
+    parser.add_argument("--timeout-s", type=_seconds, default=1800.0, help="for each segment")
+    parser.add_argument("--max-memory-mb", type=_megabytes, help="of the build of a segment")
     parser.add_argument("--again", action="store_true", help="also try what was refused before")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)  # for the agent
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (isfinite(seconds) and seconds > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no time: give seconds above 0, such as 1800")
+    return seconds
+
+
+def _megabytes(text: str) -> int:
+    megabytes = int(text)
+    if megabytes < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no amount of memory: give MiB above 0")
+    return megabytes
 
 
 def main() -> int:
@@ -34,17 +53,21 @@ def main() -> int:
     arguments = make_parser().parse_args()
     memory = arguments.max_memory_mb
     limits = Limits(arguments.timeout_s, None if memory is None else memory * 2**20)
+    progress = _Events() if arguments.events else _progress
     try:
         with open_engine(arguments.engine) as engine:
-            job = Job(engine, arguments.plans, read_board(), limits, _progress)
+            job = Job(engine, arguments.plans, read_board(), limits, progress)
             prepared = prepare_engine(job, again=arguments.again)
+            ways = _other_ways(engine)
     except TandemError as error:
         sys.stderr.write(f"tandem-agent: {error}\n")
         return 1
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
-    if arguments.json:
-        rows = [asdict(row) for row in prepared]
+    rows = [{**asdict(row), "others": ways[row.segment]} for row in prepared]
+    if arguments.events:
+        sys.stdout.write(msgspec.json.encode({"rows": rows}).decode() + "\n")
+    elif arguments.json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
         sys.stdout.write("".join(f"{_line(row)}\n" for row in prepared) or "no DLA segments\n")
@@ -55,6 +78,30 @@ def _progress(segment: str, seconds: float) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{segment}: TensorRT builds, {seconds:.0f} s")
         sys.stderr.flush()
+
+
+class _Events:
+    """Progress as JSON lines for the agent, one a second."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, segment: str, seconds: float) -> None:
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + 1.0
+        event = {"segment": segment, "seconds": round(seconds, 1)}
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        sys.stdout.flush()
+
+
+def _other_ways(engine: Engine) -> dict[str, tuple[str, ...]]:
+    """Return how each segment can run on this board without TensorRT, best first."""
+    tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
+    return {
+        segment.name: other_ways(SegmentContext(engine, segment, tensors, LoadOptions()))
+        for segment in engine.manifest.segments
+    }
 
 
 def _line(row: Prepared) -> str:

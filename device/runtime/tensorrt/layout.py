@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from device.engine.tensorrt_check import VECTOR_BYTES
 from device.engine.tensorrt_manifest import Port
 
 Array = npt.NDArray[Any]
-
-VECTOR_BYTES = 32
 
 
 def packed_shape(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -48,7 +48,9 @@ class Plan:
 
 
 def default_folder() -> Path:
-    """Return the store of a user: $XDG_CACHE_HOME/tandem/plans, or below ~/.cache."""
+    """Return $TANDEM_PLANS, which the agent sets, or $XDG_CACHE_HOME/tandem/plans (~/.cache)."""
+    if os.environ.get("TANDEM_PLANS"):
+        return Path(os.environ["TANDEM_PLANS"])
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "tandem" / "plans"
 

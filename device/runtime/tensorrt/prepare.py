@@ -75,8 +75,8 @@ class Job:
 def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     """Finish every DLA segment of an engine that has no plan for this board yet.
 
-    `again`: also those that TensorRT refused before. Raises SessionError: the board has no
-    TensorRT for the DLA, or `folder` cannot be written.
+    `again`: also those that TensorRT refused before. Raises SessionError: `folder` cannot be
+    written.
     """
     prepared = []
     try:
@@ -84,12 +84,19 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
         for segment in job.engine.manifest.segments:
             for implementation in segment.implementations:
                 if isinstance(implementation, TensorRT):
-                    plan = find_plan(job.folder, job.engine, implementation, job.board)
-                    ready = _ready(segment, plan, again=again)
-                    prepared.append(ready or _build(job, segment, implementation, plan))
+                    prepared.append(_prepare(job, segment, implementation, again=again))
     except OSError as error:
         raise SessionError(f"{job.folder} cannot be written: {error.strerror}") from error
     return tuple(prepared)
+
+
+def _prepare(job: Job, segment: Segment, implementation: TensorRT, *, again: bool) -> Prepared:
+    try:
+        form_for(implementation, job.board)
+    except SessionError as error:  # of the board: no TensorRT, or one without a DLA
+        return Prepared(segment.name, False, 0.0, (), str(error))
+    plan = find_plan(job.folder, job.engine, implementation, job.board)
+    return _ready(segment, plan, again=again) or _build(job, segment, implementation, plan)
 
 
 def _ready(segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:

@@ -464,26 +464,45 @@ class IExecutionContext:
         if _fail == "submit":
             return False
         assert set(self._addresses) == set(self._ports)
+        addresses = dict(self._addresses)
+        gpu = getattr(sys.modules.get("cuda_double"), "CURRENT", None)
+        if gpu is None:
+            self._run(addresses)
+            return True
+        for name, port in self._ports.items():
+            gpu.check(addresses[name], _size(port))
+        gpu.task(stream_handle, lambda: self._run(addresses))
+        return True
+
+    def _run(self, addresses):
         feeds = {
-            name: _read(port, self._addresses[name])
+            name: _read(port, addresses[name])
             for name, port in self._ports.items()
             if port["kind"] == "input"
         }
         names = [output.name for output in self._session.get_outputs()]
         for name, array in zip(names, self._session.run(names, feeds), strict=True):
-            _write(self._ports[name], self._addresses[name], array)
-        return True
+            _write(self._ports[name], addresses[name], array)
 
 
-def _view(port, address):
-    """The memory of a port: [N, blocks, H, W, vector]."""
+def _packed(port):
     dtype = np.dtype(_DTYPES[port["dtype"]])
     n, c, h, w = (*port["shape"], 1, 1, 1, 1)[:4]
     vector = 32 // dtype.itemsize
     assert port["format"] == f"CHW{vector}"
-    shape = (n, -(-c // vector), h, w, vector)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape)
+    return dtype, (n, -(-c // vector), h, w, vector)
+
+
+def _size(port):
+    dtype, shape = _packed(port)
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def _view(port, address):
+    """The memory of a port: [N, blocks, H, W, vector]."""
+    dtype, shape = _packed(port)
+    data = (ctypes.c_ubyte * _size(port)).from_address(address)
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _read(port, address):

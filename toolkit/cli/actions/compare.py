@@ -15,8 +15,10 @@ from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
 from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
+from device.selftest.report import is_report
 from pipelines.config import ModelConfig, load_labels, load_model
 from pipelines.decode_config import Classification
+from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
@@ -42,7 +44,8 @@ CHANGED_WEIGHTS = (
 class CompareRequest:
     """The command line of `tandem compare`.
 
-    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board. `profile`:
+    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board, or the report
+    of its selftest. `profile`:
     build an INT8 engine of `model` for it, with the ranges of `table`, and compare that.
     """
 
@@ -66,7 +69,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
     settings = load_model(preprocess) if preprocess else None
     with open_engine(request.engine) as engine:
         graph = _graph_of(request, engine, report)
-        tensors = load_recorded(request.recorded) if request.recorded else {}
+        tensors = _recorded(request.recorded, engine) if request.recorded else {}
         preparation = settings.preprocess if settings else engine.manifest.preprocessing or None
         samples = _samples(request.data, graph, preparation, request.samples, tensors)
         comparer = Comparer(engine, graph, emulation)
@@ -109,6 +112,11 @@ def compare_model(request: CompareRequest, report: Report) -> tuple[Comparison, 
         source = ModelPath(request.model, request.inputs_as_nchw)
         build_engine(source, request.profile or "", path, options, report)
         return compare_engine(replace(request, engine=path), report)
+
+
+def _recorded(path: Path, engine: Engine) -> Mapping[str, NDArray[Any]]:
+    """Return the tensors of an .npz file, or those that a selftest's report has of the engine."""
+    return recorded_in(path, engine.sha256) if is_report(path) else load_recorded(path)
 
 
 def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Model:

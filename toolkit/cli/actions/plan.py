@@ -1,9 +1,15 @@
 """The plans of `tandem plan`, as text and as JSON."""
 
+from pathlib import Path
 from typing import Any
 
+from device.engine.manifest import Precision
+from device.selftest.report import is_report
+from toolkit.board_kit.measured import measured_in
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.plan_models import PlanRequest, PlanResult, explain, make_plan, member_of
+from toolkit.importers.source import model_sha256
+from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.cycles import cycles_of, render_cycles
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Plan, PlanOptions
@@ -22,9 +28,21 @@ __all__ = [
     "as_text",
     "explain",
     "make_plan",
+    "measured_times",
     "member_of",
     "plan_html",
 ]
+
+
+def measured_times(path: Path, model: Path, precision: Precision) -> Measured:
+    """Return the times in a file of them, or those of the one model in a selftest's report.
+
+    Raises TandemError: it is neither, or the report has no times of the model.
+    """
+    if not is_report(path):
+        return load_measured(path)
+    sha256 = model_sha256(model)
+    return measured_in(path, model_sha256=sha256, model=model.name, precision=precision)
 
 
 def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trtexec: bool) -> str:

@@ -3,11 +3,12 @@
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import click
 import msgspec
@@ -22,6 +23,7 @@ from device.protocol.messages import ChildMessage, Ready, Stats
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from pipelines.preview.server import Preview
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
@@ -35,6 +37,8 @@ from toolkit.cli.log import warn
 from toolkit.cli.options.timings import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class RunRequest:
     jsonl: str | None
     trace: Path | None
     overwrite: bool
+    preview: str | None
     dla: Dla
     scales: Scales
     timing_cache: Path | None
@@ -95,16 +100,21 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
             trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, trace, live=not as_json)
+        viewers: list[_View | Preview] = [view]
+        if request.preview is not None:
+            preview = stack.enter_context(Preview(request.preview, names))
+            console.print(Text(f"preview: {preview.url}"))
+            viewers.append(preview)
         with view:
             model = Model(session, names, engine.sha256, engine.manifest.preprocessing)
             run_pipeline(
                 config,
                 model,
-                emit=view.on_message,
+                emit=_all([one.on_message for one in viewers]),
                 stop=stop,
                 files=OutputFiles(overwrite=request.overwrite),
                 frames=request.frames,
-                watch=view.on_result,
+                watch=_all([one.on_result for one in viewers]),
             )
     if as_json:
         click.echo(msgspec.json.encode(view.summary()))
@@ -144,6 +154,16 @@ def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
     sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
     adapted = config if request.source is None else config.with_source(request.source)
     return msgspec.structs.replace(adapted, sinks=tuple(sinks))
+
+
+def _all(takers: Sequence[Callable[[T], None]]) -> Callable[[T], None]:
+    """Return a function that gives a value to each of several."""
+
+    def give(value: T) -> None:
+        for take in takers:
+            take(value)
+
+    return give
 
 
 @contextmanager

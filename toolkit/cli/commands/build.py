@@ -112,6 +112,11 @@ def parse_dims(
 @plugin_option
 @tactic_options
 @plan_options(BUILD_GOALS)
+@click.option(
+    "--no-fallback",
+    is_flag=True,
+    help="Leave out the GPU kernels of DLA segments, which run where TensorRT refuses one.",
+)
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -148,6 +153,7 @@ def build(
     force_gpu: tuple[str, ...],
     min_gain: float | None,
     max_latency_ms: float | None,
+    no_fallback: bool,
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -196,6 +202,7 @@ def build(
         ),
         plugins=plugins,
         tactics=tactics,
+        fallback=not no_fallback,
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)

@@ -63,7 +63,7 @@ _OF_ONE = {
     help="One model: INT8 ranges. [default: measured on --data]")  # fmt: skip
 @click.option("--recorded", type=click.Path(path_type=Path), metavar="OUT.npz",
     help="One engine: tensors of a run on a board, by name, of inputs in it or the first "
-    "sample.")  # fmt: skip
+    "sample; or the report of its selftest.")  # fmt: skip
 @click.option("--dla", type=click.Choice(["portable", "exact", "fast"]),
     help="DLA segments: in onnxruntime, or in the DLA's INT8 arithmetic, every stage in integers "
     "or a shorter way proven to give the same bits. [default: of two files portable, of one "

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 @click.option("--table", type=click.Path(path_type=Path),
     help="INT8 ranges; tensors without one stay off the DLA. [default: all have one]")  # fmt: skip
 @click.option("--measured", type=click.Path(path_type=Path),
-    help="Node times measured on a board; they replace predicted ones.")  # fmt: skip
+    help="Node times measured on a board, or the report of its selftest; they replace predicted "
+    "ones.")  # fmt: skip
 @click.option("--no-rewrites", is_flag=True, help="Plan the graph without rewriting it.")
 @click.option("--seconds", type=FiniteRange(min=0.1), default=PLAN_SECONDS, show_default=True,
     help="Time limit of the search for a proven plan.")  # fmt: skip
@@ -131,7 +132,7 @@ def plan(
             seconds=seconds,
             forced=action.Forced(force_dla, force_gpu),
         ),
-        measured=measured,
+        measured=action.measured_times(measured, model, precision) if measured and model else None,
         rewrites=not no_rewrites,
         plugins=plugins,
     )

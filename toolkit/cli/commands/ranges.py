@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from toolkit.cli.options.calibration import parse_shapes
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.range_outputs import output_options
 
 
@@ -36,6 +37,7 @@ from toolkit.cli.options.range_outputs import output_options
     "--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.",
 )  # fmt: skip
+@memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def ranges(
     source: Path,

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     help="Write the stages of every frame for chrome://tracing.",
 )
 @click.option("--overwrite", is_flag=True, help="--video, --jsonl and --trace may replace files.")
+@click.option(
+    "--preview",
+    metavar="[HOST]:PORT",
+    help="Show pictures and figures on a page; :8090 for this machine, 0.0.0.0:8090 for all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option(
     "--dla",
@@ -56,6 +61,7 @@ def run(
     jsonl: str | None,
     trace: Path | None,
     overwrite: bool,
+    preview: str | None,
     as_json: bool,
     dla: "Dla",
     scales: "Scales",
@@ -77,6 +83,7 @@ def run(
         jsonl=jsonl,
         trace=trace,
         overwrite=overwrite,
+        preview=preview,
         dla=dla,
         scales=scales,
         timing_cache=timing_cache,

@@ -110,7 +110,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             callback=parse_keep,
             metavar="auto|none|PERCENT",
             help="Keep the nodes in float whose INT8 costs most where an output misses its target, "
-            "with at most 15% of the multiplications, or PERCENT. "
+            "with at most 50% of the multiplications, or PERCENT. "
             "[default: auto with --method auto, else none; --budget replaces it]",
         ),
         click.option(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -110,14 +111,16 @@ def error_of(
     return error
 
 
-def check(judgement: Judgement, model: str) -> None:
-    """Raise BuildError if a loss is beyond its limit."""
+def check(judgement: Judgement, model: str, table: Path | None = None) -> None:
+    """Raise BuildError if a loss is beyond its limit. `table`: where the refused ranges are."""
     if judgement.broken:
+        where = f" The ranges are in {table}, marked as refused." if table is not None else ""
         raise BuildError(
             f"INT8 loses too much of {model}: {'; '.join(map(loss_text, judgement.broken))} "
             f"({samples_text(judgement)}). Try more data, `tandem build --method minmax`, or nodes "
             "in floating point (`tandem build --budget margin:0.3`, `tandem build --keep-float`); "
             "`tandem build --accept-loss` takes it as it is. `tandem calibrate` has them, too."
+            f"{where}"
         )
 
 

@@ -14,7 +14,7 @@ images, 0 to 100.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -170,10 +170,18 @@ class OutputNoise:
         return [int(number) for number in np.arange(len(self._samples))[samples]]
 
     def error(
-        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
+        self,
+        assignment: Assignment,
+        keep_float: frozenset[str],
+        samples: SampleSelection = ALL,
+        names: Collection[str] | None = None,
     ) -> float:
-        """Error at the outputs in units of the targets (`toolkit.quantize.loss.judge.error_of`)."""
-        return error_of(self.trial.parts, *self.compared(assignment, keep_float, samples))
+        """Error at the outputs in units of the targets (`toolkit.quantize.loss.judge.error_of`).
+
+        `names`: of the parts, None: all.
+        """
+        parts = [part for part in self.trial.parts if names is None or part.name in names]
+        return error_of(parts, *self.compared(assignment, keep_float, samples))
 
     def cosine(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 from onnx import TensorProto, helper
-from planning_graphs import constant, numbers, one_node
 
 from device.engine.manifest import Precision
 from device.profile import Dla, load_profile
+from scripts.one_node import constant, numbers, one_node
 from toolkit.graph.node_view import NodeView, views
 
 V1 = load_profile("agx-xavier-32gb").dla

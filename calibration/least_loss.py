@@ -1,0 +1,154 @@
+"""Keep the nodes in floating point that are best there, with at most a share of the work.
+
+With the names of `calibration.budget`:
+
+1. Measure M(N) and M({}), and an error of each node alone in INT8, which is smooth where M leaps.
+2. Sort nodes by error / w(n), descending.
+3. Take ever more of them, and end where M meets the limit. If it never does, the answer is the set
+   with the least error of all together, as errors of nodes may cancel.
+
+Where M is the largest of a few changes, as the drop of a score is, its value on these samples says
+little of others. Then a second limit holds in step 3: the errors of the nodes left in INT8, each
+measured alone, may be at most `most_added` in sum. In a sum they do not cancel by luck.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from calibration.budget import (
+    Budget,
+    BudgetResult,
+    Measure,
+    NodeCost,
+    Progress,
+    Search,
+    check_work,
+)
+from calibration.errors import CalibrationError
+
+NODE_WEIGHT = 0.3
+"""As of `calibration.budget`: a node of little work that costs little is not worth a conversion."""
+STEPS = 16
+"""Number of sets of nodes that are tried, each with as much more work."""
+ROUNDING = 1e-9
+"""Relative error of sums of work."""
+
+
+def least_loss(
+    macs: Mapping[str, float],
+    measure: Measure,
+    budget: Budget,
+    *,
+    error: Measure,
+    error_alone: Measure,
+    most_float: float,
+    added_alone: Measure = lambda keep_float: 0.0,
+    most_added: float = math.inf,
+    on_progress: Progress | None = None,
+) -> BudgetResult:
+    """Find the nodes that are best in floating point, with at most `most_float` of the work.
+
+    `error`: of all nodes together, less is better; `error_alone`: the same where one node alone is
+    in INT8, on fewer samples if that takes too long. `added_alone`: the part of it that may be at
+    most `most_added` in sum. Other parameters as of `largest_int8_share`.
+
+    Raises CalibrationError: as `largest_int8_share`, or `most_float` is no share.
+    """
+    if not 0.0 < most_float <= 1.0:
+        raise CalibrationError(
+            f"at most {most_float:g} of the work may be in floating point, but a share lies above "
+            "0 and up to 1: give one such as 0.15"
+        )
+    max_trials = len(macs) + STEPS + 2
+    check_work(macs, max_trials)
+    search = Search(macs, measure, max_trials, on_progress, NODE_WEIGHT)
+    float_value = search.value("float", frozenset(macs))
+    search.limit = budget.limit(float_value)
+    none = frozenset[str]()
+    int8_value = search.value("INT8", none)
+    keep_float, value = none, int8_value
+    costs, added = tuple[NodeCost, ...](), dict[str, float]()
+    if not search.fits(int8_value) or math.isfinite(most_added):
+        costs, added = _errors_alone(search, error_alone, added_alone)
+
+    def adds_little(keep_float: frozenset[str]) -> bool:
+        return _added(added, keep_float) <= most_added
+
+    if not (search.fits(int8_value) and adds_little(none)):
+        order = [row.node for row in costs]
+        keep_float, value = _least(search, order, error, most_float, adds_little)
+    return BudgetResult(
+        keep_float=keep_float,
+        float_value=float_value,
+        int8_value=int8_value,
+        value=value,
+        limit=search.limit,
+        share=search.share(keep_float),
+        costs=costs,
+        path=tuple(search.path),
+        complete=True,
+        added=_added(added, keep_float),
+        most_added=most_added,
+    )
+
+
+def _errors_alone(
+    search: Search, error_alone: Measure, added_alone: Measure
+) -> tuple[tuple[NodeCost, ...], dict[str, float]]:
+    """The error of each node alone in INT8, the largest per work first; the part that is added."""
+    all_nodes = frozenset(search.macs)
+    rows, added = [], dict[str, float]()
+    for node, work in search.macs.items():
+        error = _known_error(error_alone(all_nodes - {node}))
+        added[node] = _known_error(added_alone(all_nodes - {node}))
+        rows.append(NodeCost(node, work, math.nan, error))
+        search.count()
+    return tuple(sorted(rows, key=lambda row: -row.cost / search.weight(row.node))), added
+
+
+def _added(alone: Mapping[str, float], keep_float: frozenset[str]) -> float:
+    """The errors of the nodes in INT8, added."""
+    return math.fsum(error for node, error in alone.items() if node not in keep_float)
+
+
+def _known_error(error: float) -> float:
+    """An error that compares: that of an output with NaN is infinite."""
+    return math.inf if math.isnan(error) else error
+
+
+def _least(
+    search: Search,
+    order: Sequence[str],
+    error: Measure,
+    most_float: float,
+    adds_little: Callable[[frozenset[str]], bool],
+) -> tuple[frozenset[str], float]:
+    """The first set of nodes that `adds_little` and meets the limit, and its metric.
+
+    Else the one of least error, among those that add little and the largest.
+    """
+    best = frozenset[str]()
+    least = _known_error(error(best))
+    for step in range(1, STEPS + 1):
+        most = most_float * step / STEPS
+        keep_float = _fill(search, order, most)
+        if step < STEPS and not adds_little(keep_float):
+            continue
+        value = search.value(f"at most {100 * most:.1f} % of the work in float", keep_float)
+        if search.fits(value) and adds_little(keep_float):
+            return keep_float, value
+        of_all = _known_error(error(keep_float))
+        if of_all < least:
+            best, least = keep_float, of_all
+    return best, search.value("the least error", best)
+
+
+def _fill(search: Search, order: Sequence[str], most_float: float) -> frozenset[str]:
+    """The nodes in order, without those that would make more than `most_float` of the work."""
+    most_work = most_float * math.fsum(search.macs.values()) * (1.0 + ROUNDING)
+    keep_float, work = set[str](), 0.0
+    for node in order:
+        if work + search.macs[node] <= most_work:
+            keep_float.add(node)
+            work += search.macs[node]
+    return frozenset(keep_float)

@@ -1,0 +1,174 @@
+"""Finishes the DLA segments of a slot with this board's TensorRT, in a child, before it runs.
+
+The child is `tandem-agent prepare`: it keeps plans on the disk, so that most starts take no longer
+than its own. What it says and that it ended arrive as events.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from device.agent.memory_watch import default_limit_bytes
+from device.start.child import guarded
+from device.start.command import module_command
+from device.update.bundle import ENGINE
+
+LOG = logging.getLogger("tandem.agent")
+PLANS = "plans"  # folder of the state folder
+_COMMAND = module_command("device.runtime.tensorrt")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A DLA segment. `problem`: why it has no plan; `others`: the ways that it can run in then."""
+
+    segment: str
+    cached: bool = True
+    problem: str | None = None
+    others: tuple[str, ...] = ()
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the child: progress, or the result."""
+
+    segment: str = ""
+    seconds: float = 0.0
+    rows: tuple[Row, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """TensorRT builds a segment, since so many seconds."""
+
+    run: int
+    segment: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationEnded:
+    """The child has ended. `rows` None: without a result, `problem` says how."""
+
+    run: int
+    rows: tuple[Row, ...] | None
+    problem: str = ""
+
+
+PreparationEvent = Preparing | PreparationEnded
+
+
+def refusal(rows: tuple[Row, ...]) -> str | None:
+    """Return why a slot cannot run on this board, None if every segment can in some way."""
+    for row in rows:
+        if row.problem is not None and not row.others:
+            return (
+                f"segment {row.segment} cannot run on this board: {row.problem}; and the engine "
+                "carries no other implementation of it that runs here, which `tandem build` "
+                "without --no-fallback adds"
+            )
+    return None
+
+
+def built_now(rows: tuple[Row, ...]) -> bool:
+    """Whether a plan was built that was not there before."""
+    return any(row.problem is None and not row.cached for row in rows)
+
+
+class Preparation:
+    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+
+    def __init__(
+        self,
+        put: Callable[[PreparationEvent], None],
+        state_dir: Path,
+        *,
+        timeout_s: float,
+        memory_mb: int | None,
+        command: tuple[str, ...] = _COMMAND,
+    ) -> None:
+        """`timeout_s`, `memory_mb`: of the build of one segment, see `[prepare]` of agent.toml."""
+        self.plans = state_dir / PLANS
+        self.folder: Path | None = None
+        self._put = put
+        limit_mb = max(1, default_limit_bytes() >> 20) if memory_mb is None else memory_mb
+        self._options = (
+            "--plans", str(self.plans), "--timeout-s", f"{timeout_s:g}",
+            "--max-memory-mb", str(limit_mb), "--events",
+        )  # fmt: skip
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._run = 0
+
+    def start(self, folder: Path) -> bool:
+        """Prepare the engine of a slot; False where there is nothing to do: no TensorRT is here."""
+        if find_spec("tensorrt") is None:
+            return False
+        self.stop()
+        command = (*self._command, str(folder / ENGINE), *self._options)
+        try:
+            child = subprocess.Popen(
+                guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            LOG.error("DLA segments cannot be prepared: %s", error.strerror)
+            return False
+        self._child, self.folder = child, folder
+        reader = threading.Thread(target=_read, args=(self._run, child, self._put), daemon=True)
+        reader.start()
+        return True
+
+    def ended(self, event: PreparationEnded) -> Path | None:
+        """Take the end of the child; return its slot's folder, None for an earlier child."""
+        if event.run != self._run or self._child is None:
+            return None
+        folder, self._child, self.folder = self.folder, None, None
+        self._run += 1
+        return folder
+
+    def is_running(self, event: Preparing) -> bool:
+        """Whether the event is of the child that runs."""
+        return event.run == self._run and self._child is not None
+
+    def stop(self) -> None:
+        """End the child with all that it started; what it has built so far is kept."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+        self._run += 1
+        self._child = self.folder = None
+
+
+def _read(
+    run: int, child: "subprocess.Popen[bytes]", put: Callable[[PreparationEvent], None]
+) -> None:
+    """Turn the child's output into events."""
+    assert child.stdout is not None
+    assert child.stderr is not None
+    errors: list[bytes] = []
+    drain = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)
+    drain.start()
+    rows: tuple[Row, ...] | None = None
+    for text in child.stdout:
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except ValueError:  # a stray print
+            continue
+        if line.rows is not None:
+            rows = line.rows
+        elif line.segment:
+            put(Preparing(run, line.segment, line.seconds))
+    status = child.wait()
+    drain.join()
+    last = b"".join(errors).decode(errors="replace").strip().splitlines()[-1:]
+    problem = "" if rows is not None else f"{(*last, f'exit status {status}')[0]}"
+    put(PreparationEnded(run, rows, problem))

@@ -1,0 +1,64 @@
+"""paho's client, made safe against what a broker may send."""
+
+import threading
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+
+MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
+MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
+PUBLISH = 0x30  # the type of a packet, in its upper four bits
+
+
+class Client(paho.Client):
+    """A paho client that reports how its thread ended, also with an exception.
+
+    `giant_bytes`, `giant_topic`: of the packet that was too large and ended the connection.
+    """
+
+    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if version == MQTTProtocolVersion.MQTTv5 else True,
+            protocol=version,
+            reconnect_on_failure=False,
+        )
+        self.ended = threading.Event()
+        self.failure = ""
+        self.giant_bytes = 0
+        self.giant_topic = ""
+        self._giant_head = b""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Read from the socket; paho asks for a whole packet once it has read its header.
+
+        Brokers of MQTT 5 are told the limit. Those of 3.1.1 are not, and paho would collect the
+        packet in memory first: of a giant only its topic is read.
+        """
+        if bufsize <= MAX_PACKET_BYTES:
+            return super()._sock_recv(bufsize)
+        if self._in_packet["command"] & 0xF0 == PUBLISH:
+            self._read_giant_topic()
+        self.giant_bytes = bufsize
+        raise ConnectionError(f"a packet of {bufsize} bytes")
+
+    def _read_giant_topic(self) -> None:
+        """Read the topic, with which a message begins; BlockingIOError: more of it will come."""
+        self._giant_head += super()._sock_recv(2 + 65535 - len(self._giant_head))
+        end = 2 + int.from_bytes(self._giant_head[:2], "big")
+        if len(self._giant_head) < end:
+            raise BlockingIOError
+        self.giant_topic = self._giant_head[2:end].decode(errors="replace")
+
+    def loop_forever(
+        self, timeout: float = 1.0, retry_first_connection: bool = False
+    ) -> MQTTErrorCode:
+        """What paho's thread runs."""
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:  # noqa: BLE001  (whatever a broken packet breaks in paho)
+            self.failure = f"{type(error).__name__}: {error}"
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        finally:
+            self.ended.set()

@@ -1,0 +1,102 @@
+"""What a session runs one after the other: single segments, and lines of segments on the GPU."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from device.engine.file import Engine
+from device.engine.manifest import Segment
+from device.runtime.executors.protocol import DeviceSegment, Executor
+from device.runtime.line import Line
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A segment with its executor, or a line of several. `name`: of the first segment."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    runner: Executor | Line
+
+    @property
+    def line(self) -> Line | None:
+        """The line, None for a single segment."""
+        return self.runner if isinstance(self.runner, Line) else None
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        """Run; see `Executor.run`."""
+        return self.runner.run(inputs, outputs, sizes)
+
+    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return arrays that `run` takes without a copy; see `Executor.arrays`."""
+        return self.runner.arrays(sizes)
+
+
+def single_stages(segments: Sequence[Segment], executors: Sequence[Executor]) -> tuple[Stage, ...]:
+    """Return a stage for each segment."""
+    return tuple(
+        Stage(segment.name, segment.inputs, segment.outputs, executor)
+        for segment, executor in zip(segments, executors, strict=True)
+    )
+
+
+def open_stages(engine: Engine, executors: Sequence[Executor]) -> tuple[Stage, ...]:
+    """Return the stages of an engine: segments in GPU memory that follow each other share a line.
+
+    A single segment of kernels has a graph with its own copies, and needs no line. Raises
+    SessionError if the driver refuses; nothing stays open then.
+    """
+    segments = engine.manifest.segments
+    singles = single_stages(segments, executors)
+    stages: list[Stage] = []
+    try:
+        for start, stop in _runs([executor.device is not None for executor in executors]):
+            devices = [device for one in executors[start:stop] if (device := one.device)]
+            alone = stop - start == 1 and _is_kernels(devices)
+            if not devices or alone:
+                stages += singles[start:stop]
+                continue
+            line = open_line(engine, segments[start:stop], devices)
+            stages.append(Stage(segments[start].name, line.inputs, line.outputs, line))
+    except BaseException:
+        for stage in stages:
+            if stage.line is not None:
+                stage.line.close()
+        raise
+    return tuple(stages)
+
+
+def open_line(
+    engine: Engine, segments: Sequence[Segment], devices: Sequence[DeviceSegment]
+) -> Line:
+    """Return a line of consecutive segments. Raises SessionError if the driver refuses."""
+    manifest = engine.manifest
+    names = {segment.name for segment in segments}
+    read = {t for one in manifest.segments if one.name not in names for t in one.inputs}
+    needed = frozenset({*manifest.outputs, *read})
+    return Line(str(engine.path), segments, devices, manifest.dims, needed)
+
+
+def _is_kernels(devices: Sequence[DeviceSegment]) -> bool:
+    return all(device.captured for device in devices)
+
+
+def _runs(on_gpu: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return (start, stop) of every run of segments in GPU memory, and of each other segment."""
+    runs: list[tuple[int, int]] = []
+    for at, here in enumerate(on_gpu):
+        if here and runs and runs[-1][1] == at and on_gpu[at - 1]:
+            runs[-1] = (runs[-1][0], at + 1)
+        else:
+            runs.append((at, at + 1))
+    return runs

@@ -1,0 +1,133 @@
+"""The step `rules`: a node at the limit of a DLA rule or one beyond, before this TensorRT.
+
+First `can_run_on_DLA` is asked of each layer, then a loadable is built of the whole, without GPU
+fallback. All tensors have one range, so that no rule on equal ranges stands in the way.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from device.errors import SessionError
+from device.runtime.tensorrt.board import tensorrt_version
+from device.runtime.tensorrt.messages import explain
+from device.runtime.tensorrt.releases import Release, find_release
+from device.selftest.kit import Kit, KitError, unpack
+from device.selftest.report import RuleRow
+
+NODE = "node"
+"""What the node of a case is called; layers of TensorRT have its name in theirs."""
+
+_AMAX = 4.0
+_SRAM_BYTES = 1 << 20
+_DRAM_BYTES = 1 << 29
+_WORKSPACE_BYTES = 1 << 28
+
+
+def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
+    """Ask TensorRT of one case. Raises SessionError: it is not here, or knows no DLA."""
+    case = next(row for row in kit.rules if row.name == item)
+    version = tensorrt_version()
+    if not version:
+        raise SessionError("TensorRT is not installed; install JetPack's python3-libnvinfer")
+    release = find_release(version)
+    if release.form is None:
+        raise SessionError(f"TensorRT {version} has no DLA here: {release.why}")
+    typed = release.form == "typed"
+    precision = "fp16" if typed else case.precision
+    if typed and not case.half:
+        raise KitError(f"the kit has no case of {case.rule} for typed networks")
+    name = f"cases/{case.name}.half.onnx" if typed else f"cases/{case.name}.onnx"
+    unpack(kit_folder, (name,), folder)
+    asked, built, said = _ask(release, folder / name, int8=precision == "int8")
+    return RuleRow(
+        item=item,
+        rule=case.rule,
+        side=case.side,
+        op=case.op,
+        precision=precision,
+        certainty=case.certainty,
+        expected=case.expected,
+        asked=asked,
+        built=built,
+        said=said,
+    )
+
+
+def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool, str]:
+    """Return what can_run_on_DLA says, whether a loadable is built, and the reason if not."""
+    import tensorrt as trt
+
+    lines: list[str] = []
+    builder = trt.Builder(_logger(trt, lines))
+    if builder.num_DLA_cores < 1:
+        raise SessionError("TensorRT finds no DLA core on this board")
+    flags = 0
+    for name in release.network_flags:
+        flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, _logger(trt, lines))
+    if not parser.parse_from_file(str(model)):
+        errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        return None, False, f"the parser refuses it: {'; '.join(errors)}"
+    config = _configure(trt, release, builder, int8=int8)
+    ranged = release.form == "ranged"
+    _set_types(trt, network, int8=int8, ranged=ranged)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    named = [layer for layer in layers if NODE in str(layer.name)] or layers
+    asked = all(config.can_run_on_DLA(layer) for layer in named)
+    plan = builder.build_serialized_network(network, config)
+    if plan is not None:
+        return asked, True, ""
+    return asked, False, explain(lines) or (lines[-1] if lines else "it says nothing")
+
+
+def _logger(trt: Any, lines: list[str]) -> Any:  # noqa: ANN401
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        """Keeps warnings and errors."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, msg: str) -> None:  # noqa: ANN401
+            if severity in (
+                trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR, trt.ILogger.WARNING
+            ):  # fmt: skip
+                lines.append(msg)
+
+    return Logger()
+
+
+def _configure(trt: Any, release: Release, builder: Any, *, int8: bool) -> Any:  # noqa: ANN401
+    config = builder.create_builder_config()
+    for name in (*release.builder_flags, *(release.int8_flags if int8 else ())):
+        config.set_flag(getattr(trt.BuilderFlag, name))
+    config.default_device_type = trt.DeviceType.DLA
+    config.DLA_core = 0
+    pools = trt.MemoryPoolType
+    for pool, size in (
+        (pools.DLA_MANAGED_SRAM, _SRAM_BYTES),
+        (pools.DLA_LOCAL_DRAM, _DRAM_BYTES),
+        (pools.DLA_GLOBAL_DRAM, _DRAM_BYTES),
+        (pools.WORKSPACE, _WORKSPACE_BYTES),
+    ):
+        config.set_memory_pool_limit(pool, size)
+    return config
+
+
+def _set_types(trt: Any, network: Any, *, int8: bool, ranged: bool) -> None:  # noqa: ANN401
+    """Give inputs and outputs a type and a format of the DLA; with ranges, every tensor one."""
+    ports = [network.get_input(index) for index in range(network.num_inputs)]
+    ports += [network.get_output(index) for index in range(network.num_outputs)]
+    for port in ports:
+        if ranged and port.dtype in (trt.DataType.FLOAT, trt.DataType.HALF):
+            port.dtype = trt.DataType.INT8 if int8 else trt.DataType.HALF
+        name = "CHW32" if port.dtype == trt.DataType.INT8 else "CHW16"
+        port.allowed_formats = 1 << int(getattr(trt.TensorFormat, name))
+    if not (ranged and int8):
+        return
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        tensors += [layer.get_output(output) for output in range(layer.num_outputs)]
+    for tensor in tensors:
+        tensor.set_dynamic_range(-_AMAX, _AMAX)

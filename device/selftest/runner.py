@@ -1,0 +1,177 @@
+"""Runs the steps, each in child processes: what crashes or hangs costs one item of one step.
+
+A child works through the items of a step and writes a line of JSON for each. When it dies, or an
+item takes longer than it may, that item gets a row with the reason and a new child goes on behind
+it. A step that is out of time ends there, and the next one starts.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device.selftest.kit import Kit
+from device.selftest.private import scrub
+from device.selftest.report import MAX_TEXT, StepRow
+from device.selftest.steps import Step
+from device.start.child import guarded
+from device.start.command import module_command
+
+Progress = Callable[[str, int, int, str], None]
+"""Gets the step, the items that are done, how many there are, and the item in work."""
+
+_POLL_S = 0.05
+_SCRUBBED = ("problem", "reason", "said")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child writes: the beginning of an item, then its row or why there is none."""
+
+    item: str
+    row: Any = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Where a selftest runs. `kit_folder`: the kit, `folder`: for what it unpacks and writes."""
+
+    kit: Kit
+    kit_folder: Path
+    folder: Path
+    on_progress: Progress
+
+
+@dataclass(slots=True)
+class _Run:
+    """A step in work: `rows` of its first items so far; it ends at `deadline` (monotonic)."""
+
+    work: Work
+    step: Step
+    items: tuple[str, ...]
+    deadline: float
+    rows: list[Any]
+
+    @property
+    def over(self) -> bool:
+        """All items have a row, or the time is up."""
+        return len(self.rows) == len(self.items) or time.monotonic() >= self.deadline
+
+
+def run_step(work: Work, step: Step, deadline: float) -> tuple[StepRow, tuple[Any, ...]]:
+    """Run one step until `deadline`, a time of `time.monotonic`; return its row and its items'."""
+    begin = time.monotonic()
+    run = _Run(work, step, step.items(work.kit), deadline, [])
+    crashes = 0
+    while not run.over:
+        reason = _run_child(run)
+        if not run.over:  # the item in work is the one behind the last row
+            crashes += 1
+            item = run.items[len(run.rows)]
+            run.rows.append(step.failed(work.kit, item, scrub(reason)))
+    left_out = len(run.items) - len(run.rows)
+    return (
+        StepRow(
+            name=step.name,
+            items=len(run.items),
+            done=len(run.rows),
+            seconds=time.monotonic() - begin,
+            crashes=crashes,
+            problem=f"out of time, {left_out} left out; give more --minutes" if left_out else "",
+        ),
+        tuple(run.rows),
+    )
+
+
+def _run_child(run: _Run) -> str:
+    """Run one child from the next item on, add the rows it gives; return why it ended early."""
+    folder, name = run.work.folder, run.step.name
+    lines, errors = folder / f"{name}.lines", folder / f"{name}.errors"
+    lines.write_bytes(b"")
+    command = module_command(
+        "device.selftest.child",
+        str(run.work.kit_folder),
+        str(folder),
+        name,
+        str(len(run.rows)),
+        str(lines),
+    )
+    with (
+        errors.open("wb") as error_file,
+        subprocess.Popen(
+            guarded(command), stdout=subprocess.DEVNULL, stderr=error_file, start_new_session=True
+        ) as child,
+    ):
+        try:
+            reason = _follow(run, child, lines)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    return reason or _death(child.returncode, errors)
+
+
+def _follow(run: _Run, child: "subprocess.Popen[bytes]", path: Path) -> str:
+    """Take the rows of a child as they come; return why it must be ended, "" if it ended itself."""
+    since = time.monotonic()
+    with path.open("rb") as file:
+        while True:
+            ended = child.poll() is not None
+            for line in _whole_lines(file):
+                run.rows.append(_row(run.work.kit, run.step, line))
+                since = time.monotonic()
+            if run.over:
+                return "the step is over"
+            if ended:
+                return ""
+            item = run.items[len(run.rows)]
+            run.work.on_progress(run.step.name, len(run.rows), len(run.items), item)
+            if time.monotonic() - since > run.step.item_s:
+                return f"it took longer than {run.step.item_s:.0f} s"
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_S)
+
+
+def _whole_lines(file: Any) -> Iterator[bytes]:  # noqa: ANN401
+    """Yield the lines that are complete; the rest is read again."""
+    while True:
+        place = file.tell()
+        line = file.readline()
+        if not line.endswith(b"\n"):
+            file.seek(place)
+            return
+        yield line
+
+
+def _row(kit: Kit, step: Step, data: bytes) -> Any:  # noqa: ANN401
+    """Return the row of a line, with its free texts scrubbed."""
+    line = msgspec.json.decode(data, type=Line)
+    if line.problem or line.row is None:
+        return step.failed(kit, line.item, scrub(line.problem or "it gave no row"))
+    return msgspec.convert(_scrubbed(line.row), step.result)
+
+
+def _scrubbed(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, list):
+        return [_scrubbed(each) for each in value]
+    if isinstance(value, dict):
+        return {
+            key: scrub(each) if key in _SCRUBBED and isinstance(each, str) else _scrubbed(each)
+            for key, each in value.items()
+        }
+    return value
+
+
+def _death(status: int, errors: Path) -> str:
+    lines = errors.read_text(errors="replace").strip().splitlines()
+    last = f": {lines[-1][:MAX_TEXT]}" if lines else ""
+    if status < 0:
+        return f"its process crashed ({signal.Signals(-status).name}){last}"
+    return f"its process ended with status {status}{last}"

@@ -1,0 +1,128 @@
+"""Power, clocks and memory of a Jetson, read from its files below a root folder.
+
+Power: the kernel's driver of the INA3221 (Documentation/hwmon/ina3221.rst) gives for each of three
+channels `in<n>_label`, `in<n>_input` in mV and `curr<n>_input` in mA. Jetson boards name the
+channels after their rails: VDD_IN, VDD_CPU_GPU_CV, VDD_SOC and others.
+Clocks: devfreq of the GPU (17000000.gpu, .ga10b, .gv11b or .gp10b by JetPack and SoC) in Hz, and
+cpufreq of a core in kHz. `jetson_clocks` sets the lowest of both to the highest.
+"""
+
+import re
+import statistics
+import threading
+from pathlib import Path
+
+_RAIL = "sys/class/hwmon/hwmon*/in[1-3]_label"
+_GPU = "sys/class/devfreq/17000000.*"
+_CPU = "sys/devices/system/cpu/cpu0/cpufreq"
+_MODES = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>")
+_PERIOD_S = 0.05
+
+
+def rails_watts(root: Path = Path("/")) -> dict[str, float]:
+    """Return the power of each rail now, in W; empty where there are no such sensors."""
+    watts: dict[str, float] = {}
+    for label in sorted(root.glob(_RAIL)):
+        if read_text(label.parent / "name") != "ina3221":
+            continue
+        channel = label.name[2]
+        millivolts = _number(label.parent / f"in{channel}_input")
+        milliamperes = _number(label.parent / f"curr{channel}_input")
+        rail = read_text(label)
+        if millivolts is not None and milliamperes is not None and rail not in ("", "NC"):
+            watts[rail] = max(0.0, millivolts * milliamperes / 1e6)
+    return watts
+
+
+class PowerSampler:
+    """Reads the rails again and again in a thread; use it in a `with`."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._samples: list[dict[str, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> "PowerSampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def mean_watts(self) -> dict[str, float]:
+        """The mean power of each rail, in W."""
+        rails = {rail for sample in self._samples for rail in sample}
+        return {
+            rail: statistics.fmean(sample[rail] for sample in self._samples if rail in sample)
+            for rail in sorted(rails)
+        }
+
+    def _read(self) -> None:
+        while True:
+            sample = rails_watts(self._root)
+            if sample:
+                self._samples.append(sample)
+            if not sample or self._stop.wait(_PERIOD_S):  # a board without sensors has none later
+                return
+
+
+def clocks_mhz(root: Path = Path("/")) -> dict[str, float]:
+    """Return the clocks of GPU and first CPU core: now, and the lowest and highest allowed."""
+    clocks: dict[str, float] = {}
+    gpu = next(iter(sorted(root.glob(_GPU))), None)
+    rows = [("cpu0", root / _CPU, "scaling_{}_freq", 1e3)]
+    if gpu is not None:
+        rows.append(("gpu", gpu, "{}_freq", 1e6))
+    for name, folder, pattern, unit in rows:
+        for when, word in (("now", "cur"), ("min", "min"), ("max", "max")):
+            value = _number(folder / pattern.format(word))
+            if value is not None:
+                clocks[f"{name} {when}"] = value / unit
+    return clocks
+
+
+def clocks_locked(clocks: dict[str, float]) -> bool:
+    """Whether GPU and CPU are held at their highest clock, as jetson_clocks does."""
+    names = {name.partition(" ")[0] for name in clocks}
+    return bool(names) and all(
+        clocks.get(f"{name} min", 0.0) == clocks.get(f"{name} max", -1.0) for name in names
+    )
+
+
+def memory_mb(root: Path = Path("/")) -> tuple[int, int]:
+    """Return the memory of the board and what is free of it, in MB; 0 where it is not known."""
+    text = read_text(root / "proc/meminfo")
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
+    total, free = (int(sizes.get(key, 0)) for key in ("MemTotal", "MemAvailable"))
+    return total * 1024 // 10**6, free * 1024 // 10**6
+
+
+def power_mode_name(number: str, root: Path = Path("/")) -> str:
+    """Return the name of a power mode in /etc/nvpmodel.conf, "" if it is not there."""
+    names = dict(_MODES.findall(read_text(root / "etc/nvpmodel.conf")))
+    return str(names.get(number, ""))
+
+
+def power_mode_number(root: Path = Path("/")) -> str:
+    """Return the number of the power mode, as nvpmodel wrote it: "pmode:0002", "" if it did not."""
+    match = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
+    return str(int(match[1])) if match else ""
+
+
+def read_text(path: Path) -> str:
+    """Return a small file without spaces and zeros around it, "" if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> float | None:
+    text = read_text(path)
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,127 @@
+"""The steps of a selftest, in running order: what each works through, and how long it may take."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from device.selftest.kit import Kit
+from device.selftest.report import (
+    DemoRow,
+    KernelRow,
+    Machine,
+    NetworkRow,
+    RecordedRow,
+    RuleRow,
+)
+
+MINUTES = 20.0
+_MARGIN = 0.97  # of the time: the rest is for starts of processes and the file
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of STEPS.
+
+    `items`: what of the kit it works through, one after the other. `result`: the row that an item
+    gives, and `failed` that of one that gives none (item, problem). `item_s`: seconds that one item
+    may take; `share`: the step's part of the selftest's time. What a step does not use is the
+    next one's.
+    """
+
+    name: str
+    items: Callable[[Kit], tuple[str, ...]]
+    result: type[Any]
+    failed: Callable[[Kit, str, str], Any]
+    item_s: float
+    share: float
+
+
+def _rule_row(kit: Kit, item: str, problem: str) -> RuleRow:
+    case = next(case for case in kit.rules if case.name == item)
+    return RuleRow(
+        item=item,
+        rule=case.rule,
+        side=case.side,
+        op=case.op,
+        precision=case.precision,
+        certainty=case.certainty,
+        expected=case.expected,
+        problem=problem,
+    )
+
+
+def _network_row(kit: Kit, item: str, problem: str) -> NetworkRow:
+    case = next(case for case in kit.networks if case.name == item)
+    return NetworkRow(
+        item=item,
+        network=case.network,
+        variant=case.variant,
+        precision=case.precision,
+        model_sha256=case.model_sha256,
+        problem=problem,
+    )
+
+
+def _on(kit: Kit, processor: str) -> tuple[str, ...]:
+    return tuple(row.name for row in kit.references if row.on == processor)
+
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "machine",
+        lambda kit: ("machine",),
+        Machine,
+        lambda kit, item, problem: Machine(problem=problem),
+        60.0,
+        0.03,
+    ),
+    Step(
+        "kernels",
+        lambda kit: _on(kit, "gpu"),
+        KernelRow,
+        lambda kit, item, problem: KernelRow(item=item, problem=problem),
+        120.0,
+        0.15,
+    ),
+    Step(
+        "rules",
+        lambda kit: tuple(case.name for case in kit.rules),
+        RuleRow,
+        _rule_row,
+        60.0,
+        0.25,
+    ),
+    Step(
+        "dla",
+        lambda kit: _on(kit, "dla"),
+        RecordedRow,
+        lambda kit, item, problem: RecordedRow(item=item, problem=problem),
+        180.0,
+        0.07,
+    ),
+    Step(
+        "networks",
+        lambda kit: tuple(case.name for case in kit.networks),
+        NetworkRow,
+        _network_row,
+        240.0,
+        0.45,
+    ),
+    Step(
+        "demo",
+        lambda kit: ("demo",) if kit.demo else (),
+        DemoRow,
+        lambda kit, item, problem: DemoRow(item=item, problem=problem),
+        60.0,
+        0.05,
+    ),
+)
+
+
+def deadlines_s(minutes: float) -> tuple[float, ...]:
+    """Return when each step must have ended, in seconds from the start."""
+    total, times = 0.0, []
+    for step in STEPS:
+        total += step.share * minutes * 60 * _MARGIN
+        times.append(total)
+    return tuple(times)

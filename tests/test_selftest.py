@@ -1,0 +1,364 @@
+"""The selftest of a board, before the strict double of TensorRT: what it proves and what it loses.
+
+The GPU's part runs where there is one (`-m gpu`, scripts/gpu_suite.py).
+"""
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_fixtures import small_convnet
+from test_tensorrt import install
+
+from device.selftest import dla, rules
+from device.selftest.kit import Kit, KitError, load_kit
+from device.selftest.machine import read_machine
+from device.selftest.report import (
+    RECORDED,
+    KernelRow,
+    Report,
+    RuleRow,
+    is_report,
+    read_report,
+    write_report,
+)
+from device.selftest.runner import Work, run_step
+from device.selftest.sensors import clocks_locked, clocks_mhz, rails_watts
+from device.selftest.steps import MINUTES, STEPS, deadlines_s
+from scripts.make_board_kit import rule_models
+from toolkit.board_kit.make import KitRequest, NetworkModel, ReferenceModel, make_kit
+from toolkit.board_kit.recorded import recorded_in
+from toolkit.engine.target import choose_target
+from toolkit.importers.onnx import ModelBytes
+
+ROOT = Path(__file__).parents[1]
+RULES = ("conv.stride", "pool.window", "lrn.window")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelBytes:
+    path = small_convnet(tmp_path_factory.mktemp("model") / "m.onnx", np.random.default_rng(5))
+    return ModelBytes("m.onnx", path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory, model: ModelBytes) -> Path:
+    """A kit for a board with a DLA: a reference on it, and three rules on both sides."""
+    folder = tmp_path_factory.mktemp("kit")
+    reference = ReferenceModel("m", model, {"x": (1, 3, 32, 32)}, ("int8",), on="dla")
+    cases = [row for row in rule_models(choose_target("orin-nx-16gb")) if row.case.rule in RULES]
+    request = KitRequest("orin-nx-16gb", references=[reference], rules=cases, demo=False)
+    make_kit(folder, request, lambda _: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def laptop_kit(tmp_path_factory: pytest.TempPathFactory, model: ModelBytes) -> Path:
+    """A kit that this machine can run to the end: on its CPU, with a network and the demo."""
+    folder = tmp_path_factory.mktemp("laptop")
+    request = KitRequest(
+        "laptop",
+        references=[ReferenceModel("m", model, {"x": (1, 3, 32, 32)}, ("fp32",))],
+        networks=[NetworkModel("m", model, "ab" * 32)],
+        precisions=("int8",),
+    )
+    make_kit(folder, request, lambda _: None)
+    return folder
+
+
+def selftest(kit: Path, out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "device.agent", "selftest", "--kit", str(kit)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    return subprocess.run(
+        [*command, "--out", str(out), *options],
+        cwd=ROOT, capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+
+
+def run(
+    kit: Path, folder: Path, name: str, *, seconds: float = 60.0, **changes: float
+) -> tuple[object, tuple[RuleRow, ...]]:
+    """Run one step of a kit in this process."""
+    folder.mkdir(exist_ok=True)
+    work = Work(load_kit(kit), kit, folder, lambda *_: None)
+    step = next(step for step in STEPS if step.name == name)
+    row, rows = run_step(work, replace(step, **changes), time.monotonic() + seconds)
+    return row, rows
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def test_a_whole_selftest_comes_back_as_one_file_without_private_data(
+    laptop_kit: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.tandem-report"
+    done = selftest(laptop_kit, out, "--json")
+    assert done.returncode == 0, done.stderr
+    steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+    assert {name: step["done"] for name, step in steps.items()} == {
+        "machine": 1, "kernels": 1, "rules": 0, "dla": 0, "networks": 1, "demo": 1,
+    }  # fmt: skip
+    report = read_report(out).report
+    (kernels,) = report.kernels
+    assert (kernels.problem, kernels.repeatable) == ("", True)
+    assert [output.relative for output in kernels.outputs] == [0.0]
+    (network,) = report.networks
+    assert (network.problem, network.network, network.precision) == ("", "m", "int8")
+    assert 0 < network.p10_ms <= network.median_ms <= network.p90_ms
+    assert [s.implementation for s in network.segments] == ["portable"]
+    (demo,) = report.demo
+    assert (demo.problem, demo.frames) == ("", 30)
+    assert demo.detections > 0
+    assert is_report(out)
+    assert out.stat().st_size < 5_000_000
+    listed = selftest_list(out)
+    for secret in (socket.gethostname(), str(tmp_path), str(Path.home()), str(laptop_kit)):
+        assert secret not in listed
+    user = getpass.getuser()
+    assert user == "root" or user not in listed
+
+
+def selftest_list(out: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "device.agent", "selftest", "--list", str(out)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "11.4.1"])
+def test_each_rules_case_is_put_to_tensorrt(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    install(version, tmp_path, monkeypatch)
+    step, rows = run(kit, tmp_path / "work", "rules")
+    assert (step.done, step.crashes, step.problem) == (step.items, 0, "")
+    assert {row.rule for row in rows} == set(RULES)
+    assert [row.problem for row in rows] == [""] * len(rows)
+    # The double takes everything: what the table refuses is what it contradicts.
+    assert {(row.asked, row.built) for row in rows} == {(True, True)}
+    assert {row.precision for row in rows} == ({"fp16"} if version == "11.4.1" else {"int8"})
+
+
+def test_a_refusal_is_reported_with_what_tensorrt_said(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", f"refuse:{rules.NODE}")
+    _, rows = run(kit, tmp_path / "work", "rules")
+    assert {(row.asked, row.built) for row in rows} == {(False, False)}
+    assert all("does not run layer node on the DLA" in row.said for row in rows)
+
+
+def test_a_crash_loses_one_item_and_says_which(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "segfault")
+    short = replace_rules(kit, tmp_path / "short", 2)
+    step, rows = run(short, tmp_path / "work", "rules")
+    assert (step.done, step.crashes) == (2, 2)
+    assert all("its process crashed (SIGSEGV)" in row.problem for row in rows)
+    assert [(row.rule, row.built) for row in rows] == [(row.rule, None) for row in rows]
+
+
+def test_an_item_that_hangs_is_ended_and_the_step_too(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "hang")
+    step, rows = run(kit, tmp_path / "work", "rules", seconds=3.0, item_s=1.0)
+    assert "it took longer than 1 s" in rows[0].problem
+    assert len(rows) < step.items
+    assert step.problem == f"out of time, {step.items - len(rows)} left out; give more --minutes"
+
+
+def replace_rules(kit: Path, folder: Path, count: int) -> Path:
+    """A kit with fewer cases."""
+    folder.mkdir()
+    (folder / "kit.zip").symlink_to(kit / "kit.zip")
+    listed = json.loads((kit / "kit.json").read_text())
+    listed["rules"] = listed["rules"][:count]
+    (folder / "kit.json").write_text(json.dumps(listed))
+    return folder
+
+
+def test_a_board_without_tensorrt_says_so_for_each_case(kit: Path, tmp_path: Path) -> None:
+    _, rows = run(kit, tmp_path / "work", "rules")
+    assert {row.problem for row in rows} == {
+        "TensorRT is not installed; install JetPack's python3-libnvinfer"
+    }
+
+
+def test_the_outputs_of_a_dla_come_back_for_the_emulator(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    (name,) = [row.name for row in load_kit(kit).references]
+    row = dla.run(load_kit(kit), kit, tmp_path, name)
+    assert (row.problem, row.item) == ("", name)
+    report = Report(
+        tandem="", kit="", profile="orin-nx-16gb", seconds=1.0, steps=(), recorded=(row,)
+    )
+    data = (tmp_path / RECORDED / f"{name}.npz").read_bytes()
+    write_report(tmp_path / "r", report, {f"{RECORDED}{name}.npz": data})
+    assert set(recorded_in(tmp_path / "r", row.engine_sha256)) == {"x", "y"}
+
+
+def test_a_reference_that_does_not_reach_the_dla_records_nothing(kit: Path, tmp_path: Path) -> None:
+    (name,) = [row.name for row in load_kit(kit).references]
+    row = dla.run(load_kit(kit), kit, tmp_path, name)
+    assert "did not run on the DLA" in row.problem
+    assert not (tmp_path / RECORDED).exists()
+
+
+def test_a_kit_that_was_changed_or_is_not_whole_is_refused(kit: Path, tmp_path: Path) -> None:
+    with pytest.raises(KitError, match=r"kit\.json cannot be read"):
+        load_kit(tmp_path)
+    copy = replace_rules(kit, tmp_path / "copy", 1)
+    (copy / "kit.zip").unlink()
+    (copy / "kit.zip").write_bytes(b"other")
+    with pytest.raises(KitError, match=r"is not the one that kit\.json lists"):
+        load_kit(copy)
+    listed = json.loads((copy / "kit.json").read_text())
+    (copy / "kit.json").write_text(json.dumps({**listed, "format": 2}))
+    with pytest.raises(KitError, match="has format 2, this Tandem reads 1"):
+        load_kit(copy)
+
+
+def test_the_cases_of_rules_are_valid_models_on_both_sides_of_most_rules() -> None:
+    models = rule_models(choose_target("orin-nx-16gb"))
+    sides: dict[str, set[str]] = {}
+    for row in models:
+        for data in filter(None, (row.model, row.half)):
+            onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+        sides.setdefault(row.case.rule, set()).add(row.case.side)
+        assert row.case.expected == (row.case.side == "at")
+    assert len(models) >= 180
+    assert sum(len(each) == 2 for each in sides.values()) >= 60
+    assert rule_models(choose_target("orin-nano-8gb")) == []  # no DLA, nothing to ask
+
+
+def test_the_steps_fit_into_the_time_and_have_distinct_names() -> None:
+    times = deadlines_s(MINUTES)
+    assert list(times) == sorted(times)
+    assert times[-1] <= MINUTES * 60
+    assert len({step.name for step in STEPS}) == len(STEPS)
+    empty = Kit(tandem="", profile="laptop", sha256="")
+    assert [step.name for step in STEPS if step.items(empty)] == ["machine"]
+
+
+# Documentation/hwmon/ina3221.rst of the kernel, and the rails of an Orin NX as tegrastats has them.
+ORIN_NX: Mapping[str, str] = {
+    "sys/class/hwmon/hwmon3/name": "ina3221",
+    "sys/class/hwmon/hwmon3/in1_label": "VDD_IN",
+    "sys/class/hwmon/hwmon3/in1_input": "5040",
+    "sys/class/hwmon/hwmon3/curr1_input": "1000",
+    "sys/class/hwmon/hwmon3/in2_label": "VDD_CPU_GPU_CV",
+    "sys/class/hwmon/hwmon3/in2_input": "5000",
+    "sys/class/hwmon/hwmon3/curr2_input": "250",
+    "sys/class/hwmon/hwmon3/in3_label": "NC",
+    "sys/class/hwmon/hwmon3/in3_input": "1",
+    "sys/class/hwmon/hwmon3/curr3_input": "1",
+    "sys/class/hwmon/hwmon1/name": "other",
+    "sys/class/hwmon/hwmon1/in1_label": "VCC",
+    "sys/class/hwmon/hwmon1/in1_input": "1",
+    "sys/class/hwmon/hwmon1/curr1_input": "1",
+    "sys/class/devfreq/17000000.gpu/cur_freq": "306000000",
+    "sys/class/devfreq/17000000.gpu/min_freq": "306000000",
+    "sys/class/devfreq/17000000.gpu/max_freq": "918000000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1984000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq": "1984000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "1984000",
+    "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic\n",
+    "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n< POWER_MODEL ID=2 NAME=15W >\n",
+    "var/lib/nvpmodel/status": "pmode:0002 fmode:fanNull",
+    "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0",
+    "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,tegra234\0",
+    "proc/device-tree/serial-number": "1421223344556\0",
+    "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",
+}
+
+
+def recorded_tree(root: Path, files: Mapping[str, str] = ORIN_NX) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_power_and_clocks_are_read_from_the_boards_files(tmp_path: Path) -> None:
+    root = recorded_tree(tmp_path)
+    assert rails_watts(root) == {"VDD_IN": 5.04, "VDD_CPU_GPU_CV": 1.25}
+    clocks = clocks_mhz(root)
+    assert (clocks["gpu now"], clocks["gpu max"], clocks["cpu0 max"]) == (306.0, 918.0, 1984.0)
+    assert not clocks_locked(clocks)
+    (root / "sys/class/devfreq/17000000.gpu/min_freq").write_text("918000000")
+    assert clocks_locked(clocks_mhz(root))
+
+
+def test_the_board_is_described_without_its_serial_number(tmp_path: Path) -> None:
+    machine = read_machine(tmp_path, root=recorded_tree(tmp_path))
+    assert (machine.l4t, machine.soc, machine.power_mode_name) == ("36.4.3", "tegra234", "15W")
+    assert (machine.memory_mb, machine.free_memory_mb) == (16384, 8192)
+    assert machine.idle_watts["VDD_IN"] == 5.04
+    assert "1421223344556" not in repr(machine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"etc/nv_tegra_release": "# R35 (release), REVISION: 4.1, GCID: 1\n"}, "JetPack 5"),
+        ({}, "holds no kit.json"),
+    ],
+)
+def test_the_script_says_what_a_board_cannot_do(
+    tmp_path: Path, changes: Mapping[str, str], message: str
+) -> None:
+    (tmp_path / "board_kit.sh").write_bytes((ROOT / "scripts/board_kit.sh").read_bytes())
+    root = recorded_tree(tmp_path / "root", {**ORIN_NX, **changes})
+    done = subprocess.run(
+        ["bash", str(tmp_path / "board_kit.sh"), "--out", str(tmp_path / "r")],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "TANDEM_BOARD_ROOT": str(root), "TANDEM_PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert message in done.stderr
+    if "JetPack 5" in message:
+        assert "tandem export --to trtexec" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_script_makes_an_environment_and_runs_the_kit(laptop_kit: Path, tmp_path: Path) -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "scripts/board_kit.sh")], check=True)
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    for name in ("kit.json", "kit.zip"):
+        (folder / name).symlink_to(laptop_kit / name)
+    (folder / "board_kit.sh").write_bytes((ROOT / "scripts/board_kit.sh").read_bytes())
+    out = tmp_path / "r.tandem-report"
+    packages = next(p for p in sys.path if p.endswith("site-packages"))
+    done = subprocess.run(
+        ["bash", str(folder / "board_kit.sh"), "--out", str(out), "--only", "kernels"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "TANDEM_BOARD_ROOT": str(tmp_path), "TANDEM_PYTHON": sys.executable,
+             "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = read_report(out).report.kernels
+    assert isinstance(row, KernelRow)
+    assert row.problem == ""
+    assert (folder / ".venv/bin/python").exists()

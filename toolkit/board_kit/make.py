@@ -1,0 +1,299 @@
+"""Make a kit: engines and cases -> `kit.json` and `kit.zip` (device/selftest/kit.py)."""
+
+import hashlib
+import io
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+import configs
+from device.engine.file import open_engine, write_engine
+from device.engine.manifest import Portable, Precision
+from device.engine.purposes import entries_read
+from device.engine.tensorrt_manifest import TensorRT
+from device.errors import TandemError
+from device.profile import load_profile
+from device.runtime.session import open_session
+from device.selftest.engines import INPUT, OUTPUT
+from device.selftest.kit import DATA, LIST, Kit, NetworkCase, Reference, RuleCase
+from device.selftest.report import Variant
+from toolkit.board_kit.demo_files import MODEL, demo_files
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.errors import BuildError
+from toolkit.importers.onnx import ModelBytes
+from toolkit.partition.planning.forced import ALL, Forced
+from toolkit.partition.planning.plan import PlanOptions
+
+Array = np.ndarray[Any, Any]
+Report = Callable[[str], None]
+"""Gets what is made now."""
+
+LIMITS: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 5e-2}
+"""The largest relative error of a reference engine's output: its kernels add in another order than
+the reference on the CPU, and in INT8 a sum that lies between two steps may be rounded to either."""
+
+_SAMPLES = 4
+_DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: the same kit gives the same bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceModel:
+    """A small model with real weights, to be built in `precisions` for the GPU or the DLA."""
+
+    name: str
+    model: ModelBytes
+    inputs: Mapping[str, tuple[int, ...]]
+    precisions: tuple[Precision, ...]
+    on: Literal["gpu", "dla"] = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkModel:
+    """A network to time; `sha256` is that of its file with its own weights."""
+
+    name: str
+    model: ModelBytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleModel:
+    """A case of a DLA rule, in float32 and, where there is one, in float16."""
+
+    case: RuleCase
+    model: bytes
+    half: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class KitRequest:
+    """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline."""
+
+    profile: str
+    jetpack: str | None = None
+    references: Sequence[ReferenceModel] = ()
+    networks: Sequence[NetworkModel] = ()
+    rules: Sequence[RuleModel] = ()
+    precisions: tuple[Precision, ...] = ("int8", "fp16")
+    demo: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Where a kit is made: the open zip file, a folder for engines, and the request."""
+
+    archive: zipfile.ZipFile
+    folder: Path
+    request: KitRequest
+    has_dla: bool
+    report: Report
+
+
+def make_kit(folder: Path, request: KitRequest, report: Report) -> tuple[Kit, tuple[str, ...]]:
+    """Write a kit into a folder; return its list, and what was left out with the reason.
+
+    Raises TandemError: a model or the profile cannot be used, or the folder cannot be written.
+    """
+    profile = load_profile(request.profile)
+    rules = request.rules if profile.dla_cores else ()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory() as name,
+            zipfile.ZipFile(folder / DATA, "w") as archive,
+        ):
+            bench = _Bench(archive, Path(name), request, profile.dla_cores > 0, report)
+            references = _references(bench)
+            networks, left_out = _networks(bench)
+            _add_rules(archive, rules)
+            if request.demo:
+                _demo(bench)
+        kit = Kit(
+            tandem=_version(),
+            profile=profile.name,
+            sha256=hashlib.sha256((folder / DATA).read_bytes()).hexdigest(),
+            references=references,
+            rules=tuple(rule.case for rule in rules),
+            networks=networks,
+            demo=request.demo,
+        )
+        (folder / LIST).write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
+    except OSError as error:
+        raise BuildError(
+            f"{folder} cannot take the kit: {error.strerror}; write it elsewhere"
+        ) from error
+    return kit, left_out
+
+
+def _references(bench: _Bench) -> tuple[Reference, ...]:
+    return tuple(
+        _reference(bench, model, precision)
+        for model in bench.request.references
+        if model.on == "gpu" or bench.has_dla
+        for precision in model.precisions
+    )
+
+
+def _networks(bench: _Bench) -> tuple[tuple[NetworkCase, ...], tuple[str, ...]]:
+    """Build all networks; second, those that are left out with the reason.
+
+    The placements of one network follow each other: a selftest that ends early has whole rows.
+    """
+    variants: tuple[Variant, ...] = ("gpu", "dla", "split") if bench.has_dla else ("gpu",)
+    rows = [
+        _network(bench, network, precision, variant)
+        for precision in bench.request.precisions
+        for network in bench.request.networks
+        for variant in variants
+    ]
+    return (
+        tuple(row for row in rows if isinstance(row, NetworkCase)),
+        tuple(row for row in rows if isinstance(row, str)),
+    )
+
+
+def _add_rules(archive: zipfile.ZipFile, rules: Sequence[RuleModel]) -> None:
+    for rule in rules:
+        _add(archive, f"cases/{rule.case.name}.onnx", rule.model)
+        if rule.half is not None:
+            _add(archive, f"cases/{rule.case.name}.half.onnx", rule.half)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, data)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-edge")
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return ""
+
+
+def _reference(bench: _Bench, model: ReferenceModel, precision: Precision) -> Reference:
+    """Build a reference engine; its known outputs are those of its portable form on this CPU."""
+    name = f"{model.name}-{precision}"
+    bench.report(f"reference {name}")
+    random = np.random.default_rng(len(name))
+    samples: list[Mapping[str, Array]] = [
+        {n: random.normal(size=shape).astype(np.float32) for n, shape in model.inputs.items()}
+        for _ in range(_SAMPLES)
+    ]
+    path = bench.folder / f"{name}.engine"
+    options = BuildOptions(
+        precision=precision,
+        jetpack=bench.request.jetpack,
+        data=samples if precision == "int8" else None,
+        accept_loss=True,
+        plan=PlanOptions(forced=_forced(bench, model.on)),
+    )
+    build_engine(model.model, bench.request.profile, path, options)
+    outputs = _portable_outputs(path, samples[0])
+    golden = io.BytesIO()
+    arrays = {f"{INPUT}{key}": value for key, value in samples[0].items()}
+    arrays |= {f"{OUTPUT}{key}": value for key, value in outputs.items()}
+    np.savez_compressed(golden, **arrays)
+    _add(bench.archive, f"golden/{name}.npz", golden.getvalue())
+    _add_engine(bench.archive, name, path, keep_portable=model.on == "dla")
+    return Reference(name=name, precision=precision, on=model.on, limit=LIMITS[precision])
+
+
+def _forced(bench: _Bench, variant: Variant) -> Forced:
+    """Return what puts all that can be there onto one processor; a split is the planner's."""
+    if not bench.has_dla or variant == "split":
+        return Forced()
+    return Forced(gpu=(ALL,)) if variant == "gpu" else Forced(dla=(ALL,))
+
+
+def _portable_outputs(path: Path, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Run an engine with its portable implementations alone, whatever this machine has."""
+    portable = path.with_suffix(".portable")
+    with open_engine(path) as engine:
+        segments = tuple(
+            msgspec.structs.replace(
+                segment,
+                implementations=tuple(
+                    i for i in segment.implementations if isinstance(i, Portable)
+                ),
+            )
+            for segment in engine.manifest.segments
+        )
+        manifest = msgspec.structs.replace(engine.manifest, segments=segments)
+        write_engine(portable, manifest, {n: engine.entry(n) for n in entries_read(manifest)})
+    with open_session(portable) as session:
+        return session.infer(feeds)
+
+
+def _add_engine(
+    archive: zipfile.ZipFile, name: str, path: Path, *, keep_portable: bool = False
+) -> None:
+    """Add an engine without what a board of the profile has no use for."""
+    with open_engine(path) as engine:
+        segments = tuple(
+            segment if keep_portable else msgspec.structs.replace(
+                segment,
+                implementations=tuple(
+                    i for i in segment.implementations if not isinstance(i, Portable)
+                ) or segment.implementations,
+            )
+            for segment in engine.manifest.segments
+        )  # fmt: skip
+        manifest = msgspec.structs.replace(engine.manifest, segments=segments)
+        slim = path.with_suffix(".slim")
+        write_engine(slim, manifest, {n: engine.entry(n) for n in entries_read(manifest)})
+    _add(archive, f"engines/{name}.engine", slim.read_bytes())
+    slim.unlink()
+
+
+def _network(
+    bench: _Bench, network: NetworkModel, precision: Precision, variant: Variant
+) -> NetworkCase | str:
+    """Build a network on one placement; a text says why it is not in the kit."""
+    name = f"{network.name}-{precision}-{variant}"
+    bench.report(f"network {name}")
+    options = BuildOptions(
+        precision=precision,
+        jetpack=bench.request.jetpack,
+        dummy_ranges=precision == "int8",
+        accept_loss=True,
+        plan=PlanOptions(forced=_forced(bench, variant)),
+    )
+    path = bench.folder / f"{name}.engine"
+    try:
+        built = build_engine(network.model, bench.request.profile, path, options)
+    except TandemError as error:
+        return f"{name}: {error}"
+    on_dla = any(
+        isinstance(i, TensorRT) for s in built.manifest.segments for i in s.implementations
+    )
+    if variant != "gpu" and not on_dla:
+        path.unlink()
+        return f"{name}: the plan puts nothing on the DLA"
+    _add_engine(bench.archive, name, path)
+    path.unlink()
+    return NetworkCase(
+        name=name,
+        network=network.name,
+        variant=variant,
+        precision=precision,
+        model_sha256=network.sha256,
+    )
+
+
+def _demo(bench: _Bench) -> None:
+    bench.report("demo")
+    path = bench.folder / "demo.engine"
+    precision: Precision = "fp16" if load_profile(bench.request.profile).sm else "fp32"
+    options = BuildOptions(precision=precision, jetpack=bench.request.jetpack)
+    build_engine(configs.ROOT / MODEL, bench.request.profile, path, options)
+    for name, data in demo_files(path):
+        _add(bench.archive, name, data)
