@@ -70,9 +70,9 @@ def refusal(rows: tuple[Row, ...]) -> str | None:
     for row in rows:
         if row.problem is not None and not row.others:
             return (
-                f"segment {row.segment} cannot run on this board: {row.problem}; and the engine "
-                "carries no other implementation of it that runs here, which `tandem build` "
-                "without --no-fallback adds"
+                f"segment {row.segment} cannot run on this board: {row.problem}; the engine "
+                "carries no other implementation of it that runs here: build it again, not with "
+                "`tandem build --no-fallback`"
             )
     return None
 
