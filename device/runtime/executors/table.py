@@ -12,6 +12,7 @@ from device.runtime.executors.protocol import (
     LoadRefusedError,
     SegmentContext,
 )
+from device.runtime.tensorrt.board import tensorrt_version
 
 LOG = logging.getLogger("tandem.session")
 
@@ -96,7 +97,7 @@ def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
     on_dla = segment.processor.startswith("dla")
     if not on_dla or kind.tag == tensorrt.TAG or kind.requested is not None or not refused:
         return ""
-    if kind.tag != cuda.TAG and not tensorrt.tensorrt_version():
+    if kind.tag != cuda.TAG and not tensorrt_version():
         return ""
     return f"segment {segment.name} runs as {kind.name}, not on the DLA: {'; '.join(refused)}"
 
