@@ -152,14 +152,14 @@ def _read(
     run: int, child: "subprocess.Popen[bytes]", put: Callable[[PreparationEvent], None]
 ) -> None:
     """Turn the child's output into events."""
-    assert child.stdout is not None
-    assert child.stderr is not None
-    stderr = child.stderr
+    stdout, stderr = child.stdout, child.stderr
+    assert stdout is not None
+    assert stderr is not None
     errors: list[bytes] = []
     drain = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
     drain.start()
     rows: tuple[Row, ...] | None = None
-    for text in child.stdout:
+    for text in stdout:
         try:
             line = msgspec.json.decode(text, type=_Line)
         except ValueError:  # a stray print
