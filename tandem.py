@@ -18,7 +18,7 @@ On the host:
 On the board and on the host:
     open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's
     run_pipeline    camera to detections: the pipeline of a bundle; `Pipeline` gives its results
-                    one by one
+                     one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
 

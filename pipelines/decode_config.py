@@ -20,14 +20,14 @@ Column = Literal[
 CORNERS: tuple[Column, ...] = ("x1", "y1", "x2", "y2", "score", "class")
 
 
-class _Scored(Value, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of decoders whose boxes need no suppression."""
+class Scored(Value, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of decoders that give objects with boxes."""
 
     score_threshold: Fraction = 0.25
     max_detections: Positive = 100
 
 
-class _Suppressed(_Scored, frozen=True, kw_only=True, tag_field="kind"):
+class _Suppressed(Scored, frozen=True, kw_only=True, tag_field="kind"):
     """Base of decoders that suppress overlapping boxes."""
 
     iou_threshold: Fraction = 0.5
@@ -134,7 +134,7 @@ class BoxesScores(_Suppressed, frozen=True, kw_only=True, tag="boxes_scores"):
     class_axis: Literal[1, 2] = 2
 
 
-class Finished(_Scored, frozen=True, kw_only=True, tag="finished"):
+class Finished(Scored, frozen=True, kw_only=True, tag="finished"):
     """`boxes` [1,N,4], `scores` [1,N] and `classes` [1,N] after suppression, or without the 1.
 
     `count` names the number of rows that are valid. `first_class`: the number of the first label.
@@ -153,14 +153,14 @@ class Finished(_Scored, frozen=True, kw_only=True, tag="finished"):
     size_input: str = ""  # a second input [1,2] int64 that takes width and height
 
 
-class BoxScoreRows(_Scored, frozen=True, kw_only=True, tag="box_score_rows"):
+class BoxScoreRows(Scored, frozen=True, kw_only=True, tag="box_score_rows"):
     """`boxes` [1,N,5]: x1, y1, x2, y2, score; `classes` [1,N]. After suppression (mmdeploy)."""
 
     boxes: str = "dets"
     classes: str = "labels"
 
 
-class Detr(_Scored, frozen=True, kw_only=True, tag="detr"):
+class Detr(Scored, frozen=True, kw_only=True, tag="detr"):
     """`logits` [1,N,C] and `boxes` [1,N,4]: centre, width and height as fractions of the input.
 
     `activation`: "sigmoid" scores every class of a query, "softmax" takes its best one.
@@ -186,7 +186,7 @@ class DetectnetV2(_Suppressed, frozen=True, kw_only=True, tag="detectnet_v2"):
     score_threshold: Fraction = 0.4
 
 
-class Centernet(_Scored, frozen=True, kw_only=True, tag="centernet"):
+class Centernet(Scored, frozen=True, kw_only=True, tag="centernet"):
     """`heatmap` [1,C,h,w] (logits), `sizes` and `offsets` [1,2,h,w] in cells: peaks of 3x3."""
 
     heatmap: str = "hm"
@@ -216,13 +216,13 @@ class Scrfd(_Suppressed, frozen=True, kw_only=True, tag="scrfd"):
     iou_threshold: Fraction = 0.4
 
 
-class Movenet(_Scored, frozen=True, kw_only=True, tag="movenet"):
+class Movenet(Scored, frozen=True, kw_only=True, tag="movenet"):
     """`output` [1,1,17,3]: y, x and score of each point as fractions; one person."""
 
     output: str = "output_0"
 
 
-class Simcc(_Scored, frozen=True, kw_only=True, tag="simcc"):
+class Simcc(Scored, frozen=True, kw_only=True, tag="simcc"):
     """`x` [1,K,W] and `y` [1,K,H]: a score for each of `split` steps a pixel; one person."""
 
     x: str = "simcc_x"
@@ -230,7 +230,7 @@ class Simcc(_Scored, frozen=True, kw_only=True, tag="simcc"):
     split: Annotated[float, Meta(gt=0.0)] = 2.0
 
 
-class Heatmaps(_Scored, frozen=True, kw_only=True, tag="heatmaps"):
+class Heatmaps(Scored, frozen=True, kw_only=True, tag="heatmaps"):
     """`output` [1,K,h,w]: a heat map for each point, whose peak is it; one person."""
 
     output: str = "heatmaps"
@@ -265,7 +265,7 @@ class Depth(Value, frozen=True, kw_only=True, tag="depth", tag_field="kind"):
     metric: bool = False
 
 
-class TextDetection(_Scored, frozen=True, kw_only=True, tag="text_detection"):
+class TextDetection(Scored, frozen=True, kw_only=True, tag="text_detection"):
     """`output` [1,1,h,w]: the probability of text at each point (DB). Regions above `threshold`
     whose mean is above `score_threshold` become rotated boxes, grown by `unclip`."""
 

@@ -2,12 +2,15 @@
 
     python tests/foreign_models.py
     python scripts/accuracy_models.py [MODEL...] [--methods minmax,auto] [--pictures FOLDER...]
+    python scripts/accuracy_models.py lraspp.onnx --profile orin-nx-16gb
 
-The models are those of `tests/foreign_models.py` and `configs/models/robot-objects.onnx`. An input
+The models are those of `tests/foreign_models.py`, `configs/models/robot-objects.onnx`, and files of
+`scripts/export_models.py`. An input
 that is a picture gets crops of the pictures in the folders, scaled to the range of the input;
 others get draws from that range. Ranges come from `--samples` of them, and INT8 is judged on
 `--judges` others, which no range has seen, by the metrics of `toolkit.quantize.loss.metrics`. All
-activations that Tandem quantizes on a CPU are INT8; no shared scales of a DLA.
+activations that Tandem quantizes on a CPU are INT8; no shared scales of a DLA. With `--profile` an
+engine is built instead and run here, with the placement and the shared scales of that board.
 
 Rows appear as they are measured; `--append FILE` keeps them as JSON lines, and `--table FILE`
 prints the table of such a file.
@@ -32,7 +35,9 @@ from foreign_models import BY_NAME, Input
 
 import configs
 from device.errors import TandemError
+from device.session import open_session
 from pipelines.vision import cv2
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.loss.judge import Judgement, judge
@@ -42,6 +47,7 @@ from toolkit.quantize.trials.trial import TrialModel
 
 METHODS = ("minmax", "percentile", "mse", "entropy", "auto")
 OWN = "robot-objects"
+NORMALIZED = (-2.1, 2.6)  # pixels by ImageNet's mean and deviation, as of export_models.py
 SCENES = (configs.ROOT / "scenes" / "calibration", configs.ROOT / "scenes" / "heldout")
 SMALLEST_CROP = 0.4  # of the shorter side
 SEED = 20
@@ -84,6 +90,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="[default: all]")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--pictures", type=Path, nargs="*", default=list(SCENES))
+    parser.add_argument("--profile", help="judge an engine for this board")
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--judges", type=int, default=8)
     parser.add_argument("--append", type=Path, help="JSON lines, one for each row")
@@ -98,7 +105,12 @@ def main() -> None:
     for subject in subjects(arguments.models):
         samples = draw(subject.inputs, pictures, arguments.samples + arguments.judges)
         calibration, judges = samples[: arguments.samples], samples[arguments.samples :]
-        for row in measure(subject, arguments.methods.split(","), calibration, judges):
+        methods = arguments.methods.split(",")
+        if arguments.profile is None:
+            rows_of = measure(subject, methods, calibration, judges)
+        else:
+            rows_of = measure_engines(subject, arguments.profile, methods, calibration, judges)
+        for row in rows_of:
             rows.append(row)
             print(json.dumps(asdict(row)), file=sys.stderr, flush=True)
             if arguments.append is not None:
@@ -115,6 +127,8 @@ def subjects(names: Sequence[str]) -> Iterator[Subject]:
             shape = import_model(path).model.graph.inputs[0].shape
             size = tuple(int(dim) for dim in shape or () if isinstance(dim, int))
             yield Subject(OWN, path, (Input("images", size, 0, 1),))
+        elif name.endswith(".onnx"):
+            yield Subject(Path(name).stem, Path(name), _exported_inputs(Path(name)))
         elif name not in BY_NAME:
             sys.exit(f"there is no model {name}: take one of {', '.join((OWN, *BY_NAME))}")
         else:
@@ -123,6 +137,17 @@ def subjects(names: Sequence[str]) -> Iterator[Subject]:
             if not path.exists():
                 sys.exit(f"{path} is missing: run `python tests/foreign_models.py`")
             yield Subject(name, path, model.inputs)
+
+
+def _exported_inputs(path: Path) -> tuple[Input, ...]:
+    """The inputs of a file of `scripts/export_models.py`: normalised pictures."""
+    inputs = import_model(path).model.graph.inputs
+    sizes = [
+        tuple(int(dim) for dim in value.shape or () if isinstance(dim, int)) for value in inputs
+    ]
+    return tuple(
+        Input(str(value.name), size, *NORMALIZED) for value, size in zip(inputs, sizes, strict=True)
+    )
 
 
 def read_pictures(folders: Sequence[Path]) -> list[NDArray[np.uint8]]:
@@ -209,6 +234,39 @@ def measure(
             judgement = judge(plain.parts, exact, actual, basis="held out")
             kept = 0.0 if ranges.kept is None else ranges.kept.float_share
             yield replace(_row(subject.name, method, judgement, cpu_s), kept=round(kept, 3))
+
+
+def measure_engines(
+    subject: Subject,
+    profile: str,
+    methods: Sequence[str],
+    calibration: list[Sample],
+    judges: list[Sample],
+) -> Iterator[Row]:
+    """The rows of engines for a board, run on this machine."""
+    title = f"{subject.name}, {profile}"
+    shapes = {item.name: item.shape for item in subject.inputs}
+    plain = TrialModel(run_passes(import_model(subject.path, shapes=shapes).model)[0])
+    exact = [_run(plain, {}, sample, frozenset(plain.nodes)) for sample in judges]
+    with tempfile.TemporaryDirectory() as folder:
+        for method in methods:
+            options = BuildOptions(
+                data=calibration, shapes=shapes, ranges=RangeOptions(method), kernels=False,
+                accept_loss=True,
+            )  # fmt: skip
+            start = time.process_time()
+            try:
+                result = build_engine(subject.path, profile, Path(folder, "m.engine"), options)
+            except TandemError as err:
+                yield Row(title, method, error=str(err))
+                continue
+            cpu_s = time.process_time() - start
+            with open_session(result.path) as session:
+                actual = [split_outputs(plain.parts, session.infer(sample)) for sample in judges]
+            judgement = judge(plain.parts, exact, actual, basis="engine")
+            kept = None if result.calibration is None else result.calibration.kept
+            share = 0.0 if kept is None else round(kept.float_share, 3)
+            yield replace(_row(title, method, judgement, cpu_s), kept=share)
 
 
 def _row(model: str, method: str, judgement: Judgement, cpu_s: float) -> Row:

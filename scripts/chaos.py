@@ -241,7 +241,12 @@ class Chaos:
         frozen = [pid for pid in pids if pid]
         for pid in frozen:
             _signal(pid, signal.SIGSTOP)
-        self._later(step, lambda: [_signal(pid, signal.SIGCONT) for pid in frozen] and None)
+
+        def go_on() -> None:
+            for pid in frozen:
+                _signal(pid, signal.SIGCONT)
+
+        self._later(step, go_on)
 
     def _cut(self, step: Step) -> None:
         wire = self._wires[step.part]
@@ -371,8 +376,8 @@ def _report(
     chaos: Chaos, seed: int, steps: int, seconds: float, folder: Path, *, as_json: bool
 ) -> None:
     if as_json:
-        broken = [{"invariant": b.invariant, "at_s": b.at_s, "seen": b.seen} for b in chaos.broken]
-        row = {"seed": seed, "faults": steps, "ticks": chaos.ticks, "broken": broken}
+        rows = [{"invariant": b.invariant, "at_s": b.at_s, "seen": b.seen} for b in chaos.broken]
+        row = {"seed": seed, "faults": steps, "ticks": chaos.ticks, "broken": rows}
         print(json.dumps({**row, "folder": str(folder)}))
         return
     print(f"seed {seed}: {steps} faults, {chaos.ticks} looks, {len(chaos.broken)} broken")

@@ -2,14 +2,15 @@
 
     python scripts/export_models.py /tmp/models [--models mobilenet_v2 resnet18] [--steps 200]
 
-The networks are those of torchvision and timm, as these define them: input `images`, float32
-[1, 3, 224, 224], output `logits`, float32 [1, 1000], opset 17. No weights are downloaded. Initial
-weights give nearly equal channels and activations unlike those of a trained network. So each
-network first learns a small task from a fixed seed: which quarter of which of eleven photographs in
-`configs/scenes/backgrounds` a crop shows, under any lighting and mirroring (exemplar learning,
-Dosovitskiy et al., 2014). A fixed random matrix maps the 1000 outputs to the 44 classes, so that
-all outputs matter. Then the batch norms measure their statistics again at full size. The three
-photographs behind the held-out scenes are never used.
+The networks are those of torchvision and timm, as these define them: input `images`, float32 [1, 3,
+224, 224], output `logits`, float32 [1, 1000], of LRASPP [1, 21, 224, 224], opset 17. No weights are
+downloaded. Initial weights give nearly equal channels and activations unlike those of a trained
+network. So each network first learns a small task from a fixed seed: which quarter of which of
+eleven photographs in `configs/scenes/backgrounds` a crop shows, under any lighting and mirroring
+(exemplar learning, Dosovitskiy et al., 2014). A fixed random matrix maps the outputs, of LRASPP
+their means over the pixels, to the 44 classes, so that all outputs matter. Then the batch norms
+measure their statistics again at full size. The three photographs behind the held-out scenes are
+never used.
 
 The weights are not useful for anything else. The files are not part of the project.
 """
@@ -37,6 +38,7 @@ Image = npt.NDArray[np.uint8]
 BACKGROUNDS = Path(__file__).resolve().parent.parent / "configs" / "scenes" / "backgrounds"
 SEED = 17
 SIZE, CLASSES = 224, 1000
+SEGMENTS = 21  # classes of LRASPP, as of torchvision's weights
 GRID = (2, 2)  # places in a photograph: rows, columns; 11 photographs make 44 classes
 SMALL = 96  # pixels; convolutions learn from smaller pictures as well, in a fifth of the time
 # ImageNet's, as torchvision's and most of timm's weights expect them.
@@ -125,12 +127,35 @@ def _timm(name: str) -> Callable[[], nn.Module]:
     return make
 
 
+def _lraspp() -> nn.Module:
+    import torch
+    from torchvision import models
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = models.get_model(
+                "lraspp_mobilenet_v3_large",
+                weights=None,
+                weights_backbone=None,
+                num_classes=SEGMENTS,
+            )
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.network(images)["out"]
+            return logits
+
+    return Logits()
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2": _torchvision("mobilenet_v2"),
     "efficientnet_b0": _torchvision("efficientnet_b0"),
     "vit_tiny_patch16_224": _timm("vit_tiny_patch16_224"),
     "resnet18": _torchvision("resnet18"),
     "resnet50": _torchvision("resnet50"),
+    "efficientvit_b0": _timm("efficientvit_b0"),
+    "lraspp_mobilenet_v3_large": _lraspp,
 }
 
 
@@ -184,7 +209,8 @@ def _trained(
     torch.manual_seed(SEED)
     network = NETWORKS[name]().to(device).train()
     classes = len(photographs) * GRID[0] * GRID[1]
-    readout = (torch.randn(CLASSES, classes) / CLASSES**0.5).to(device)
+    outputs = SEGMENTS if name.startswith("lraspp") else CLASSES
+    readout = (torch.randn(outputs, classes) / outputs**0.5).to(device)
     vit = name.startswith("vit")  # built for one size, and wants to learn slowly
     size, rate = (SIZE, 5e-4) if vit else (SMALL, 2e-3)
     optimiser = torch.optim.AdamW(network.parameters(), weight_decay=0.02)
@@ -195,7 +221,8 @@ def _trained(
     for (pictures, labels), step in zip(
         _batches(photographs, size, batch), range(steps), strict=False
     ):
-        scores = network(pictures.to(device)) @ readout
+        logits = network(pictures.to(device))
+        scores = logits.flatten(2).mean(2) @ readout if logits.ndim > 2 else logits @ readout
         loss = functional.cross_entropy(scores, labels.to(device))
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

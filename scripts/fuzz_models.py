@@ -1,6 +1,7 @@
 """Plan and build damaged models: each ends in an engine or in one sentence that names the file.
 
     python -m scripts.fuzz_models --count 2000 --seed 1 --jobs 2
+    python -m scripts.fuzz_models --count 100000 --jobs 16 --seconds 1500
     python -m scripts.fuzz_models --only 1234 --keep bad/
 
 Mutants are made in child processes with a limit of memory and of time, so that a crash, a hang and
@@ -10,6 +11,7 @@ a hunger for memory show as what they are. A seed always gives the same model an
 import argparse
 import faulthandler
 import json
+import math
 import os
 import random
 import re
@@ -28,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from device.engine.manifest import Precision
 from device.errors import TandemError
 from scripts.mutants.mutant import mutant
 from toolkit.build import plan
@@ -51,7 +54,7 @@ class Way:
 
     command: str
     profile: str
-    precision: str | None = None
+    precision: Precision | None = None
 
 
 WAYS = (
@@ -172,15 +175,22 @@ def _row(seed: int, outcome: str | Fault) -> dict[str, object]:
 
 
 def run(
-    first: int, count: int, jobs: int = 1, report: Callable[[str], None] = lambda line: None
+    first: int,
+    count: int,
+    jobs: int = 1,
+    report: Callable[[str], None] = lambda line: None,
+    seconds: float = math.inf,
 ) -> Tally:
-    """Try `count` seeds from `first` in children; after a crash the next child goes on."""
-    tally = Tally()
+    """Try `count` seeds from `first` in children; after a crash the next child goes on.
+
+    After `seconds` no further child is started.
+    """
+    tally, until_s = Tally(), time.monotonic() + seconds
     spans = [
         (begin, min(BATCH, first + count - begin)) for begin in range(first, first + count, BATCH)
     ]
     with ThreadPoolExecutor(jobs) as threads:
-        for rows in threads.map(_run_span, spans):
+        for rows in threads.map(lambda span: _run_span(span, until_s), spans):
             for row in rows:
                 tally.outcomes[row.get("outcome", "faulty")] += 1
                 if "where" in row:
@@ -189,10 +199,10 @@ def run(
     return tally
 
 
-def _run_span(span: tuple[int, int]) -> list[dict[str, Any]]:
+def _run_span(span: tuple[int, int], until_s: float) -> list[dict[str, Any]]:
     first, count = span
     rows: list[dict[str, Any]] = []
-    while len(rows) < count:
+    while len(rows) < count and time.monotonic() < until_s:
         process = subprocess.run(
             [
                 *(sys.executable, "-m", "scripts.fuzz_models"),
@@ -225,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=2000, help="mutants to try (2000)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=1, help="child processes at a time (1)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after these")
     parser.add_argument("--only", type=int, help="try this seed alone, here")
     parser.add_argument("--keep", type=Path, help="folder for the models of faulty seeds")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -237,7 +248,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.seed, options.count, options.jobs = options.only, 1, 1
     begin = time.monotonic()
     tally = run(
-        options.seed, options.count, options.jobs, lambda line: print(line, file=sys.stderr)
+        options.seed,
+        options.count,
+        options.jobs,
+        lambda line: print(line, file=sys.stderr),
+        options.seconds,
     )
     if options.keep is not None:
         options.keep.mkdir(exist_ok=True)
@@ -252,7 +267,8 @@ def _print(tally: Tally, seconds: float, *, as_json: bool) -> None:
         faults = [{"seed": f.seed, "where": f.where, "details": f.details} for f in tally.faults]
         print(json.dumps({"outcomes": tally.outcomes, "faults": faults, "seconds": seconds}))
         return
-    print(f"{dict(tally.outcomes)} in {seconds:.0f} s")
+    total = sum(tally.outcomes.values())
+    print(f"{total} mutants: {dict(tally.outcomes)} in {seconds:.0f} s")
     places = Counter(fault.where for fault in tally.faults)
     for where, count in places.most_common():
         fault = next(fault for fault in tally.faults if fault.where == where)

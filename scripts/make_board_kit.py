@@ -40,6 +40,7 @@ TWELVE = (
     "resnet18", "resnet50", "googlenet", "squeezenet", "mobilenet_v1", "mobilenet_v2",
     "mobilenet_v3", "efficientnet_lite0", "shufflenet_v2", "densenet121", "yolov8n", "unet",
 )  # fmt: skip
+OLDEST_PYTHON = (3, 10)
 _POLICY = frozenset({"P1"})  # the planner's own rules, which no board can answer
 
 
@@ -54,7 +55,7 @@ def main() -> int:
     add("--network", action="append", choices=names, help="[default: twelve of them]")
     add("--model", type=Path, action="append", default=[], help=own)
     kinds, wheels = ["int8", "fp16"], "a wheel for the kit: Tandem's, and what the board lacks"
-    add("--precision", action="append", choices=kinds, help="of the networks [default: both]")
+    add("--precision", action="append", choices=kinds, help="of the networks [default: int8]")
     add("--reference", action="append", choices=sorted(REFERENCES), help="[default: all]")
     add("--wheel", type=Path, action="append", default=[], help=wheels)
     add("--no-demo", action="store_true")
@@ -63,6 +64,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         target = choose_target(arguments.profile, arguments.jetpack)
+        check_agent_runs(target)
         networks = () if arguments.no_networks else arguments.network or TWELVE
         request = KitRequest(
             profile=arguments.profile,
@@ -70,7 +72,7 @@ def main() -> int:
             references=references(arguments.reference or REFERENCES),
             networks=[*map(network_model, networks), *map(own_model, arguments.model)],
             rules=rule_models(target),
-            precisions=tuple(arguments.precision or ("int8", "fp16")),
+            precisions=tuple(arguments.precision or ("int8",)),
             demo=not arguments.no_demo,
         )
         kit, left_out = make_kit(arguments.out, request, _progress)
@@ -95,6 +97,18 @@ def main() -> int:
     for line in left_out:
         print(f"left out: {line}")
     return 0
+
+
+def check_agent_runs(target: Target) -> None:
+    """Raise TandemError unless the JetPack of the target has a Python that runs the agent."""
+    jetpack = target.jetpack
+    if jetpack is None or tuple(map(int, jetpack.python.split(".")[:2])) >= OLDEST_PYTHON:
+        return
+    raise TandemError(
+        f"{target.profile.name} with JetPack {jetpack.version} has Python {jetpack.python}, the "
+        f"selftest needs {'.'.join(map(str, OLDEST_PYTHON))}: plan and export for it instead "
+        f"(tandem plan --jetpack {jetpack.version}, tandem export --to trtexec)"
+    )
 
 
 def _progress(text: str) -> None:

@@ -22,6 +22,7 @@ debian_packages=(
     gir1.2-gst-plugins-base-1.0
     python3-gst-1.0
     python3-gi
+    shellcheck
 )
 
 install_debian_packages() {
@@ -145,8 +146,9 @@ if (($# == 0)); then
 fi
 heading "pytest"
 if (($# == 0)); then
-    # Builds in the tests compile on all cores, too: more than 8 at once would wait for each other.
+    # One more than cores: some tests wait for brokers, cameras and limits of time. Builds compile on
+    # all cores, too: more than 8 at once would wait for each other.
     cores=$(nproc)
-    set -- -n "$((cores < 8 ? cores : 8))" --dist worksteal
+    set -- -n "$((cores < 8 ? cores + 1 : 8))" --dist worksteal
 fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"

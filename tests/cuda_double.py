@@ -51,6 +51,9 @@ class CudaDouble:
         self.captures: dict[int, list[Work]] = {}
         self.graphs: dict[int, list[Work]] = {}
         self.kernels: dict[int, dict] = {}
+        self.events: dict[int, tuple[int, list[bool]]] = {}
+        self.current = 1
+        self.owners: dict[int, int] = {}
         self.problem = b"no error"
         self._handles = iter(range(0x1000, 1 << 40, 8))
         self._functions: dict[str, object] = {}
@@ -103,8 +106,15 @@ class CudaDouble:
     def _cuDevicePrimaryCtxRelease(self, index: int) -> None:
         pass
 
-    def _cuCtxSetCurrent(self, context: int) -> None:
-        assert context == 1
+    def _cuCtxSetCurrent(self, context: int | None) -> None:
+        self.current = context or 0
+
+    def _cuCtxGetCurrent(self, out: object) -> None:
+        out[0] = self.current
+
+    def _cuStreamGetCtx(self, stream: int, out: object) -> None:
+        assert stream in self.streams, "there is no such stream"
+        out[0] = self.owners.get(stream, 1)
 
     # -- memory
 
@@ -156,6 +166,45 @@ class CudaDouble:
         self.check(source, size)
         self.check(target, size)
         self.enqueue(stream, lambda: ctypes.memmove(target, source, size))
+
+    def _cuPointerGetAttribute(self, out: int, attribute: int, address: int) -> None:
+        start = next(at for at, block in self.memory.items() if at <= address < at + len(block))
+        value = {
+            cuda_driver.POINTER_CONTEXT: self.owners.get(start, 1),
+            cuda_driver.POINTER_MEMORY_TYPE: cuda_driver.MEMORY_DEVICE,
+            cuda_driver.POINTER_DEVICE: 0,
+            cuda_driver.POINTER_RANGE_START: start,
+            cuda_driver.POINTER_RANGE_BYTES: len(self.memory[start]),
+        }[attribute]
+        ctypes.c_uint64.from_address(out).value = value
+
+    # -- events: a point in a stream, as the number of what was enqueued in it before
+
+    def _cuEventCreate(self, out: object, flags: int) -> None:
+        out[0] = next(self._handles)
+
+    def _cuEventDestroy(self, event: int) -> None:
+        pass  # streams that wait for it keep it
+
+    def _cuEventRecord(self, event: int, stream: int | None) -> None:
+        at = stream or 0
+        reached = [False]
+        self.enqueue(at, lambda: reached.__setitem__(0, True))
+        self.events[event] = (at, reached)
+
+    def _cuStreamWaitEvent(self, stream: int | None, event: int, flags: int) -> None:
+        if event in self.events:
+            self.enqueue(stream, partial(self._reach, *self.events[event]))
+
+    def _cuEventSynchronize(self, event: int) -> None:
+        if event in self.events:
+            self._reach(*self.events[event])
+
+    def _reach(self, stream: int, reached: list[bool]) -> None:
+        """Run another stream up to the event."""
+        pending = self.streams.get(stream, [])
+        while not reached[0]:
+            pending.pop(0)()
 
     # -- streams and graphs
 

@@ -8,6 +8,18 @@ import math
 
 import numpy as np
 
+from pipelines.config import PreprocessConfig
+from pipelines.stages.decode import view_of
+from pipelines.stages.preprocess import fit
+
+WIDTH, HEIGHT = 64, 32  # of the input
+
+
+def frame_view(resize="letterbox", frame=(75, 110)):
+    """How a frame of (height, width) lies in the input."""
+    preprocess = PreprocessConfig(width=WIDTH, height=HEIGHT, resize=resize)
+    return view_of(fit(*frame, preprocess), (*frame, 3), preprocess)
+
 
 def area(box):
     return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])

@@ -44,6 +44,9 @@ FOREIGN = {
 SILENT = {
     ("toolkit", "demo"): "its model and all options are its own",
     ("pipelines", "demo"): "its model and all options are its own",
+    ("toolkit.graph", "model"): "it reads outputs and metadata, and runs no pass",
+    ("toolkit.importers", "model"): "it reads outputs and metadata, and freezes no size",
+    ("toolkit.plugins", "model"): "it takes no plugins",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
 }
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {

@@ -143,7 +143,7 @@ def run_chaos(folder: Path, seed: int, seconds: int) -> dict[str, object]:
 
 
 def test_a_board_holds_its_promises_under_faults(tmp_path: Path) -> None:
-    result = run_chaos(tmp_path, seed=4, seconds=10)
+    result = run_chaos(tmp_path, seed=4, seconds=6)
     assert result["broken"] == []
     assert result["ticks"] > 5
 

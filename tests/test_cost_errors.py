@@ -18,7 +18,11 @@ from toolkit.partition.costs.errors import (
     total,
 )
 from toolkit.partition.costs.fusion import fuse
-from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
+from toolkit.partition.planning.plan import Model, PlanOptions, make_plan, plan_together
+from toolkit.partition.planning.plan_html import plan_html
+from toolkit.partition.planning.plan_json import plan_builtins
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.partition.planning.quantities import between
 
 
 def held_out():
@@ -112,3 +116,24 @@ def test_every_figure_of_a_plan_has_its_interval() -> None:
         for name, (low, high) in row.intervals.items():
             assert 0 < low < getattr(row, name) < high
     assert plan.figures[0].frames_per_second == pytest.approx(plan.simulated.throughput_hz)
+
+
+def test_every_segment_has_its_interval_in_every_form() -> None:
+    graph = NETWORKS["resnet18"].model().graph
+    options = PlanOptions(tensorrt="10.3", objective="gpu-relief")
+    shared = plan_together((Model("m", graph),), load_profile("agx-orin-64gb"), options)
+    (plan,) = shared.plans
+    page, text = plan_html(shared, {}), render_plan(plan)
+    for cost in plan.costs:
+        for name, unit in (("predicted_us", "us"), ("energy_mj", "mJ")):
+            low, high = cost.intervals[name]
+            assert 0 < low < getattr(cost, name) < high
+            assert between((low, high), unit) in text
+            assert between((low, high), unit) in page
+    for name, unit in (("latency_us", "us"), ("gpu_us", "us"), ("energy_mj", "mJ")):
+        assert between(plan.figures[0].intervals[name], unit) in text
+        assert f"({between(plan.figures[0].intervals[name], unit)})" in page
+    segments = plan_builtins(plan)["segments"]
+    assert [tuple(row["intervals"]) for row in segments] == [("predicted_us", "energy_mj")] * len(
+        plan.costs
+    )

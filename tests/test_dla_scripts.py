@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.dla_causes import experiment_rows
 from scripts.dla_causes_subjects import Detections, _f1, overlap
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,25 @@ def test_causes_are_measured_one_by_one() -> None:
     alone = [row for row in rows if row["left_out"] is not None]
     assert len(alone) == 9
     assert all(row["alone"] == pytest.approx(gpu - row["points"]) for row in alone)
+
+
+def test_the_first_run_of_a_detector_without_truths_is_fp32() -> None:
+    runs: list[str] = []
+
+    class Recorded:
+        """An experiment that says what it is asked for."""
+
+        def fp32(self) -> float:
+            runs.append("FP32")
+            return 100.0
+
+        def points(self, causes: object, arithmetic: str = "") -> float:
+            runs.append(f"{arithmetic} {causes}")
+            return 50.0
+
+    experiment_rows(Recorded())
+    assert runs[0] == "FP32"
+    assert len(runs) > 10
 
 
 def detections(*boxes: tuple[float, float, float, float], classes: list[int]) -> Detections:

@@ -118,10 +118,17 @@ def test_where_34_bits_could_overflow_every_partial_sum_saturates() -> None:
     ],
     ids=str,
 )
-def test_a_deconvolution_spreads_every_product(shape: Geometry, more: tuple[int, int]) -> None:
+@pytest.mark.parametrize("kind", [np.int8, np.int16])
+def test_a_deconvolution_spreads_every_product(
+    shape: Geometry, more: tuple[int, int], kind: type[np.signedinteger]
+) -> None:
     rng = np.random.default_rng()
-    x, per_group, outputs = int8s(rng, 2, 4, 3, 5), 4 // shape.groups, 6
-    weight = int8s(rng, outputs, per_group, *shape.kernel)
+    limits, per_group, outputs = np.iinfo(kind), 4 // shape.groups, 6
+
+    def numbers(*sizes: int) -> np.ndarray:
+        return rng.integers(limits.min, limits.max, sizes, kind, endpoint=True)
+
+    x, weight = numbers(2, 4, 3, 5), numbers(outputs, per_group, *shape.kernel)
     (ky, kx), (sy, sx), (dy, dx) = shape.kernel, shape.strides, shape.dilations
     top, left, bottom, right = shape.pads
     full = np.zeros(

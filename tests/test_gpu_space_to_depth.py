@@ -126,8 +126,15 @@ def test_a_first_convolution_takes_the_pooling_after_it(
         check(replace(program, ops=tuple(ops)), case, LIMITS["fp16"], rng)
 
 
-@pytest.mark.parametrize("gpu", [HOPPER, XAVIER], ids=["sm_90", "sm_72"])
-@pytest.mark.parametrize("name", [name for name in POOLED if "TensorFlow" not in name])
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        pytest.param(name, gpu, marks=[pytest.mark.slow] * (gpu is XAVIER and "even" not in name))
+        for name in POOLED
+        for gpu in (HOPPER, XAVIER)
+        if "TensorFlow" not in name
+    ],
+)
 def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
     """The steps after the sums are done once for each pooled pixel, and give the same bits."""
     shape, filters, taps, attributes, window = POOLED[name]

@@ -240,9 +240,8 @@ def small(rng: np.random.Generator) -> Case:
 
 @needs_compiler
 def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
-    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     piece = small(rng).segment()
 
     def lower(tactics: TacticOptions) -> GpuSegment:
@@ -294,9 +293,8 @@ def test_a_build_asks_for_a_timing_cache_that_is_there_and_whole(tmp_path: Path)
 
 @needs_compiler
 def test_a_build_refuses_a_workspace_that_is_too_small(
-    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     onnx.save(small(rng).model(), tmp_path / "m.onnx")
     arguments = [
         "build",

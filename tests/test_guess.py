@@ -1,8 +1,6 @@
 """`tandem model guess`: the first rule that matches says decoder and preprocessing, and why."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +19,8 @@ from toolkit.guess.facts import ModelFacts, Producer
 from toolkit.guess.names import MAX_CHARACTERS, class_names
 from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
+from toolkit.guess.toml_text import proposal_text
 
-ROOT = Path(__file__).parents[1]
 A = 8400
 COCO = {"names": str({n: f"thing {n}" for n in range(80)})}
 YOLO = {"author": "Ultralytics", "task": "detect", **COCO}
@@ -146,12 +144,12 @@ CASES = [
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_first_rule_that_matches_answers(number):
-    given, kind, settings, recipe = CASES[number]
+    case, kind, settings, recipe = CASES[number]
     if kind is None:
         with pytest.raises(GuessError, match=r"m\.onnx: no rule knows such outputs: '"):
-            propose(given)
+            propose(case)
         return
-    proposal = propose(given)
+    proposal = propose(case)
     assert proposal.sureness != "ask"
     assert (proposal.best.kind, proposal.best.recipe) == (kind, recipe)
     assert proposal.best.why
@@ -174,7 +172,7 @@ def test_what_can_be_read_in_several_ways_is_asked(outputs, image, kinds):
 
 
 def test_every_rule_and_every_recipe_is_reached():
-    cases = [given for given, kind, _, _ in CASES if kind]
+    cases = [case for case, kind, _, _ in CASES if kind]
     cases += [facts({"output": [1, A, 6]}), facts({"o": ["n", 7]}), facts({"o": [1, 1, 9, 9]})]
     cases.append(facts({"o": [1, 40, 6625]}, image=(1, 3, 48, 320)))
     reached = {next(rule.name for rule in RULES if rule.read(case)) for case in cases}
@@ -243,6 +241,14 @@ def test_the_files_that_are_written_can_be_loaded(tmp_path):
     assert "m.toml exists" in str(again.exception)
 
 
+def test_metadata_of_strangers_stays_in_its_comment():
+    metadata = {"author": "Ultralytics", "task": "semantic\n[decode]\nkind = 'x'\x1b[31m"}
+    case = facts({"sem": [1, 640, 640]}, metadata=metadata)
+    text = proposal_text(case, propose(case))
+    assert text.count("[decode]\n") == 1
+    assert "\x1b" not in text
+
+
 def test_without_an_answer_nothing_is_written(tmp_path):
     path = network(tmp_path / "m.onnx", {"output": np.zeros((1, 84, 6))}, {})
     output = tmp_path / "m.toml"
@@ -258,18 +264,6 @@ def test_without_an_answer_nothing_is_written(tmp_path):
     assert invoke(path, "--choose", "2", "-o", output).exit_code == 0
     assert load_model(output).decode.__struct_config__.tag == "yolox"
     assert "has 2 readings, and --choose is 3" in str(invoke(path, "--choose", "3").exception)
-
-
-def test_the_commands_of_the_page_run(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "docs/decoders.md").read_text()
-    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-             for line in block.splitlines()]  # fmt: skip
-    assert lines
-    for line in lines:
-        program, *arguments = shlex.split(line)
-        assert program == "tandem"
-        assert CliRunner().invoke(tandem, arguments).exit_code == 0
 
 
 @pytest.mark.parametrize(

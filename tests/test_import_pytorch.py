@@ -39,7 +39,10 @@ def saved(module: torch.nn.Module, path: Path, *inputs: torch.Tensor) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet")) for name in NETWORKS],
+)
 def test_a_network_as_module_and_as_pt2_computes_what_torch_computes(
     name: str, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.importers.opset import NEWEST_RUN_OPSET
+from toolkit.importers.weights import without_weights
 
 
 def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -269,6 +270,21 @@ def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
     assert import_model(path, shapes={"a": (4, 3), "b": (4, 5)})
 
 
+@pytest.mark.parametrize(
+    ("stated", "example"), [("[320, 480]", "1x3x320x480"), ("[]", "1x3x224x224")]
+)
+def test_the_shape_to_give_is_the_one_that_the_model_states(
+    stated: str, example: str, tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
+    model = onnx.load(path)
+    model.metadata_props.add(key="imgsz", value=stated)
+    onnx.save(model, path)
+    with pytest.raises(ImportModelError, match=f"--shape x={example}, or"):
+        import_model(path)
+
+
 def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})
@@ -442,3 +458,26 @@ def test_a_function_of_another_opset_than_its_model_is_refused_with_both(tmp_pat
     )
     with pytest.raises(ImportModelError, match=r"version 18 .* version 13"):
         import_model(tmp_path / "m.onnx")
+
+
+def test_what_the_checker_sees_has_all_but_the_large_weights() -> None:
+    weights = {"w": np.ones((64, 64), np.float32), "b": np.ones(4, np.float32)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Identity", ["b"], ["z"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 64]), ("y", [1, 64]), ("z", [4]))
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    proto = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors))
+    proto.metadata_props.add(key="author", value="us")
+    light = without_weights(proto)
+    onnx.checker.check_model(light)
+    large, small = light.graph.initializer
+    assert (list(large.dims), len(large.raw_data)) == ([0], 0)
+    assert small == proto.graph.initializer[1]
+    assert len(proto.graph.initializer[0].raw_data) == 64 * 64 * 4
+    light.graph.initializer[0].CopyFrom(proto.graph.initializer[0])
+    assert light == proto

@@ -12,7 +12,8 @@ from video_fixtures import LABELS, ColourDetector, colour_pipeline, scene
 
 from device.errors import ConfigError
 from device.protocol.messages import ChildMessage, Heartbeat, Stats
-from pipelines.config import LoadConfig, LoadStep, load_pipeline
+from pipelines.config import load_pipeline
+from pipelines.load_config import LoadConfig, LoadStep
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load import Load, Readings, load_text, next_load
 from pipelines.runtime.load_control import LoadControl

@@ -12,6 +12,7 @@ from toolkit.engine.kept_cost import frame_us
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.constants import idle_power, load_costs
 from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.partition.planning.verdict import verdict
@@ -136,3 +137,21 @@ def test_every_board_has_an_idle_power_of_its_own_with_source_and_confidence() -
         assert msgspec.structs.asdict(own) != msgspec.structs.asdict(orin)
     assert idle_power("xavier-nx-8gb").value < 10
     assert idle_power("laptop") is None
+
+
+def test_times_and_energies_are_judged_by_their_own_errors() -> None:
+    plan = planned(chain(*["Conv"] * 12).graph, min_gain=0.0)
+    here = plan.figures[0]
+    gpu = replace(plan.figures[1], energy_mj=here.energy_mj / 0.9, gpu_us=here.gpu_us / 0.9)
+    for time_error, energy_error in ((0.05, 0.2), (0.2, 0.05)):
+        search = replace(plan.search, time_error=time_error, energy_error=energy_error)
+        text = verdict(replace(plan, figures=(here, gpu), search=search))
+        assert ("of GPU time a frame (-10%, within" in text) == (time_error > 0.1)
+        assert ("mJ a frame (-10%, within" in text) == (energy_error > 0.1)
+
+
+def test_a_plan_of_a_batch_says_so() -> None:
+    plan = planned(chain(*["Conv"] * 12).graph, min_gain=0.0)
+    text = verdict(replace(plan, batching=Batching(8)))
+    assert "of GPU time a batch of 8" in text
+    assert "mJ a frame" in text

@@ -39,6 +39,10 @@ FOUND = {
     952: "a crash in the version converter",
     20761: "an attribute of a function outside one",
     30795: "no groups",
+    2000978: "an axis that is empty",
+    2003708: "a Reshape to another number of elements",
+    2004193: "operands that a definition does not have",
+    2004211: "a Transpose of two of six axes",
 }
 
 
@@ -51,7 +55,11 @@ def no_faults(tally: Tally, count: int) -> None:
 
 
 def test_damaged_models_are_built_or_refused_by_name() -> None:
-    no_faults(run(500_000, 150), 150)
+    no_faults(run(500_000, 80), 80)
+
+
+def test_no_child_is_started_when_the_time_is_over() -> None:
+    assert run(0, 10_000, jobs=2, seconds=0.0) == Tally()
 
 
 @pytest.mark.slow
@@ -110,6 +118,53 @@ def test_a_node_that_contradicts_its_operator_is_refused_by_name(tmp_path) -> No
         build(model_of([convolution], w=np.ones((4, 3, 3, 3), np.float32)), tmp_path)
     assert "model.onnx: node 'stem' (Conv) contradicts its operator" in str(info.value)
     assert "2 groups" in str(info.value)
+
+
+ZERO = np.zeros((), np.int64)
+NONE = np.zeros(0, np.int64)
+TWO = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "constants", "count"),
+    [
+        ("CumSum", {"axis": NONE}, 0),
+        ("CumSum", {"axis": np.zeros(2, np.int64)}, 2),
+        ("Clip", {"low": TWO}, 2),
+        ("Pad", {"pads": np.zeros(8, np.int64), "fill": TWO}, 2),
+        ("Trilu", {"k": NONE}, 0),
+    ],
+)
+def test_an_input_that_is_not_one_number_is_refused(
+    op: str, constants: dict[str, np.ndarray], count: int, tmp_path
+) -> None:
+    node = helper.make_node(op, ["x", *constants], ["y"], name="one")
+    with pytest.raises(ImportModelError, match=rf"node 'one' \({op}\).*has {count} elements"):
+        build(model_of([node], **constants), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (
+            helper.make_node("Transpose", ["x"], ["y"], name="one", perm=[1, 3]),
+            r"its order \[1, 3\] is none of the 4 axes of",
+        ),
+        (
+            helper.make_node("Reshape", ["x", "shape"], ["y"], name="one"),
+            r"it makes 35 elements, \[5, 7\], of \d+",
+        ),
+    ],
+)
+def test_a_view_of_other_elements_is_refused(node: onnx.NodeProto, message: str, tmp_path) -> None:
+    with pytest.raises(ImportModelError, match=message):
+        build(model_of([node], shape=np.array([5, 7])), tmp_path)
+
+
+def test_an_axis_of_rank_0_or_1_is_taken(tmp_path) -> None:
+    for axis in (ZERO, np.zeros(1, np.int64)):
+        node = helper.make_node("CumSum", ["x", "axis"], ["y"], name="one")
+        build(model_of([node], axis=axis), tmp_path)
 
 
 def doubled(source: str, times: int) -> list[onnx.NodeProto]:

@@ -67,12 +67,12 @@ def test_text_is_found(tmp_path: Path) -> None:
     options = ("--choose", "1", "--input-size", "320", "160")
     result = run(tmp_path, foreign_model("ppocr-v4-det"), page, *options)
     assert isinstance(result.decoded, Detections)
-    (found,) = result.event.detections
-    x1, y1, x2, y2 = found.box
+    (line_box,) = result.event.detections
+    x1, y1, x2, y2 = line_box.box
     assert x1 < 90
     assert x2 > 440
     assert 90 < y1 < 150 < y2 < 220
-    assert abs(found.rotated[4]) < 3 or abs(abs(found.rotated[4]) - 90) < 3
+    assert abs(line_box.rotated[4]) < 3 or abs(abs(line_box.rotated[4]) - 90) < 3
 
 
 @pytest.mark.slow

@@ -95,10 +95,10 @@ def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitt
 def test_two_clients_of_one_name_back_off(broker: Mosquitto) -> None:
     with link_to(broker.port, "same") as (_one, events), link_to(broker.port, "same"):
         begun_s = time.monotonic()
-        for _ in range(4):  # pauses of at least half of 0.5, 1 and 2 s
+        for _ in range(3):  # pauses of at least half of 0.5 and 1 s
             while not isinstance(events.get(timeout=WAIT_S), LinkDown):
                 pass
-        assert time.monotonic() - begun_s > 1.7
+        assert time.monotonic() - begun_s > 0.7
 
 
 def test_a_client_that_another_one_replaces_is_told_so() -> None:

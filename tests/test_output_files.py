@@ -243,6 +243,14 @@ def test_folders_of_the_last_two_releases_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["four", "two"]
 
 
+def test_a_half_written_video_of_an_earlier_start_does_not_fill_the_quota(tmp_path: Path) -> None:
+    folder = release_folder(tmp_path, "one")
+    (folder / "in").mkdir()
+    (folder / "in" / ".seen.mp4.123.part").write_bytes(bytes(5000))
+    (folder / "seen.part").write_bytes(bytes(10))  # a name of the release's own
+    assert folder_bytes(release_folder(tmp_path, "one")) == 10
+
+
 @pytest.mark.parametrize(
     ("sink", "quota"),
     [(JsonlSink(path="seen.jsonl"), 20_000), (VideoSink(path="seen.mp4"), 2_000_000)],

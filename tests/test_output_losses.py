@@ -171,6 +171,32 @@ def test_a_detection_may_move_to_the_next_anchor_but_not_away() -> None:
     assert loss_of(lost, metrics.DETECTION_DROP).value == pytest.approx(0.9)
 
 
+def test_offsets_from_the_cells_of_a_grid_are_no_boxes(rng: np.random.Generator) -> None:
+    """Left, top, right, bottom from a cell look like centre and size, but follow the picture."""
+    cells = np.stack(np.meshgrid(np.arange(20.0), np.arange(20.0)), axis=-1).reshape(-1, 2) * 16
+    sizes = [rng.uniform(20, 60, (400, 2)) for _ in range(3)]
+    moves = [rng.uniform(-8, 8, (400, 2)) for _ in range(3)]
+    boxes = [np.hstack([cells + move, size]) for move, size in zip(moves, sizes, strict=True)]
+    corners = [np.hstack([one[:, :2] - one[:, 2:], one[:, :2] + one[:, 2:]]) for one in boxes]
+    offsets = [rng.uniform(0.2, 5.0, (400, 4)) for _ in range(3)]
+    scores = np.zeros((400, 1))
+    scores[210] = 0.9
+    for kind, detections in ((boxes, 3), (corners, 3), (offsets, None), (offsets[:1], 1)):
+        samples = [Candidates(one, scores) for one in kind]
+        losses = metrics.detection_losses("y", samples, samples)
+        counts = [loss.of for loss in losses if loss.metric is metrics.DETECTION_DROP]
+        assert counts == ([] if detections is None else [detections])
+
+
+def test_queries_have_no_place_of_their_own(rng: np.random.Generator) -> None:
+    samples = [
+        Candidates(boxes_at(rng.uniform(0, 300, (300, 2)), 20.0), np.full((300, 1), 0.9))
+        for _ in range(2)
+    ]
+    losses = metrics.detection_losses("y", samples, samples)
+    assert loss_of(losses, metrics.DETECTION_DROP).value == 0.0
+
+
 def test_boxes_are_read_as_corners_where_the_values_say_so() -> None:
     low = np.stack([np.arange(10.0) * 50, np.zeros(10)], axis=1)
     corners = np.concatenate([low, low + 30], axis=1)

@@ -5,6 +5,7 @@ import pytest
 from legalize_graphs import Net, floats, node, to_ir
 
 from device.profile import load_profile
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.partition.prepare import prepare
 
@@ -53,3 +54,34 @@ def test_rewrites_gain_what_the_plan_asks_of_moves(
     for min_gain, applied in zip((0.0, None, 1.0), kept, strict=False):
         prepared = prepare(graph, board, PlanOptions(min_gain=min_gain))
         assert bool(prepared.applied) == applied
+
+
+def test_what_stays_in_floating_point_is_not_rewritten(rng: np.random.Generator) -> None:
+    graph = to_ir(gated_blocks(rng, 4, 64, 75).proto())
+    board, options = load_profile("orin-nx-8gb"), PlanOptions(min_gain=0.0)
+    applied = prepare(graph, board, options).applied
+    assert len(applied) > 1
+    keep = frozenset({applied[0].node})
+    touched = {name for row in prepare(graph, board, options, keep_float=keep).applied
+        for name in row.replaced}  # fmt: skip
+    assert not keep & touched
+    in_fp16 = PlanOptions(min_gain=0.0, precision="fp16")
+    free = prepare(graph, board, in_fp16).applied
+    assert prepare(graph, board, in_fp16, keep_float=keep).applied == free
+
+
+def test_a_plan_that_forces_all_onto_the_dla_keeps_every_rewrite(rng: np.random.Generator) -> None:
+    graph = to_ir(gated_blocks(rng, 2, 64, 75).proto())
+    board = load_profile("agx-orin-64gb")
+    options = PlanOptions(min_gain=1.0, forced=Forced(dla=("all",)))
+    assert not prepare(graph, board, PlanOptions(min_gain=1.0)).applied
+    prepared = prepare(graph, board, options)
+    assert prepared.applied
+    assert not prepared.unused
+    plan = make_plan(
+        Model("m", prepared.model.graph, cuts=prepared.cuts, rewrites=prepared.applied),
+        board,
+        options,
+    )
+    made = {n for row in prepared.applied for n in row.nodes if n not in row.borders}
+    assert {row.processor for row in plan.placements if row.node in made} == {"dla0"}

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from click.testing import CliRunner
 from model_fixtures import classification_of_convnet, small_convnet
 
 import configs
@@ -20,6 +21,7 @@ from calibration.table import read_table
 from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
+from toolkit.cli.main import tandem as command_line
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -196,9 +198,10 @@ def test_a_killed_calibration_resumes_with_the_same_result(
     killed.wait()
     assert state.exists()
     assert not table.exists()
-    subprocess.run(resumed, check=True, capture_output=True)
     straight = tmp_path / "straight.json"
-    subprocess.run([*command, "-o", str(straight)], check=True, capture_output=True)
+    for words in (resumed, [*command, "-o", str(straight)]):
+        done = CliRunner().invoke(command_line, words[3:])
+        assert done.exit_code == 0, done.output
     assert table.read_bytes() == straight.read_bytes()
 
 
@@ -267,8 +270,9 @@ def test_ranges_for_a_profile_cover_what_its_rewrites_make(
     on_dla = {}
     for name, asked in (("plain", ()), ("rewritten", ("--profile", "agx-orin-64gb"))):
         table = tmp_path / f"{name}.json"
-        done = tandem("calibrate", model, "--data", data_folder, "-o", table, *asked)
-        assert done.returncode == 0, done.stderr
+        words = ["calibrate", str(model), "--data", str(data_folder), "-o", str(table), *asked]
+        done = CliRunner().invoke(command_line, [*words, "--method", "minmax"])
+        assert done.exit_code == 0, done.output
         options = BuildOptions(table=read_table(table), plan=PlanOptions(objective="gpu-relief"))
         result = build_engine(model, "agx-orin-64gb", tmp_path / f"{name}.engine", options)
         rows = result.manifest.plan
@@ -282,6 +286,7 @@ def test_ranges_of_a_rewritten_graph_go_elsewhere_only_with_the_graph(
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
     asked = ("calibrate", model, "--data", data_folder, "--profile", "agx-orin-64gb")
+    asked = (*asked, "--method", "minmax")
     done = tandem(*asked, "--cache", tmp_path / "m.cache")
     assert done.returncode == 2
     assert "--adjusted-model" in done.stderr
@@ -292,7 +297,8 @@ def test_a_quantized_model_is_not_calibrated_again(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path
 ) -> None:
     model, qdq = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.qdq.onnx"
-    assert tandem("calibrate", model, "--data", data_folder, "--qdq", qdq).returncode == 0
+    quick = ("--method", "minmax")
+    assert tandem("calibrate", model, "--data", data_folder, *quick, "--qdq", qdq).returncode == 0
     done = tandem("calibrate", qdq, "--data", data_folder)
     assert done.returncode == 1
     assert "quantized already" in done.stderr

@@ -21,14 +21,14 @@ from pipelines.sinks.events import Event, encode_event, make_event
 
 
 def event_of(decoded: Decoded, labels: tuple[str, ...] = ("thing", "other")) -> Event:
-    frame = Frame(0, np.zeros((48, 64, 3), np.uint8), Stamp.now(), Stamp.now())
+    frame = Frame(np.zeros((48, 64, 3), np.uint8), 0, Stamp.now(), Stamp.now(), "")
     return make_event("p", frame, decoded, labels, {})
 
 
 def test_an_event_carries_what_a_detection_has_beside_its_box():
     crop = np.full((4, 4), -1.0, np.float32)
     crop[1:3, 1:3] = 1.0
-    found = Detections(
+    detections = Detections(
         boxes=np.array([[0, 0, 16, 16], [2, 2, 8, 8]], np.float32),
         scores=np.array([0.9, 0.5], np.float32),
         class_ids=np.array([1, 0]),
@@ -37,7 +37,7 @@ def test_an_event_carries_what_a_detection_has_beside_its_box():
         masks=Masks((crop, crop), np.array([[0, 0, 16, 16], [2, 2, 8, 8]], np.float32)),
         rotated=np.tile(np.array([8, 8, 4, 2, np.pi / 6], np.float32), (2, 1)),
     )
-    first, second = msgspec.json.decode(encode_event(event_of(found)))["detections"]
+    first, second = msgspec.json.decode(encode_event(event_of(detections)))["detections"]
     assert (first["track_id"], "track_id" in second) == (7, False)
     assert first["keypoints"] == [[1.2, 1.2, 1.235]]
     assert first["rotated"] == [8.0, 8.0, 4.0, 2.0, 30.0]

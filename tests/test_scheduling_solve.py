@@ -275,3 +275,25 @@ def test_problems_that_do_not_fit_together_are_refused():
         Problem((Network("n", (Task("a", {"dla1": 1.0}),), ()),), TWO)
     with pytest.raises(PlanError, match="different names"):
         Problem((Network("n", (task,), ()), Network("n", (task,), ())))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_search_for_less_ends_with_no_better_answer_only_where_there_is_none(objective, rng):
+    for _ in range(6):
+        problem = problem_of(rng, random_network(rng, 6, TWO), processors=TWO)
+        best = solve(problem, objective).value
+        start = gpu_only(problem)
+        for below in (best * 0.9, best * 1.1):
+            tried = solve(problem, objective, starts=[start], below=below)
+            assert (tried.value <= best * (1 + 1e-6)) or below < best
+            assert tried.bound <= tried.value * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_search_ends_at_what_is_enough(objective, rng):
+    for _ in range(6):
+        problem = problem_of(rng, random_network(rng, 6, TWO), processors=TWO)
+        best = solve(problem, objective).value
+        easy = solve(problem, objective, enough=1.5 * best)
+        assert best * (1 - 1e-6) <= easy.value <= max(1.5 * best, best * (1 + 1e-6))
+        assert solve(problem, objective, enough=best / 2).value == pytest.approx(best)

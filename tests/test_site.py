@@ -11,13 +11,21 @@ from typing import get_args
 
 import pytest
 from doc_tables import rows_in, rows_of, sections
+from test_docs import link_configs
 
 import configs
-from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
+from device.agent.config import (
+    AgentConfig,
+    BrokerTable,
+    PipelineTable,
+    PrepareTable,
+    SourceTable,
+    UpdateTable,
+)
 from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import PipelineTopics, Topics
-from pipelines import config, sink_config, track_config
+from pipelines import config, load_config, sink_config, track_config
 from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
 from pipelines.sinks.lives import ObjectEvent, ObjectState
 from pipelines.stages.decoders.table import ROWS
@@ -44,7 +52,7 @@ TABLES = {
         "model.toml": config.ModelConfig,
     },
     "sources.md": {"source": config.SourceConfig},
-    "load.md": {"load": config.LoadConfig, "steps": config.LoadStep},
+    "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
     "tracking.md": {
         "roi": track_config.RoiConfig,
         "tracker": track_config.TrackerConfig,
@@ -79,14 +87,15 @@ TABLES = {
         "agent.toml": AgentConfig,
         "broker": BrokerTable,
         "update": UpdateTable,
+        "prepare": PrepareTable,
         "pipeline": PipelineTable,
         "source": SourceTable,
     },
 }
 TITLES = {
     config.SourceConfig: "table `source`",
-    config.LoadConfig: "table `load`",
-    config.LoadStep: "table `steps`",
+    load_config.LoadConfig: "table `load`",
+    load_config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
     **{type(row.example): "a decoder" for row in ROWS},
     track_config.RoiConfig: "table `roi`",
@@ -98,6 +107,7 @@ TITLES = {
     ObjectState: "object state",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
+    PrepareTable: "table `prepare`",
     PipelineTable: "table `pipeline`",
     SourceTable: "table `source`",
     documents.ReleaseSpec: "a release",
@@ -214,13 +224,14 @@ def test_the_report_on_costs_is_of_the_shipped_constants() -> None:
 
 
 def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    link_configs(tmp_path, pictures=8)
     pages = (
         "index.md",
         "calibrate.md",
         "plan.md",
         "build.md",
         "pipelines.md",
+        "decoders.md",
         "deploy.md",
         "COSTS.md",
     )

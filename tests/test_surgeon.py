@@ -308,7 +308,7 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
     # A shell that starts the tests in the background has told them to ignore SIGINT.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (runs.exists() and runs.read_text().count("run") == 4):

@@ -16,30 +16,38 @@ from pathlib import Path
 
 import cuda_double
 import numpy as np
+import onnx
 import pytest
-from model_fixtures import small_convnet
+from model_fixtures import save, small_convnet
 
-from device.engine.file import open_engine
-from device.engine.manifest import Portable
+from device.engine.file import Engine, open_engine
+from device.engine.manifest import Portable, TensorInfo
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
+from device.runtime.cuda.context import Stream
+from device.runtime.executors.tensorrt import TensorRTExecutor
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
+from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.messages import MESSAGES, explain
-from device.runtime.tensorrt.plans import timing_cache
+from device.runtime.tensorrt.plans import form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
-from device.session import open_session
+from device.session import Session, open_session
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.engine.tensorrt import tensorrt_segment
+from toolkit.graph.extract import extract_segments
+from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
 
 @pytest.fixture(autouse=True)
 def gpu() -> Iterator[cuda_double.CudaDouble]:
-    """A driver in every test."""
+    """A driver in every test; the module tensorrt is gone after it."""
     with cuda_double.installed() as double:
         yield double
+    sys.modules.pop("tensorrt", None)
 
 
 HERE = Path(__file__).parent
@@ -126,7 +134,8 @@ def test_a_finished_segment_computes_what_the_portable_one_does(
         actual = session.infer(feeds)["y"]
         again = session.infer(feeds)["y"]
     assert dla.implementation == "tensorrt"
-    assert f"TensorRT {version}, DLA core 0" in dla.reason
+    # The plan is for throughput, on a board with two cores.
+    assert f"TensorRT {version}, DLA cores 0, 1 in turn" in dla.reason
     with open_session(engine, plans=tmp_path / "none") as session:
         portable = session.infer(feeds)["y"]
     # The double computes between the ports in floating point: a step or two of INT8 apart.
@@ -166,8 +175,61 @@ def test_the_other_core_is_chosen_when_it_is_loaded(
     with open_session(engine, plans=tmp_path / "plans", dla_core=1) as session:
         (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
         assert "DLA core 1" in reason
+        feeds = {"x": np.ones((1, 3, 32, 32), np.float32)}
+        before = session.infer(feeds)["y"]
+        session.use_dla_core(0)
+        (reason,) = [row.reason for row in session.reports if row.processor == "dla0"]
+        assert "DLA core 0" in reason
+        assert cores_of(session) == [0]
+        assert np.array_equal(session.infer(feeds)["y"], before)
+        with pytest.raises(SessionError, match="for DLA core 2, and this board has 2"):
+            session.use_dla_core(2)
+        assert cores_of(session) == [0]
+        session.infer(feeds)
     with pytest.raises(SessionError, match="for DLA core 2, and this board has 2"):
         open_session(engine, plans=tmp_path / "plans", dla_core=2)
+
+
+def cores_of(session: Session) -> list[int]:
+    return [
+        plan.core
+        for executor in session.executors
+        if isinstance(executor, TensorRTExecutor)
+        for plan in executor._plans
+    ]
+
+
+def test_frames_take_turns_on_the_cores(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(engine, tmp_path / "plans")
+    cores: list[int] = []
+    enqueue = LoadedPlan.enqueue
+
+    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        cores.append(self.core)
+        enqueue(self, addresses, stream)
+
+    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        for _ in range(3):
+            session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+    assert cores == [0, 1, 0]
+
+
+def test_a_plan_that_does_not_load_costs_speed_alone(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "load")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+        session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+    assert dla.implementation == "portable"
+    assert "does not load its plan" in dla.degraded
+    assert dla.degraded in caplog.text
 
 
 def test_a_segment_that_is_not_loaded_leaves_no_memory_taken(
@@ -503,3 +565,85 @@ def test_the_command_says_what_was_built(
     assert main() == 0
     (row,) = json.loads(capfd.readouterr().out)
     assert row["cached"]
+
+
+# --- what a form cannot say
+
+
+def test_scales_below_the_normals_of_fp16_are_not_typed(tmp_path: Path) -> None:
+    engine = build_scaled(tmp_path, 1e-4)
+    with open_engine(engine) as opened:
+        (form,) = forms(opened)
+        ports = {port.scale for port in (*form.inputs, *form.outputs)}
+        assert min(scale for scale in ports if scale is not None) < 2.0**-14
+        assert form.ranged_problem == ""
+        assert "has the INT8 scale" in form.typed_problem
+        board = replace(read_board(), tensorrt="11.4.1")
+        with pytest.raises(SessionError, match=r"scales in FP16, from 6\.1e-05 on"):
+            form_for(form, board)
+        assert form_for(form, replace(board, tensorrt="10.3.0")) == form.ranged
+
+
+def test_typed_scales_are_normal_in_fp16(engine: Path) -> None:
+    with open_engine(engine) as opened:
+        (form,) = forms(opened)
+        assert form.typed_problem == ""
+        model = onnx.load_from_string(opened.entry(form.typed.model).tobytes())
+    constants = {c.name: onnx.numpy_helper.to_array(c) for c in model.graph.initializer
+                 if not c.external_data}  # fmt: skip
+    scales = [constants[node.input[1]] for node in model.graph.node if "Linear" in node.op_type]
+    assert scales
+    assert all(scale.dtype == np.float16 and (scale >= 2.0**-14).all() for scale in scales)
+
+
+def test_ports_of_two_dimensions_are_refused_with_the_reason(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(16, 8)).astype(np.float32)}
+    nodes = [onnx.helper.make_node("Gemm", ["x", "w"], ["y"], name="gemm")]
+    model = save(tmp_path / "m.onnx", nodes, {"x": [1, 16]}, {"y": [1, 8]}, weights)
+    tensors = {
+        name: TensorInfo(name=name, dtype="float32", shape=shape)
+        for name, shape in (("x", (1, 16)), ("y", (1, 8)))
+    }
+    (piece,) = extract_segments(import_model(model).model, {"gemm": "dla0.0"}, ["dla0.0"])
+    form = tensorrt_segment(piece, tensors).implementation
+    assert form.ranged_problem == form.typed_problem
+    assert "'x' has 2 dimensions, and TensorRT's chw16 takes 3 or more" in form.typed_problem
+
+
+def build_scaled(folder: Path, factor: float) -> Path:
+    """The network in INT8 behind an input whose range is small."""
+    rng = np.random.default_rng(5)
+    model = small_convnet(folder / "m.onnx", rng)
+    data = [{"x": (factor * rng.normal(size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(4)]
+    options = BuildOptions(
+        data=data,
+        precision="int8",
+        kernels=False,
+        accept_loss=True,
+        plan=PlanOptions(forced=Forced(dla=("all",))),
+    )
+    build_engine(model, "orin-nx-16gb", folder / "small.engine", options)
+    return folder / "small.engine"
+
+
+def forms(opened: Engine) -> list[TensorRT]:
+    return [
+        one
+        for segment in opened.manifest.segments
+        for one in segment.implementations
+        if isinstance(one, TensorRT)
+    ]
+
+
+@pytest.mark.parametrize("option", ["--timeout-s=nan", "--timeout-s=0", "--timeout-s=inf",
+                                    "--max-memory-mb=0"])  # fmt: skip
+def test_a_limit_that_is_none_is_refused(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from device.runtime.tensorrt.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["prepare", "m.engine", option])
+    with pytest.raises(SystemExit):
+        main()
+    assert "above 0" in capsys.readouterr().err

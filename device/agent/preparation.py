@@ -154,8 +154,9 @@ def _read(
     """Turn the child's output into events."""
     assert child.stdout is not None
     assert child.stderr is not None
+    stderr = child.stderr
     errors: list[bytes] = []
-    drain = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)
+    drain = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
     drain.start()
     rows: tuple[Row, ...] | None = None
     for text in child.stdout:

@@ -60,6 +60,8 @@ class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kin
     `ranges`: amax of each tensor of `ranged`, empty in FP16. `half_nodes`: those that compute in
     FP16 in an INT8 segment. `enter`, `leave`: GPU kernels for each of `inputs` and `outputs`, which
     bring a tensor from C order into the port's format, and back; none where the host does it.
+    `take_turns`: frames follow each other closely, and go to all DLA cores in turn.
+    `ranged_problem`, `typed_problem`: why no TensorRT takes this form, "" if one may.
     """
 
     ranged: Form
@@ -70,3 +72,6 @@ class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kin
     half_nodes: tuple[str, ...] = ()
     enter: tuple[Cuda, ...] = ()
     leave: tuple[Cuda, ...] = ()
+    take_turns: bool = False
+    ranged_problem: str = ""
+    typed_problem: str = ""

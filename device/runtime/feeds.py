@@ -22,8 +22,9 @@ def check_feeds(
 ) -> dict[str, int]:
     """Return the size of each dynamic dimension, read from the shapes of the feeds.
 
-    `kind` is the class of the feeds. Raises SessionError, naming the tensor, the limit and what was given, if an input is missing or
-    unknown, has another dtype or rank, or has a size that the engine does not take.
+    `kind` is the class of the feeds. Raises SessionError, naming the tensor, the limit and what
+    was given, if an input is missing or unknown, has another dtype or rank, or has a size that the
+    engine does not take.
     """
     check_names(feeds, inputs)
     sizes: dict[str, int] = {}

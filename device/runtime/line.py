@@ -5,7 +5,7 @@ The steps are planned by `device.runtime.line_steps`.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,14 +31,17 @@ from device.runtime.line_steps import (
 
 Array = npt.NDArray[Any]
 
-_MAX_BOUND = 16  # sets of sizes and addresses whose graphs are cached; the least recent goes first
+_MAX_BOUND = 16  # sets of sizes whose graphs are cached; the least recently used goes first
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The runs of steps at one set of sizes and addresses: graphs, and tasks of the DLA."""
+    """The runs of steps at one set of sizes: graphs, tasks of the DLA, and steps of the caller's.
 
-    parts: tuple[CudaGraph | Callable[[Stream], None], ...]
+    The last get the caller's addresses.
+    """
+
+    parts: tuple[CudaGraph | Callable[[Stream, Mapping[str, int]], None], ...]
     shapes: Shapes
 
 
@@ -100,12 +103,12 @@ class Line:
         An output without an array is returned in page-locked memory, which the next run overwrites.
         """
         try:
-            bound = self._bind({}, {}, sizes)
+            bound = self._bind((), (), sizes)
             for name in self.inputs:
                 array = self._view(bound, name)
                 if not _same_memory(array, inputs[name]):
                     np.copyto(array, inputs[name])
-            self._start(bound, self._stream)
+            self._start(bound, self._stream, {})
             self._stream.wait()
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
@@ -139,7 +142,8 @@ class Line:
         try:
             own = self._stream
             bound = self._bind(inputs, outputs, sizes)
-            self._start(bound, own if stream is None else own.other(stream))
+            queue = own if stream is None else own.other(stream)
+            self._start(bound, queue, {**inputs, **outputs})
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
 
@@ -154,7 +158,7 @@ class Line:
     def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return page-locked arrays of inputs and outputs; see `Executor.arrays`."""
         try:
-            bound = self._bind({}, {}, sizes)
+            bound = self._bind((), (), sizes)
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
         return {name: self._view(bound, name) for name in (*self.inputs, *self.outputs)}
@@ -172,20 +176,23 @@ class Line:
                 device = self._devices[step.segment]
                 device.use(step.tensor, self._devices[step.source.owner].address(step.tensor))
 
-    def _start(self, bound: _Bound, stream: Stream) -> None:
+    def _start(self, bound: _Bound, stream: Stream, caller: Mapping[str, int]) -> None:
         self._context.activate()
         for part in bound.parts:
             if isinstance(part, CudaGraph):
                 part.launch(stream)
             else:
-                part(stream)
+                part(stream, caller)
 
     def _bind(
-        self, inputs: Mapping[str, int], outputs: Mapping[str, int], sizes: Mapping[str, int]
+        self, inputs: Collection[str], outputs: Collection[str], sizes: Mapping[str, int]
     ) -> _Bound:
-        """Return the graphs for these sizes and addresses, captured now unless they are cached."""
+        """Return the graphs for these sizes, captured now unless they are cached.
+
+        `inputs`, `outputs`: those that are in the caller's memory.
+        """
         point = tuple(sizes[name] for name in self._dims)
-        key = (point, *inputs.items(), None, *outputs.items())
+        key = (point, *inputs, None, *outputs)
         if key in self._bound:
             self._bound.move_to_end(key)
             return self._bound[key]
@@ -205,10 +212,8 @@ class Line:
             ),
         )
         self._take_memory(steps)
-        caller = {**inputs, **outputs}
-        parts = tuple(
-            self._part(run, shapes, caller, dict(sizes)) for run in in_graphs(steps, self._members)
-        )
+        runs = in_graphs(steps, self._members)
+        parts = tuple(self._part(run, shapes, dict(sizes)) for run in runs)
         self._bound[key] = _Bound(parts, shapes)
         if len(self._bound) > _MAX_BOUND:
             for part in self._bound.popitem(last=False)[1].parts:
@@ -217,39 +222,41 @@ class Line:
         return self._bound[key]
 
     def _part(
-        self,
-        run: tuple[Step, ...],
-        shapes: Shapes,
-        caller: Mapping[str, int],
-        sizes: Mapping[str, int],
-    ) -> CudaGraph | Callable[[Stream], None]:
+        self, run: tuple[Step, ...], shapes: Shapes, sizes: Mapping[str, int]
+    ) -> CudaGraph | Callable[[Stream, Mapping[str, int]], None]:
         captured = {member.name: member.captured for member in self._members}
-        if run[0].kind == "run" and not captured[run[0].segment]:
-            return partial(self._devices[run[0].segment].enqueue, sizes)
+        first = run[0]
+        if first.with_caller or (first.kind == "run" and not captured[first.segment]):
+            return partial(self._enqueue, first, _bytes(shapes, first.tensor), sizes)
 
         def work() -> None:
             for step in run:
-                self._enqueue(step, _bytes(shapes, step.tensor), caller, sizes)
+                self._enqueue(step, _bytes(shapes, step.tensor), sizes, self._stream, {})
 
         return self._stream.capture(work)
 
     def _enqueue(
-        self, step: Step, size: int, caller: Mapping[str, int], sizes: Mapping[str, int]
+        self,
+        step: Step,
+        size: int,
+        sizes: Mapping[str, int],
+        stream: Stream,
+        caller: Mapping[str, int],
     ) -> None:
-        """Enqueue one step on the line's stream; `size`: bytes of its tensor in C order."""
+        """Enqueue one step; `size`: bytes of its tensor in C order."""
         if step.kind == "run":
-            self._devices[step.segment].enqueue(sizes, self._stream)
+            self._devices[step.segment].enqueue(sizes, stream)
             return
         source = 0 if step.source is None else self._address(step.source, caller)
         target = 0 if step.target is None else self._address(step.target, caller)
         if step.kind == "upload":
-            self._stream.upload(target, self._host[step.tensor][:size])
+            stream.upload(target, self._host[step.tensor][:size])
         elif step.kind == "download":
-            self._stream.download(self._host[step.tensor][:size], source)
+            stream.download(self._host[step.tensor][:size], source)
         elif step.kind == "copy":
-            self._stream.copy(target, source, size)
+            stream.copy(target, source, size)
         else:
-            self._devices[step.segment].convert(step.tensor, source, target, self._stream)
+            self._devices[step.segment].convert(step.tensor, source, target, stream)
 
     def _address(self, place: Place, caller: Mapping[str, int]) -> int:
         if place.owner == CALLER:

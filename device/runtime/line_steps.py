@@ -53,6 +53,13 @@ class Step:
     source: Place | None = None
     target: Place | None = None
 
+    @property
+    def with_caller(self) -> bool:
+        """Whether it reads or writes the caller's memory."""
+        return any(
+            place is not None and place.owner == CALLER for place in (self.source, self.target)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Borders:
@@ -111,16 +118,17 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
 
 
 def in_graphs(steps: Sequence[Step], members: Sequence[Member]) -> Iterator[tuple[Step, ...]]:
-    """Yield the steps of an inference in runs: each is captured as one CUDA graph, or a DLA task.
+    """Yield the steps of an inference in runs: each is captured as one CUDA graph, or stands alone.
 
-    "use" is left out.
+    Alone are tasks of the DLA, and what reads or writes the caller's memory: its addresses change
+    from inference to inference, and a graph's do not. "use" is left out.
     """
     captured = {member.name: member.captured for member in members}
     graph: list[Step] = []
     for step in steps:
         if step.kind == "use":
             continue
-        if step.kind == "run" and not captured[step.segment]:
+        if step.with_caller or (step.kind == "run" and not captured[step.segment]):
             if graph:
                 yield tuple(graph)
             yield (step,)

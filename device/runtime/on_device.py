@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device.engine.file import Engine
-from device.engine.manifest import DimRange, Segment, TensorInfo
+from device.engine.manifest import DimRange, Segment
 from device.errors import SessionError
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.device_array import DeviceArray, stream_handle
@@ -73,11 +73,15 @@ class OnDevice:
         self._memory: dict[str, DeviceMemory] = {}
         self._in_use: list[object] = []
         try:
-            self._context = Context()
+            with CallersContext():
+                self._open(engine, executors)
         except CudaError as error:
             raise SessionError(
                 f"{engine.path} cannot run on device arrays here: {error}; use `Session.infer`"
             ) from error
+
+    def _open(self, engine: Engine, executors: Sequence[Executor]) -> None:
+        self._context = Context()
         try:
             self._stream = self._context.stream()
             self._done = Event(self._context)
@@ -96,10 +100,12 @@ class OnDevice:
             handle = None if stream is None else stream_handle(stream)
             if handle is not None:
                 check_stream(self._context, handle)
-            queue = self._stream if handle is None else self._context.stream_at(handle)
+            queue = self._stream if handle is None else self._stream.other(handle)
             inputs, outputs, sizes = self._read(feeds, targets, queue.handle.value or 0)
             self._done.precede(queue)  # the last inference uses the same memory
-            results = _Run(self, queue, sizes, inputs, outputs, handle).results()
+            results = _Run(
+                self, queue, sizes, inputs=inputs, targets=outputs, handle=handle
+            ).results()
             self._done.record(queue)
             if handle is None:
                 queue.wait()
@@ -107,6 +113,7 @@ class OnDevice:
 
     def wait(self) -> None:
         """Wait until the last inference is done."""
+        self._context.activate()
         self._done.wait()
 
     def close(self) -> None:
@@ -176,6 +183,7 @@ class _Run:
         session: OnDevice,
         queue: Stream,
         sizes: Mapping[str, int],
+        *,
         inputs: dict[str, DeviceArray],
         targets: dict[str, DeviceArray],
         handle: int | None,
@@ -285,5 +293,5 @@ def _check_apart(labelled: Sequence[tuple[str, Operand]], inputs: int) -> None:
             begin = max(first.address, second.address)
             if begin < min(first.address + first.nbytes, second.address + second.nbytes):
                 raise SessionError(
-                    f"{where} and {other} share memory at 0x{begin:x}; give them memory of their own"
+                    f"{where} and {other} share memory at 0x{begin:x}; give each its own"
                 )

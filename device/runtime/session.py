@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -21,6 +22,7 @@ from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
 from device.runtime.cuda.device_array import DeviceArray
+from device.runtime.cuda.sharing import undisturbed
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
@@ -86,7 +88,7 @@ class Session:
         self._engine = engine
         self._on_device: OnDevice | None = None
         self._closed = False
-        with ExitStack() as stack:
+        with undisturbed(), ExitStack() as stack:
             loaded = []
             for segment in manifest.segments:
                 context = SegmentContext(engine, segment, self._tensors, options)
@@ -178,6 +180,23 @@ class Session:
                 inputs.update({n: preferred[n] for n in inputs if n in preferred})
                 outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
         return inputs, outputs
+
+    def use_dla_core(self, core: int) -> None:
+        """Run all DLA segments on this core from the next inference on.
+
+        Raises SessionError: the core is not there or does not take a segment, which then stays
+        where it was.
+        """
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session is closed; open a new one")
+            reports = []
+            for executor, report in zip(self._executors, self.reports, strict=True):
+                before = executor.description
+                executor.use_dla_core(core)
+                reason = report.reason.replace(before, executor.description)
+                reports.append(replace(report, reason=reason))
+            self.reports = tuple(reports)
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Run the engine once and return the time of each segment, in milliseconds.

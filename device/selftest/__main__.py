@@ -78,7 +78,10 @@ def _run(arguments: argparse.Namespace) -> Report:
     """Run the steps and write the report."""
     kit_folder = arguments.kit.absolute()
     if not (kit_folder / LIST).exists():
-        raise KitError(f"{arguments.kit} holds no {LIST}; give the folder of the kit with --kit")
+        raise KitError(
+            f"{arguments.kit} holds no {LIST}; give the kit's folder with "
+            "`tandem-agent selftest --kit`"
+        )
     if not arguments.out.absolute().parent.is_dir():
         raise ReportError(f"{arguments.out} cannot be written: there is no such folder; make it")
     kit = load_kit(kit_folder)

@@ -38,11 +38,11 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> DemoRow:
     if done.returncode and not failure:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         failure = lines[-1] if lines else f"it ended with status {done.returncode}"
-    lines = events.read_bytes().splitlines() if events.exists() else []
-    counts = [len(msgspec.json.decode(line, type=_Event).detections) for line in lines]
+    rows = events.read_bytes().splitlines() if events.exists() else []
+    counts = [len(msgspec.json.decode(line, type=_Event).detections) for line in rows]
     return DemoRow(
         item=item,
-        frames=len(lines),
+        frames=len(rows),
         detections=sum(counts),
         seconds=seconds,
         problem=failure,

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from device.engine.file import open_engine
-from device.selftest.engines import INPUT, finish, golden, open_on_board, segment_rows
-from device.selftest.engines import unpack_engine as unpack
+from device.selftest.engines import (
+    INPUT,
+    finish,
+    golden,
+    npz,
+    open_on_board,
+    segment_rows,
+    unpack_engine,
+)
 from device.selftest.kit import Kit
 from device.selftest.report import RECORDED, RecordedRow
 
@@ -15,7 +20,7 @@ _FINISH_S = 150.0
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RecordedRow:
     """Run one reference engine and keep what it gives. Raises SessionError: it cannot run here."""
-    path = unpack(kit_folder, folder, item)
+    path = unpack_engine(kit_folder, folder, item)
     feeds, _ = golden(kit_folder, folder, item)
     with open_engine(path) as engine:
         finished = finish(engine, folder, _FINISH_S)
@@ -36,5 +41,5 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RecordedRow:
         target = folder / RECORDED / f"{item}.npz"
         target.parent.mkdir(exist_ok=True)
         arrays = {**outputs, **{f"{INPUT}{name}": array for name, array in feeds.items()}}
-        np.savez_compressed(target, **arrays)
+        target.write_bytes(npz(arrays))
         return RecordedRow(item=item, engine_sha256=engine.sha256, segments=rows)

@@ -1,7 +1,9 @@
 """What the steps that run engines share: feeds, sessions, segments as rows."""
 
+import io
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +51,16 @@ def golden(kit_folder: Path, folder: Path, name: str) -> tuple[dict[str, Array],
         {key.removeprefix(INPUT): a for key, a in arrays.items() if key.startswith(INPUT)},
         {key.removeprefix(OUTPUT): a for key, a in arrays.items() if key.startswith(OUTPUT)},
     )
+
+
+def npz(arrays: Mapping[str, Array]) -> bytes:
+    """Return arrays as a .npz file, whatever their names."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w") as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    return data.getvalue()
 
 
 def random_feeds(inputs: Sequence[TensorInfo]) -> dict[str, Array]:

@@ -242,7 +242,10 @@ def write_report(path: Path, report: Report, files: Mapping[str, bytes]) -> None
         with replacing(path) as file:
             file.write(packed.getvalue())
     except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}; use --out") from error
+        raise ReportError(
+            f"{path} cannot be written: {error.strerror}; name another file with "
+            "`tandem-agent selftest --out`"
+        ) from error
 
 
 def read_report(path: Path) -> ReportFile:

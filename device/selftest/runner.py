@@ -28,6 +28,7 @@ Progress = Callable[[str, int, int, str], None]
 """Gets the step, the items that are done, how many there are, and the item in work."""
 
 _POLL_S = 0.05
+_MORE_TIME = "give more with `tandem-agent selftest --minutes`"
 _SCRUBBED = ("problem", "reason", "said")
 
 
@@ -84,7 +85,7 @@ def run_step(work: Work, step: Step, deadline: float) -> tuple[StepRow, tuple[An
             done=len(run.rows),
             seconds=time.monotonic() - begin,
             crashes=crashes,
-            problem=f"out of time, {left_out} left out; give more --minutes" if left_out else "",
+            problem=f"out of time, {left_out} left out; {_MORE_TIME}" if left_out else "",
         ),
         tuple(run.rows),
     )

@@ -112,15 +112,19 @@ class SlotStore:
         if states:
             state = max(states, key=lambda state: state.generation)
             if problems:
-                LOG.error("%s", problems[0])
                 recovery = f"{problems[0]}. The other copy of the state is used"
-                found = {slot: seal for slot in SLOTS if (seal := self._read_seal(slot))}
-                state = msgspec.structs.replace(agreeing(state, found), recovery=recovery)
+                seals = {slot: seal for slot in SLOTS if (seal := self._read_seal(slot))}
+                state = msgspec.structs.replace(agreeing(state, seals), recovery=recovery)
+                return self._save_recovered(state)
             return state
         seals, unsealed = self._slots_by_themselves()
         if not problems and not seals and not unsealed:
             return SlotState()
         state = recovered(seals, unsealed, _recovery(problems, seals, unsealed))
+        return self._save_recovered(state)
+
+    def _save_recovered(self, state: SlotState) -> SlotState:
+        """Store a state with its `recovery`, so that the report has that after a restart too."""
         LOG.error("%s", state.recovery)
         try:
             return self.save(state)

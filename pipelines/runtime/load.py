@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
-from pipelines.config import LoadConfig, LoadStep
+from pipelines.load_config import LoadConfig, LoadStep
 
 CALM_LATENCY = 0.7  # of `slow_ms`: below it the pipeline has room for a step back
 CALM_CLOCK = 1.1  # of `low_clock`

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import UNSET
 
-from pipelines.config import LoadConfig
 from pipelines.frame import Frame
+from pipelines.load_config import LoadConfig
 from pipelines.runtime.load import Load, load_text, next_load, step_of
 from pipelines.runtime.sensors import read_board
 from pipelines.sinks.table import RateLimit

@@ -106,21 +106,21 @@ def _draw_keypoints(canvas: Image, keypoints: NDArray[np.float32]) -> None:
                 cv2.circle(canvas, point, 3, COLORS[number % len(COLORS)], cv2.FILLED)
 
 
-def _draw_classes(canvas: Image, found: SegmentationMap, labels: Sequence[str]) -> None:
+def _draw_classes(canvas: Image, segmentation: SegmentationMap, labels: Sequence[str]) -> None:
     """Tint each class with its colour; a first class called background stays as it is."""
-    part, classes = _placed(canvas, found.class_ids.astype(np.uint16), found.region)
+    part, classes = _placed(canvas, segmentation.class_ids.astype(np.uint16), segmentation.region)
     tinted = (part // 2 + _TINTS[classes % len(COLORS)] // 2).astype(np.uint8)
     if labels and labels[0].strip("_ ").casefold() == "background":
         tinted = np.where((classes == 0)[..., None], part, tinted)
     part[:] = tinted
 
 
-def _draw_depth(canvas: Image, found: DepthMap) -> None:
+def _draw_depth(canvas: Image, depth_map: DepthMap) -> None:
     """Show near as bright and far as dark."""
-    low, high = found.depth.min(), found.depth.max()
-    near = (found.depth - low) / max(float(high - low), 1e-12)
-    near = 1.0 - near if found.metric else near
-    part, levels = _placed(canvas, (near * 255.0).astype(np.uint8), found.region)
+    low, high = depth_map.depth.min(), depth_map.depth.max()
+    near = (depth_map.depth - low) / max(float(high - low), 1e-12)
+    near = 1.0 - near if depth_map.metric else near
+    part, levels = _placed(canvas, (near * 255.0).astype(np.uint8), depth_map.region)
     part[:] = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)
 
 

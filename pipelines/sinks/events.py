@@ -238,10 +238,10 @@ def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any]]:
     return list(zip(tracks, keypoints, rotated, masks, strict=True))
 
 
-def _class_shares(found: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:
+def _class_shares(segmentation: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:
     """Return the classes of a map, largest first; those below 0.1 % are left out."""
-    numbers, counts = np.unique(found.class_ids, return_counts=True)
-    shares = counts / found.class_ids.size
+    numbers, counts = np.unique(segmentation.class_ids, return_counts=True)
+    shares = counts / segmentation.class_ids.size
     order = np.argsort(-shares, kind="stable")
     order = order[shares[order] >= 0.001]
     return tuple(
@@ -250,15 +250,15 @@ def _class_shares(found: SegmentationMap, labels: Sequence[str]) -> tuple[ClassS
     )
 
 
-def _depth_range(found: DepthMap) -> DepthRange:
-    low, median, high = np.percentile(found.depth.astype(np.float64), [2, 50, 98]).tolist()
-    nearest, farthest = (low, high) if found.metric else (high, low)
+def _depth_range(depth_map: DepthMap) -> DepthRange:
+    low, median, high = np.percentile(depth_map.depth.astype(np.float64), [2, 50, 98]).tolist()
+    nearest, farthest = (low, high) if depth_map.metric else (high, low)
     nearest, median, farthest = (float(f"{v:.4g}") for v in (nearest, median, farthest))
-    return DepthRange(nearest, median, farthest, found.metric)
+    return DepthRange(nearest, median, farthest, depth_map.metric)
 
 
-def _text_lines(found: Texts, labels: Sequence[str]) -> tuple[TextLine, ...]:
-    rows = zip(found.lines, _rounded(found.scores, 3), strict=True)
+def _text_lines(texts: Texts, labels: Sequence[str]) -> tuple[TextLine, ...]:
+    rows = zip(texts.lines, _rounded(texts.scores, 3), strict=True)
     return tuple(TextLine(text_of(line, labels), score) for line, score in rows)
 
 

@@ -165,12 +165,15 @@ def writes_files(config: PipelineConfig) -> bool:
 def release_folder(root: Path, release: str) -> Path:
     """Make and return the folder of a release below `root`, by a name made of its content.
 
-    Those of all but the last releases are removed, as their slots are.
+    Those of all but the last releases are removed, as their slots are, and what a kill left half
+    written: it would count against the quota for ever.
     """
     folder = root / release
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
+        for part in folder.rglob(".*.part"):  # of a video whose encoder was killed
+            part.unlink(missing_ok=True)
         others = [entry for entry in root.iterdir() if entry.is_dir() and entry != folder]
         others.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     except OSError as error:

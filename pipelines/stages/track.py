@@ -249,8 +249,8 @@ def _joined(first: Tracks, second: Tracks) -> Tracks:
 
 
 def _still_needed(tracks: Tracks) -> NDArray[np.bool_]:
-    """Return which tracks stay: not those that were lost before they had a number, nor lost ones
-    in whose place another is seen."""
+    """Return which tracks stay: not those that were lost before they had a number, and not lost
+    ones in whose place another is seen."""
     lost = tracks.status == LOST
     keep: NDArray[np.bool_] = ~(lost & (tracks.ids < 0))
     lost_rows, seen_rows = np.flatnonzero(lost & keep), np.flatnonzero(~lost)

@@ -1,6 +1,7 @@
 """Changes of attributes."""
 
 import random
+from collections.abc import Callable
 
 import onnx
 from onnx import AttributeProto, helper
@@ -16,7 +17,7 @@ from scripts.mutants.values import (
 
 def hostile_attribute(draw: random.Random, name: str) -> onnx.AttributeProto:
     kind = draw.randrange(6)
-    values = {
+    values: dict[int, Callable[[], object]] = {
         0: lambda: draw.choice(INTEGERS),
         1: lambda: draw.choice(FLOATS),
         2: lambda: draw.choice(TEXTS),
@@ -64,8 +65,8 @@ def known_attribute(draw: random.Random, proto: Proto) -> None:
     present = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend(present)
-    kind = known[name].type.value
-    values = {
+    kind = AttributeProto.AttributeType.Value(str(known[name].type).rpartition(".")[2])
+    values: dict[int, Callable[[], object]] = {
         AttributeProto.INT: lambda: draw.choice(INTEGERS),
         AttributeProto.FLOAT: lambda: draw.choice(FLOATS),
         AttributeProto.STRING: lambda: draw.choice(TEXTS),
@@ -88,7 +89,8 @@ def repeat_attribute(draw: random.Random, proto: Proto) -> None:
 
 def attribute_type(draw: random.Random, proto: Proto) -> None:
     node = some_node(draw, proto)
-    draw.choice(node.attribute).type = draw.choice(sorted(AttributeProto.AttributeType.values()))
+    kind = draw.choice(sorted(AttributeProto.AttributeType.values()))
+    draw.choice(node.attribute).type = kind  # type: ignore[assignment]  (ints, as protobuf has them)
 
 
 def reference_attribute(draw: random.Random, proto: Proto) -> None:

@@ -1,6 +1,7 @@
 """Changes of inputs, outputs, subgraphs and functions, and nodes that make tensors large."""
 
 import random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -104,7 +105,7 @@ def quantize_value(draw: random.Random, proto: Proto) -> None:
     ends = [f"scale_{mark}", f"zero_{mark}"][: draw.choice((1, 2, 2))]
     value = node.input[index]
     quantized, read = f"quantized_{mark}", f"read_{mark}"
-    axis = {} if draw.random() < 0.7 else {"axis": draw.choice((0, 1, -1, 7))}
+    axis: dict[str, Any] = {} if draw.random() < 0.7 else {"axis": draw.choice((0, 1, -1, 7))}
     pair = [
         helper.make_node("QuantizeLinear", [value, *ends], [quantized], **axis),
         helper.make_node("DequantizeLinear", [quantized, *ends], [read], **axis),

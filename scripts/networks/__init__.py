@@ -15,6 +15,7 @@ from scripts.networks import (
     classic,
     compact,
     darknet,
+    faster_rcnn,
     mobile,
     retinanet,
     segmentation,
@@ -82,4 +83,10 @@ NETWORKS: dict[str, Network] = {
     "yolov3_tiny": Network(darknet.yolov3_tiny, 416),
     "yolov4": Network(darknet.yolov4, 416),
     "yolov4_tiny": Network(darknet.yolov4_tiny, 416),
+}
+
+# Not rebuilt but exported by PyTorch, which writing one of them needs (extra `dev`).
+EXPORTED: dict[str, Network] = {
+    "faster_rcnn_resnet18": Network(partial(faster_rcnn.faster_rcnn, backbone="resnet18"), 800),
+    "faster_rcnn_resnet50": Network(faster_rcnn.faster_rcnn, 800),
 }

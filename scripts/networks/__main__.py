@@ -5,18 +5,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from scripts.networks import NETWORKS
+from scripts.networks import EXPORTED, NETWORKS
 
 
 def main() -> None:
     """Write the network that the command line names."""
+    networks = NETWORKS | EXPORTED
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(NETWORKS))
+    parser.add_argument("name", choices=sorted(networks))
     parser.add_argument("file", type=Path)
     parser.add_argument("--side", type=int, help="input side in pixels, where it can be chosen")
     parser.add_argument("--batch", type=int, default=1)
     arguments = parser.parse_args()
-    ir.save(NETWORKS[arguments.name].model(arguments.batch, arguments.side), arguments.file)
+    ir.save(networks[arguments.name].model(arguments.batch, arguments.side), arguments.file)
 
 
 if __name__ == "__main__":

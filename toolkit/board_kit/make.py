@@ -1,7 +1,6 @@
 """Make a kit: engines and cases -> `kit.json` and `kit.zip` (device/selftest/kit.py)."""
 
 import hashlib
-import io
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from device.engine.tensorrt_manifest import TensorRT
 from device.errors import TandemError
 from device.profile import load_profile
 from device.runtime.session import open_session
-from device.selftest.engines import INPUT, OUTPUT
+from device.selftest.engines import INPUT, OUTPUT, npz
 from device.selftest.kit import DATA, LIST, Kit, NetworkCase, Reference, RuleCase
 from device.selftest.report import Variant
 from toolkit.board_kit.demo_files import MODEL, demo_files
@@ -81,7 +80,7 @@ class KitRequest:
     references: Sequence[ReferenceModel] = ()
     networks: Sequence[NetworkModel] = ()
     rules: Sequence[RuleModel] = ()
-    precisions: tuple[Precision, ...] = ("int8", "fp16")
+    precisions: tuple[Precision, ...] = ("int8",)
     demo: bool = True
 
 
@@ -198,11 +197,9 @@ def _reference(bench: _Bench, model: ReferenceModel, precision: Precision) -> Re
     )
     build_engine(model.model, bench.request.profile, path, options)
     outputs = _portable_outputs(path, samples[0])
-    golden = io.BytesIO()
     arrays = {f"{INPUT}{key}": value for key, value in samples[0].items()}
     arrays |= {f"{OUTPUT}{key}": value for key, value in outputs.items()}
-    np.savez_compressed(golden, **arrays)
-    _add(bench.archive, f"golden/{name}.npz", golden.getvalue())
+    _add(bench.archive, f"golden/{name}.npz", npz(arrays))
     _add_engine(bench.archive, name, path, keep_portable=model.on == "dla")
     return Reference(name=name, precision=precision, on=model.on, limit=LIMITS[precision])
 

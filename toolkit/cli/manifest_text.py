@@ -38,7 +38,11 @@ def manifest_text(manifest: Manifest) -> str:
             f"segment {segment.name} on {segment.processor}: {len(segment.nodes)} nodes, "
             f"predicted {us:.0f} us, carries {kinds}"
         )
-        lines += [_kernels(item) for item in segment.implementations if isinstance(item, Cuda)]
+        lines += [
+            _kernels(item) + ("" if segment.processor == "gpu" else ", if TensorRT refuses it")
+            for item in segment.implementations
+            if isinstance(item, Cuda)
+        ]
     for crossing in manifest.crossings:
         size = "size known only when run" if crossing.bytes is None else f"{crossing.bytes} bytes"
         lines.append(

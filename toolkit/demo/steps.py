@@ -21,6 +21,8 @@ from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sink_config import VideoSink
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
+from pipelines.sources.live import Waiting
+from pipelines.sources.table import open_source
 from pipelines.stages.accuracy import Accuracy
 from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
 from toolkit.demo.releases import Release, broken, pipeline_for, write_release
@@ -182,7 +184,11 @@ def _subject(path: Path | None) -> _Subject:
 
 def _source(options: DemoOptions) -> SourceConfig:
     if options.source is not None:
-        return SourceConfig(uri=options.source, loop="://" not in options.source)
+        source = SourceConfig(uri=options.source, loop="://" not in options.source)
+        open_source(
+            source, Waiting(threading.Event())
+        )  # one that is not there is refused before the build
+        return source
     return SourceConfig(uri=str(write_scene_video(options.out / "scene.mp4")), loop=True)
 
 

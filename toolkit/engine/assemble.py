@@ -44,20 +44,21 @@ def assemble(
     provenance: Provenance,
     cuda: Mapping[str, GpuSegment] | None = None,
     compile_port: PortCompiler | None = None,
+    take_turns: bool = False,
     preprocessing: Preprocessing | UnsetType = UNSET,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries.
 
     `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name;
-    `compile_port`: makes kernels for the ports of DLA segments; `preprocessing`: image -> input,
-    where it is known.
+    `compile_port`: makes kernels for the ports of DLA segments; `take_turns`: frames go to all
+    DLA cores in turn; `preprocessing`: image -> input, where it is known.
     """
     kernels = cuda or {}
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
     ranges = {dim.name: dim for dim in dims}
     sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
     finalised = {
-        planned.name: tensorrt_segment(piece, tensors, compile_port)
+        planned.name: tensorrt_segment(piece, tensors, compile_port, take_turns=take_turns)
         for planned, piece in zip(segments, lowered, strict=True)
         if planned.processor.startswith("dla")
     }

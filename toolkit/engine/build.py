@@ -53,6 +53,7 @@ from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.source import silent
+from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
@@ -270,6 +271,8 @@ def _assemble(
         built.plan.segments,
         built.extracted,
         cuda={**built.gpu.segments, **built.fallback.segments},
+        take_turns=job.target.profile.dla_cores > 1
+        and goal_named(job.plan.objective).frames_in_flight,
         compile_port=None if backend is None else partial(compile_port, backend),
         scales=built.quantized.scales,
         dims=built.gpu.dims or job.imported.dims,

@@ -80,7 +80,8 @@ def calibrate(job: BuildJob) -> Calibrated:
 def _measured(job: BuildJob, data: Source) -> Calibrated:
     """Measure ranges over data; write them to a table where requested, refused ones marked."""
     options, profile = job.options, job.target.profile
-    prepared = prepare(job.graph, profile, job.plan)
+    asked = frozenset(options.ranges.keep_float)
+    prepared = prepare(job.graph, profile, job.plan, keep_float=asked)
     floating = _floating(prepared, job)
     range_options = replace(
         with_model(options.ranges, job.imported),
@@ -109,7 +110,8 @@ def _from_table(job: BuildJob) -> Calibrated:
     # Adjustments measured before the rewrites are made before them, others after.
     early = adjusts_only(job.graph, table)
     graph = adjusted_for(job.graph, table, sha256) if early else job.graph
-    prepared = prepare(graph, job.target.profile, job.plan, table.tensors)
+    keep = frozenset(table.keep_float)
+    prepared = prepare(graph, job.target.profile, job.plan, table.tensors, keep)
     with_ranges = msgspec.structs.replace(table, tensors=dict(prepared.ranges))
     fitted = fit_table(with_ranges, original, prepared.model)
     if not early:

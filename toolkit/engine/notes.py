@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
+from device.engine.tensorrt_manifest import TensorRT
 from toolkit.engine.calibrate import Calibrated
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.segments import BuiltSegments
@@ -22,11 +23,24 @@ def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tu
     kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
     if manifest.provenance.precision == "fp16" and not all(kernels):
         notes.append("portable segments compute in FP32; FP16 is for the board")
+    notes += _refused_forms(manifest)
     if table is not None:
         notes += foreign_notes(table, job.imported.sha256)
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
     return (*notes, *calibrated.notes)
+
+
+def _refused_forms(manifest: Manifest) -> Iterable[str]:
+    """Yield a note for each DLA segment that no TensorRT of an era takes."""
+    for segment in manifest.segments:
+        for one in segment.implementations:
+            if isinstance(one, TensorRT) and (one.ranged_problem or one.typed_problem):
+                where = "any board" if one.ranged_problem else "JetPack from 7.2.2 on"
+                yield (
+                    f"segment {segment.name} does not run on the DLA on {where}: "
+                    f"{one.ranged_problem or one.typed_problem}"
+                )
 
 
 def gpu_notes(

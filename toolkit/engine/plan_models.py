@@ -20,7 +20,7 @@ from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelSource, import_model, source_path
+from toolkit.importers.onnx import ImportedModel, ModelSource, import_model, source_path
 from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.advice import Advice, advise
@@ -119,11 +119,11 @@ def _planned(
         times = load_measured(times)
 
     def plan_all(
-        members: Sequence[PlanMember], options: PlanOptions, batching: Batching
+        imports: Sequence[ImportedModel], options: PlanOptions, batching: Batching
     ) -> tuple[tuple[LoadedModel, ...], SharedPlan]:
         loaded = tuple(
-            _load(member, request, profile, options, batch=batching.size, report=report)
-            for member in members
+            _load(member, imported, request, profile, options)
+            for member, imported in zip(request.members, imports, strict=True)
         )
         models = (replace(one.model, measured=times, batching=batching) for one in loaded)
         start = {one.model.name: one.prepared.placement for one in loaded}
@@ -132,19 +132,20 @@ def _planned(
 
     rated = any(member.rate_hz is not None for member in request.members)
     if not chooses_batch(options, rated=rated, models=len(request.members)):
-        return *plan_all(request.members, options, Batching()), options
+        imports = [_import(member, request, report=report) for member in request.members]
+        return *plan_all(imports, options, Batching()), options
+
+    (member,) = request.members
+    single = _import(member, request, report=report)
 
     def plan_at(
         batch: int, options: PlanOptions
     ) -> tuple[tuple[tuple[LoadedModel, ...], SharedPlan], Plan]:
-        loaded, shared = plan_all(request.members, options, Batching(batch))
+        imported = single if batch == 1 else _import(member, request, batch, report)
+        loaded, shared = plan_all((imported,), options, Batching(batch))
         return (loaded, shared), shared.plans[0]
 
-    (member,) = request.members
-    imported = import_model(
-        member.source, shapes=member.shapes, plugins=request.plugins, keep_tensorrt=True
-    )
-    choice = choose_batch(plan_at, options, dynamic=imported.batched)
+    choice = choose_batch(plan_at, options, dynamic=single.batched)
     loaded, shared = choice.planned
     plan = replace(shared.plans[0], batching=choice.batching)
     return loaded, replace(shared, plans=(plan,)), choice.options
@@ -177,7 +178,8 @@ def explain(request: PlanRequest, node: str) -> ExplainedNode:
     Raises PlanError: the profile has no DLA, or the model no such node.
     """
     target, options = _target(request)
-    loaded = _load(request.members[0], request, target.profile, options)
+    member = request.members[0]
+    loaded = _load(member, _import(member, request), request, target.profile, options)
     dla = target.profile.dla
     if dla is None:
         raise PlanError(f"{target.profile.name} has no DLA, so that no rule keeps nodes off it")
@@ -201,36 +203,38 @@ def _target(request: PlanRequest) -> tuple[Target, PlanOptions]:
     return target, replace(request.options, tensorrt=target.tensorrt)
 
 
+def _import(
+    member: PlanMember, request: PlanRequest, batch: int = 1, report: Report = silent
+) -> ImportedModel:
+    with about(source_path(member.source).name):
+        return import_model(
+            member.source,
+            shapes=member.shapes,
+            batch=batch,
+            plugins=request.plugins,
+            keep_tensorrt=True,
+            report=report,
+        )
+
+
 def _load(
     member: PlanMember,
+    imported: ImportedModel,
     request: PlanRequest,
     profile: Profile,
     options: PlanOptions,
-    *,
-    batch: int = 1,
-    report: Report = silent,
 ) -> LoadedModel:
     with about(source_path(member.source).name):
-        return _load_member(member, request, profile, options, batch=batch, report=report)
+        return _load_member(member, imported, request, profile, options)
 
 
 def _load_member(
     member: PlanMember,
+    imported: ImportedModel,
     request: PlanRequest,
     profile: Profile,
     options: PlanOptions,
-    *,
-    batch: int,
-    report: Report,
 ) -> LoadedModel:
-    imported = import_model(
-        member.source,
-        shapes=member.shapes,
-        batch=batch,
-        plugins=request.plugins,
-        keep_tensorrt=True,
-        report=report,
-    )
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
         plain = without_qdq(imported)
@@ -245,7 +249,7 @@ def _load_member(
     if table is not None:
         ranges, keep = table.tensors, frozenset(table.keep_float)
     if request.rewrites:
-        prepared = prepare(graph, profile, options, ranges)
+        prepared = prepare(graph, profile, options, ranges, keep)
     else:
         prepared = Prepared(graph, dict(ranges or {}))
     if options.precision == "int8" and profile.dla is not None:  # as a build keeps them

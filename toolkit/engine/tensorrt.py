@@ -10,7 +10,7 @@ import onnx_ir as ir
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.export.half import rounded_up, to_half
+from toolkit.export.half import MIN_SCALE, beyond_scales, rounded_up, to_half
 from toolkit.gpu.ports import PortCompiler, Way
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
@@ -21,6 +21,7 @@ from toolkit.quantize.quantize import is_activation
 Dtype = Literal["float32", "float16"]
 
 _WAYS: tuple[Way, Way] = ("enter", "leave")  # of inputs, of outputs
+_MIN_RANK = 3  # NvInferRuntime.h, TensorFormat::kCHW16: "requires at least three dimensions"
 _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
 
@@ -58,6 +59,8 @@ def tensorrt_segment(
     piece: ExtractedSegment,
     tensors: Mapping[str, TensorInfo],
     compile_port: PortCompiler | None = None,
+    *,
+    take_turns: bool = False,
 ) -> TensorRTSegment:
     """Return the `tensorrt` implementation of a DLA segment.
 
@@ -68,7 +71,7 @@ def tensorrt_segment(
     entries: dict[str, np.ndarray] = {}
     ports = [_ports(names, tensors, plain) for names in (piece.inputs, piece.outputs)]
     ranged = _form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
-    typed_model = _typed(plain, piece, tensors)
+    typed_model = _typed(plain, (*ports[0], *ports[1]))
     typed = _form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
     kernels = [
         [] if compile_port is None
@@ -85,6 +88,10 @@ def tensorrt_segment(
         outputs=ports[1],
         ranges=dict(plain.amax),
         half_nodes=plain.half,
+        take_turns=take_turns,
+        ranged_problem=_rank_problem((*ports[0], *ports[1]), tensors),
+        typed_problem=_rank_problem((*ports[0], *ports[1]), tensors)
+        or _scale_problem((*ports[0], *ports[1])),
         enter=tuple(part.implementation for part in kernels[0]),
         leave=tuple(part.implementation for part in kernels[1]),
     )
@@ -165,7 +172,32 @@ def _ports(
     return tuple(ports)
 
 
-def _typed(plain: _Plain, piece: ExtractedSegment, tensors: Mapping[str, TensorInfo]) -> ir.Model:
+def _rank_problem(ports: Sequence[Port], tensors: Mapping[str, TensorInfo]) -> str:
+    """Return why TensorRT cannot have these ports in a format of vectors, "" if it can."""
+    for port in ports:
+        rank = len(tensors[port.tensor].shape)
+        if rank < _MIN_RANK:
+            return (
+                f"tensor {port.tensor!r} has {rank} dimensions, and TensorRT's {port.format} takes "
+                f"{_MIN_RANK} or more; write the Gemm beside it as a 1x1 Conv, or keep it off with "
+                "`tandem build --force-gpu`"
+            )
+    return ""
+
+
+def _scale_problem(ports: Sequence[Port]) -> str:
+    """Return why strongly typed TensorRT cannot have these ports, "" if it can."""
+    for port in ports:
+        if port.scale is not None and port.scale < MIN_SCALE:
+            return (
+                f"tensor {port.tensor!r} has the INT8 scale {port.scale:.3g}, and strongly typed "
+                f"TensorRT has scales in FP16, from {MIN_SCALE:.3g} on; build with "
+                "`tandem build --keep-float` for the nodes beside it, or for JetPack 6"
+            )
+    return ""
+
+
+def _typed(plain: _Plain, ports: Sequence[Port]) -> ir.Model:
     """Return the segment as strongly typed TensorRT reads it: INT8 ports are INT8 tensors."""
     if not plain.amax:
         return to_half(plain.model, half_io=True)
@@ -175,54 +207,63 @@ def _typed(plain: _Plain, piece: ExtractedSegment, tensors: Mapping[str, TensorI
         for value in node.inputs
         if value is not None and is_activation(value) and str(value.name) not in plain.amax
     }
-    keep = frozenset({*plain.half, *unranged})
+    keep = frozenset({*plain.half, *unranged, *beyond_scales(plain.model, plain.amax)})
     model = export_qdq(plain.model, plain.amax, "tensorrt-dla", keep_float=keep)
     half = to_half(model, half_io=True)
     graph = half.graph
+    scales = {port.tensor: port.scale for port in ports}
     for value in list(graph.inputs):
-        _store_input(graph, value)
+        scale = scales[str(value.name)]
+        if scale is not None:
+            _store_input(graph, value, scale)
     for value in list(graph.outputs):
-        if tensors[str(value.name)].scale is not None:
-            _store_output(graph, value, tensors[str(value.name)])
+        scale = scales[str(value.name)]
+        if scale is not None:
+            _store_output(graph, value, scale)
     graph.sort()
     return half
 
 
-def _store_input(graph: ir.Graph, value: ir.Value) -> None:
-    """Let an input that a Q reads first be what that Q makes."""
-    readers = [use.node for use in value.uses()]
-    if len(readers) != 1 or readers[0].op_type != "QuantizeLinear":
-        return
-    (quantize,) = readers
-    stored = quantize.outputs[0]
+def _store_input(graph: ir.Graph, value: ir.Value, scale: float) -> None:
+    """Let an input be INT8: what a Q made of it, and behind a DQ for nodes in floating point."""
     name, index = str(value.name), list(graph.inputs).index(value)
-    real = ir.Value(name=name, shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
-    for use in list(stored.uses()):
-        use.node.replace_input_with(use.idx, real)
-    graph.remove(quantize, safe=True)
-    graph.inputs[index] = real
+    stored = ir.Value(name=name, shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
+    for quantize in {use.node for use in value.uses() if use.node.op_type == "QuantizeLinear"}:
+        for use in list(quantize.outputs[0].uses()):
+            use.node.replace_input_with(use.idx, stored)
+        graph.remove(quantize, safe=True)
+    readers = list(value.uses())
+    if readers:
+        node = _node("DequantizeLinear", [stored, *_pair(graph, name, scale)], f"{name}_real")
+        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+        graph.insert_before(graph[0], node)
+        for use in readers:
+            use.node.replace_input_with(use.idx, node.outputs[0])
+    graph.inputs[index] = stored
 
 
-def _store_output(graph: ir.Graph, value: ir.Value, tensor: TensorInfo) -> None:
+def _store_output(graph: ir.Graph, value: ir.Value, scale: float) -> None:
     """Let an output be INT8, as a Q makes it, under its name."""
-    name = tensor.name
+    name = str(value.name)
     value.name = f"{name}_real"
-    scale = ir.Value(
-        name=f"{name}_scale_out",
-        const_value=ir.Tensor(
-            rounded_up(np.array(tensor.scale, np.float32)), name=f"{name}_scale_out"
-        ),
-    )
-    zero = ir.Value(
-        name=f"{name}_zero_out",
-        const_value=ir.Tensor(np.array(0, np.int8), name=f"{name}_zero_out"),
-    )
-    graph.register_initializer(scale)
-    graph.register_initializer(zero)
-    node = _node("QuantizeLinear", [value, scale, zero], name)
+    node = _node("QuantizeLinear", [value, *_pair(graph, name, scale)], name)
     node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT8), value.shape
     graph.append(node)
     graph.outputs[list(graph.outputs).index(value)] = node.outputs[0]
+
+
+def _pair(graph: ir.Graph, name: str, scale: float) -> tuple[ir.Value, ir.Value]:
+    """Add the scale of a port, in FP16, and its zero point."""
+    constants = (
+        (f"{name}_port_scale", rounded_up(np.array(scale, np.float32))),
+        (f"{name}_port_zero", np.array(0, np.int8)),
+    )
+    first, second = (
+        ir.Value(name=key, const_value=ir.Tensor(array, name=key)) for key, array in constants
+    )
+    graph.register_initializer(first)
+    graph.register_initializer(second)
+    return first, second
 
 
 def _form(

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from calibration.trt_cache import cache_of, cache_version, encode_cache
 from device.engine.file import open_engine
 from toolkit.errors import BuildError, first_line
-from toolkit.export.half import MIN_OPSET, to_half
+from toolkit.export.half import MIN_OPSET, beyond_scales, to_half
 from toolkit.export.network import Network, network_of
 from toolkit.export.releases import RELEASES, Era, Release
 from toolkit.export.trtexec import Recipe, nameable, recipe
@@ -188,7 +188,11 @@ def _typed(network: Network) -> ir.Model:
         model = _converted(model)
     if network.precision == "int8":
         target = "tensorrt-gpu" if _core(network) is None else "tensorrt-dla"
-        keep = {*network.float_nodes, *_unranged_readers(model, network)}
+        keep = {
+            *network.float_nodes,
+            *_unranged_readers(model, network),
+            *beyond_scales(model, network.amax),
+        }
         model = export_qdq(model, network.amax, target, keep_float=frozenset(keep))
         violations = check_qdq(model, target)
         if violations:

@@ -6,8 +6,12 @@ Cast, unless the caller wants none. An operand whose operator has no float16 in 
 Resize, the boxes of NonMaxSuppression) stays float32, with a Cast where it is computed.
 
 Scales of Q/DQ become float16, too, as the type of a scale is the type of the tensor. They are
-rounded up, so that no value is clipped that was not before.
+rounded up, so that no value is clipped that was not before. Below 2^-14 float16 loses digits, and
+hardware may read 0: there nodes keep floating point (`beyond_scales`), or a channel of a weight
+whose other channels are larger gets 2^-14.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -17,6 +21,9 @@ from toolkit.errors import BuildError
 
 MIN_OPSET = 19
 """The first opset whose Q/DQ takes float16."""
+
+MIN_SCALE = 2.0**-14
+"""The smallest float16 with all its digits."""
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
@@ -38,6 +45,31 @@ def to_half(model: ir.Model, *, half_io: bool) -> ir.Model:
     copy = model.clone()
     _Halver(copy.graph.opset_imports.get("", MIN_OPSET)).graph(copy.graph, top=not half_io)
     return copy
+
+
+def beyond_scales(model: ir.Model, amax: Mapping[str, float]) -> frozenset[str]:
+    """Return the nodes whose INT8 would need scales below MIN_SCALE.
+
+    Those read an activation with such a range (`amax` by name), or a weight all of whose channels
+    have one.
+    """
+    smallest = MIN_SCALE * 127
+    return frozenset(
+        str(node.name)
+        for node in model.graph
+        for value in node.inputs
+        if value is not None and _largest(value, amax) < smallest
+    )
+
+
+def _largest(value: ir.Value, amax: Mapping[str, float]) -> float:
+    """Return the largest magnitude of an operand that INT8 may store, infinity for others."""
+    tensor = value.const_value
+    if tensor is None:
+        return amax.get(str(value.name), np.inf)
+    if tensor.dtype != _FLOAT or len(tensor.shape) < 2:  # biases are not INT8
+        return np.inf
+    return float(np.abs(tensor.numpy()).max(initial=0.0)) or np.inf
 
 
 class _Halver:
@@ -168,10 +200,11 @@ def _halved(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def rounded_up(scale: np.ndarray) -> np.ndarray:
-    """Return the smallest float16 that is not below each scale, at most the largest one.
+    """Return the smallest float16 that is not below each scale and MIN_SCALE, at most the largest.
 
     A scale beyond that belongs to values that float16 does not hold either.
     """
+    scale = np.maximum(scale, np.float32(MIN_SCALE))
     half = np.minimum(scale, _MAX_HALF).astype(np.float16)
     above = np.nextafter(half, np.float16(_MAX_HALF))  # the largest stays as it is
     up: np.ndarray = np.where(half.astype(np.float32) < scale, above, half)

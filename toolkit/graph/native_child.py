@@ -35,6 +35,17 @@ CARRIERS = frozenset(
 MAX_READ_ELEMENTS = 1024  # of constants that the check of a node reads: shapes, axes, scales
 # CARRIERS whose values come from their first operand; the others are sizes, axes and indices.
 FIRST_CARRIES = frozenset({"Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
+# Inputs that hold one number, by operator and position; inference does not look at all of them.
+ONE_NUMBER: Mapping[str, tuple[int, ...]] = {
+    "Clip": (1, 2),
+    "CumSum": (1,),
+    "NonMaxSuppression": (2, 3, 4),
+    "OneHot": (1,),
+    "Pad": (2,),
+    "Range": (0, 1, 2),
+    "TopK": (1,),
+    "Trilu": (1,),
+}
 SKIPPED = frozenset({"Constant", "If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -153,7 +164,8 @@ def _contradiction(
     constants = {name: data[name] for name in read if name in data}
     try:
         schema = defs.get_schema(node.op_type, opset, "")
-        if reason := _bad_attribute(node, schema) or _bad_convolution(node, types):
+        checks = (_bad_attribute(node, schema), _bad_number(node, types))
+        if reason := next(filter(None, checks), _bad_convolution(node, types)):
             return reason
         inferred = onnx.shape_inference.infer_node_outputs(
             schema, node, read, constants, opset_imports=list(proto.opset_import)
@@ -162,7 +174,8 @@ def _contradiction(
         return str(err)
     except (defs.SchemaError, KeyError, RuntimeError, TypeError, ValueError):
         return ""  # not known to this onnx, or nothing that it can say of a node alone
-    return _bad_result(inferred, types, {value.name for value in proto.graph.output})
+    moved = _bad_view(node, types, inferred)
+    return moved or _bad_result(inferred, types, {value.name for value in proto.graph.output})
 
 
 def _bad_attribute(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
@@ -182,6 +195,21 @@ def _type_number(name: str) -> int:
     return int(onnx.AttributeProto.AttributeType.Value(name.rpartition(".")[2]))
 
 
+def _bad_number(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
+    """Return which input has not one element, as it must; "" where all have."""
+    for at in ONE_NUMBER.get(node.op_type, ()):
+        name = node.input[at] if at < len(node.input) else ""
+        if not name or not _is_known(types[name]):
+            continue
+        count = math.prod(dim.dim_value for dim in types[name].tensor_type.shape.dim)
+        if count != 1:
+            return f"its input {name!r} has {count} elements instead of one"
+    fill = next((item.t for item in node.attribute if item.name == "value"), None)
+    if node.op_type == "ConstantOfShape" and fill is not None and _elements(fill) != 1:
+        return f"its value has {_elements(fill)} elements instead of one"
+    return ""
+
+
 def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
     """Return what is wrong with ranks and groups of a convolution; inference misses both."""
     if node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
@@ -199,6 +227,26 @@ def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> st
     expected = second * groups if node.op_type == "Conv" else first
     if first % groups or channels != expected:
         return f"{groups} groups and weights {shapes[1]} do not fit {channels} channels"
+    return ""
+
+
+def _bad_view(
+    node: onnx.NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]
+) -> str:
+    """Return what is wrong with a Reshape or Transpose; inference does not count."""
+    source = types.get(node.input[0]) if node.op_type in ("Reshape", "Transpose") else None
+    if source is None or not _is_known(source):
+        return ""
+    dims = [dim.dim_value for dim in source.tensor_type.shape.dim]
+    result = inferred.get(node.output[0])
+    if node.op_type == "Transpose":
+        order = next((list(item.ints) for item in node.attribute if item.name == "perm"), None)
+        if order is not None and sorted(order) != list(range(len(dims))):
+            return f"its order {order} is none of the {len(dims)} axes of {dims}"
+    elif result is not None and _is_known(result):
+        shape = [dim.dim_value for dim in result.tensor_type.shape.dim]
+        if math.prod(shape) != math.prod(dims):
+            return f"it makes {math.prod(shape)} elements, {shape}, of {math.prod(dims)}, {dims}"
     return ""
 
 

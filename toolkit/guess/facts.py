@@ -55,10 +55,10 @@ class ModelFacts:
         height, width = self.declared_size
         exported = numbers_of(self.metadata.get("imgsz", ""))
         usual = exported if len(exported) == 2 else (DEFAULT_SIDE, DEFAULT_SIDE)
-        given = self.input_size or (usual[0], usual[1])
+        fallback = self.input_size or (usual[0], usual[1])
         return (
-            height if isinstance(height, int) else given[0],
-            width if isinstance(width, int) else given[1],
+            height if isinstance(height, int) else fallback[0],
+            width if isinstance(width, int) else fallback[1],
         )
 
     @property
@@ -136,6 +136,6 @@ def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
         tuple(info(value) for value in graph.outputs),
         dict(model.metadata_props),
         frozenset(node.op_type for node in graph.all_nodes()),
-        {name: made for name, made in producers.items() if made is not None},
+        {name: node for name, node in producers.items() if node is not None},
         input_size,
     )

@@ -74,7 +74,7 @@ def propose(facts: ModelFacts) -> Proposal:
 def _nothing(facts: ModelFacts) -> str:
     outputs = "; ".join(
         f"{output.name!r} {output.dtype} [{', '.join(str(d or '?') for d in output.shape)}]"
-        + (f" from {made.op}" if (made := facts.producers.get(output.name)) is not None else "")
+        + (f" from {node.op}" if (node := facts.producers.get(output.name)) is not None else "")
         for output in facts.outputs
     )
     ranks = [len(output.shape) for output in facts.outputs]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pipelines.config import PreprocessConfig
+from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.proposal import Candidate, Proposal, preprocess_of
 
@@ -25,9 +25,25 @@ def settings_text(facts: ModelFacts, candidate: Candidate) -> str:
     )
 
 
+def model_settings_text(model: ModelConfig) -> str:
+    """Return [preprocess] and [decode] of a model.toml."""
+    decode = model.decode
+    kind = f"kind = {_value(decode.__struct_config__.tag)}\n"
+    return (
+        f"[preprocess]\n{_table(model.preprocess, ALWAYS)}\n[decode]\n{kind}"
+        f"{_table(decode, _names_of(decode))}"
+    )
+
+
+def string_text(text: str) -> str:
+    """Return a text as a TOML string."""
+    return _value(text)
+
+
 def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
     """Return the whole answer as TOML, with what is known and what is not as comments."""
-    lines = [f"# {facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}."]
+    head = f"{facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}."
+    lines = [_comment(head)]
     if proposal.labels:
         lines.append(f"# {len(proposal.labels)} class names in the metadata: --labels-out.")
     if facts.size_is_assumed:
@@ -36,7 +52,7 @@ def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
     if proposal.sureness == "ask":
         lines.append("# Several decoders take such outputs: choose with --choose NUMBER.")
         for number, candidate in enumerate(proposal.candidates, start=1):
-            lines += ["#", f"# {number}: {candidate.kind}: {candidate.why}."]
+            lines += ["#", _comment(f"{number}: {candidate.kind}: {candidate.why}.")]
             lines += [f"#    {line}".rstrip() for line in _lines(facts, candidate)]
         return "\n".join(lines) + "\n"
     return "\n".join([*lines, *_reasons(proposal.best), *_lines(facts, proposal.best)]) + "\n"
@@ -60,8 +76,14 @@ def relative_path(path: Path, folder: Path) -> str:
 
 
 def _reasons(candidate: Candidate) -> list[str]:
-    notes = [f"# Note: {note}." for note in candidate.notes]
-    return [f"# {candidate.why}.", *notes]
+    notes = [_comment(f"Note: {note}.") for note in candidate.notes]
+    return [_comment(f"{candidate.why}."), *notes]
+
+
+def _comment(text: str) -> str:
+    """Return a comment of one line, whatever a file's names and metadata hold."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return f"# {' '.join(printable.split())}"
 
 
 def _lines(facts: ModelFacts, candidate: Candidate) -> list[str]:
@@ -102,4 +124,6 @@ def _value(value: Any) -> str:  # noqa: ANN401  (what TOML can hold)
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(float(f"{value:.{NUMBERS}g}"))
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for pairs of surrogates and DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)

@@ -1,6 +1,7 @@
 """Fixes the shapes of a model's inputs: given shapes apply, other dynamic dimensions freeze."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -31,9 +32,12 @@ def fix_shapes(
                 "correct the name given with --shape."
             )
     frozen: dict[str, int] = {}
+    image_size = _image_size(model.metadata_props)
     # Inputs with requested shapes come first: they freeze dimensions of the others.
     for name, value in sorted(inputs.items(), key=lambda item: item[0] not in shapes):
-        notes += _fix_input(path, value, shapes.get(name), dynamic, frozen, batch=batch)
+        notes += _fix_input(
+            path, value, shapes.get(name), dynamic, frozen, batch=batch, image_size=image_size
+        )
     if frozen or shapes:
         _rebind(model, frozen)
     return notes
@@ -73,6 +77,7 @@ def _fix_input(
     frozen: dict[str, int],
     *,
     batch: int,
+    image_size: tuple[int, ...],
 ) -> list[str]:
     """Give one input a shape whose every dimension is a number or a name in `dynamic`."""
     if value.shape is None:
@@ -95,7 +100,7 @@ def _fix_input(
         if axis > 0:
             raise ImportModelError(
                 f"{path.name}: input {value.name!r} has shape {_text(old)}, and dimension {axis} "
-                f"is dynamic; fix it, such as --shape {value.name}={_example(old)}"
+                f"is dynamic; fix it, such as --shape {value.name}={_example(old, image_size)}"
                 f"{f', or give its range with {_option(dim)}' if dim.value else ''}."
             )
         new[axis] = batch
@@ -172,8 +177,16 @@ def _text(dims: Iterable[int | ir.SymbolicDim]) -> str:
     )
 
 
-def _example(dims: Iterable[int | ir.SymbolicDim]) -> str:
+def _image_size(metadata: Mapping[str, str]) -> tuple[int, ...]:
+    """Height and width that Ultralytics exports state as `imgsz`, () without them."""
+    match = re.fullmatch(r"\[(\d+), (\d+)\]", metadata.get("imgsz", ""))
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def _example(dims: Sequence[int | ir.SymbolicDim], image_size: tuple[int, ...]) -> str:
+    sizes = ["1", *["224"] * (len(dims) - 1)]
+    if len(dims) == 4 and image_size:
+        sizes[2:] = map(str, image_size)
     return "x".join(
-        str(d) if isinstance(d, int) else ("1" if axis == 0 else "224")
-        for axis, d in enumerate(dims)
+        str(dim) if isinstance(dim, int) else size for dim, size in zip(dims, sizes, strict=True)
     )

@@ -30,6 +30,7 @@ from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.importers.repair import clear_false_sizes, sort_nodes
 from toolkit.importers.source import ModelPath, Report, model_sha256, silent
+from toolkit.importers.weights import without_weights
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
 
@@ -327,7 +328,7 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
     for tensor in shapeless:
         tensor.shape.SetInParent()
     try:
-        onnx.checker.check_model(proto, full_check=False)
+        onnx.checker.check_model(without_weights(proto), full_check=False)
     except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
         raise ImportModelError(
             f"{path.name} is not valid ONNX: {first_line(err)}; {_remedy(proto)}."

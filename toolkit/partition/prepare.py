@@ -6,7 +6,7 @@ there.
 This comes before calibration, because new tensors need ranges of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -15,11 +15,12 @@ from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
-from toolkit.partition.planning.forced import ALL
+from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
 from toolkit.partition.planning.placement import Effort, Trial
 from toolkit.partition.planning.plan import Model, PlanOptions, try_model
 from toolkit.partition.solver.problem import Placement
+from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.qdq.infer_ranges import infer_ranges
 from toolkit.quantize.quantize import calibrated_tensors
 
@@ -53,11 +54,13 @@ def prepare(
     profile: Profile,
     options: PlanOptions,
     ranges: Mapping[str, float] | None = None,
+    keep_float: frozenset[str] = frozenset(),
 ) -> Prepared:
     """Return the graph to plan; `model` has gone through the passes.
 
     `ranges` None: they will be measured on the result. With ranges, rewrites whose new tensors
-    would have none are left out.
+    would have none are left out. `keep_float`: nodes that stay in floating point, which no rewrite
+    touches in INT8: what it makes would run in INT8.
     """
     known = dict(ranges or {})
     dla = profile.dla
@@ -67,29 +70,19 @@ def prepare(
     def rewrite(only: frozenset[str] | None) -> Legalized:
         return legalize(model, dla, options.tensorrt, options.precision, only)
 
+    int8 = options.precision == "int8"
+    trials = _Trials(profile, options, ranges, keep_float)
     legal = every = rewrite(None)
     useful = {row.node for row in every.applied}
-    if ranges is not None and options.precision == "int8":
-        useful -= _without_ranges(legal, known)
-        legal = rewrite(frozenset(useful))
-    named = {*options.forced.dla} - {ALL}
-    forced = {row.node for row in legal.applied if named & {row.node, *row.replaced}}
-    gain, placement = None, dict[str, Processor]()
-    if legal.applied:
-        trial = _trial(legal, profile, options)
-        useful = useful & _on_dla(legal, trial) | forced
-        if useful and useful != {row.node for row in legal.applied}:
+    if int8:
+        useful -= {row.node for row in every.applied if keep_float & {row.node, *row.replaced}}
+        useful -= _without_ranges(legal, known) if ranges is not None else set()
+        if useful != {row.node for row in every.applied}:
             legal = rewrite(frozenset(useful))
-            trial = _trial(legal, profile, options, trial.solution.placement)
-        plain = rewrite(frozenset(forced))
-        start = trial.solution.placement
-        without = _trial(plain, profile, options, start) if useful else None
-        value, before = trial.solution.value, without.solution.value if without else 0.0
-        if before * (1 - trial.min_gain) < (1 - TRIAL_GAP) * value:
-            legal, trial = plain, without or trial
-        elif before > 0:
-            gain = max(0.0, 1 - value / before)
-        placement = dict(trial.solution.placement[_TRIAL])
+    choice = _Choice(legal)
+    if legal.applied:
+        choice = _choose(legal, rewrite, trials, _forced(legal, options.forced))
+    legal = choice.legal
     applied = {row.node for row in legal.applied}
     if ranges is not None:
         known = infer_ranges(legal.model.graph, known)[0]
@@ -100,9 +93,43 @@ def prepare(
         unused=tuple(row for row in every.applied if row.node not in applied),
         declined=every.refused,
         cuts=legal.cuts,
-        gain=gain if legal.applied else None,
-        placement=placement,
+        gain=choice.gain if legal.applied else None,
+        placement=choice.placement,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The graph with the rewrites that are kept; `gain` and `placement` as in `Prepared`."""
+
+    legal: Legalized
+    gain: float | None = None
+    placement: Mapping[str, Processor] = field(default_factory=dict)
+
+
+def _choose(
+    legal: Legalized,
+    rewrite: Callable[[frozenset[str]], Legalized],
+    trials: "_Trials",
+    forced: set[str],
+) -> _Choice:
+    """Keep the rewrites whose nodes are on the DLA in a trial, if that pays, and `forced` ones."""
+    trial = trials.run(legal)
+    useful = _on_dla(legal, trial) | forced
+    if useful and useful != {row.node for row in legal.applied}:
+        legal = rewrite(frozenset(useful))
+        trial = trials.run(legal, trial.solution.placement)
+    gain = None
+    if not useful:
+        legal = rewrite(frozenset())
+    elif useful != forced:
+        plain = rewrite(frozenset(forced))
+        before = trials.without(plain, trial)
+        if _is_enough(before, trial):
+            legal, trial = plain, before
+        elif before.solution.value > 0:
+            gain = max(0.0, 1 - trial.solution.value / before.solution.value)
+    return _Choice(legal, gain, dict(trial.solution.placement[_TRIAL]))
 
 
 def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
@@ -119,17 +146,62 @@ def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
     }
 
 
-def _trial(
-    legal: Legalized, profile: Profile, options: PlanOptions, start: Placement | None = None
-) -> Trial:
-    model = Model(_TRIAL, legal.model.graph, cuts=legal.cuts, rewrites=legal.applied)
-    starts = () if start is None else (start,)
-    effort = Effort(
-        TRIAL_SHARE * options.seconds, TRIAL_GAP, starts=starts, min_gain=options.min_gain
-    )
-    if options.objective == MAKESPAN:  # of several models: what balances the processors helps
-        options = replace(options, objective=DEFAULT)
-    return try_model(model, profile, options, effort)
+def _forced(legal: Legalized, forced: Forced) -> set[str]:
+    """Return the rewrites of nodes that must run on the DLA."""
+    if ALL in forced.dla:
+        return {row.node for row in legal.applied}
+    named = {*forced.dla}
+    return {row.node for row in legal.applied if named & {row.node, *row.replaced}}
+
+
+def _enough(trial: Trial) -> float:
+    """Return the value from which a plan without the rewrites is as good, by the least gain."""
+    share = max(1e-9, 1 - trial.min_gain)
+    return (1 - TRIAL_GAP) * trial.solution.value / share
+
+
+def _is_enough(before: Trial, trial: Trial) -> bool:
+    return before.solution.value < _enough(trial)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Places rewritten graphs, to tell which rewrites are of use."""
+
+    profile: Profile
+    options: PlanOptions
+    ranges: Mapping[str, float] | None
+    keep_float: frozenset[str]
+
+    def run(
+        self, legal: Legalized, start: Placement | None = None, enough: float | None = None
+    ) -> Trial:
+        """Return a placement of a graph, improved from `start` until it is `enough`."""
+        graph, options = legal.model.graph, self.options
+        model = Model(_TRIAL, graph, cuts=legal.cuts, rewrites=legal.applied)
+        if options.precision == "int8":
+            model = replace(model, keep_float=self.keep_float | {*mixing_concats(legal.model)})
+            if self.ranges is not None:
+                known = infer_ranges(graph, self.ranges)[0]
+                model = replace(model, has_scale=known.__contains__)
+        if options.objective == MAKESPAN:  # of several models: what balances the processors helps
+            options = replace(options, objective=DEFAULT)
+        effort = Effort(
+            TRIAL_SHARE * options.seconds,
+            TRIAL_GAP,
+            enough=enough,
+            starts=() if start is None else (start,),
+            min_gain=options.min_gain,
+        )
+        return try_model(model, self.profile, options, effort)
+
+    def without(self, plain: Legalized, trial: Trial) -> Trial:
+        """Return a placement without the rewrites of a trial: one that is enough, or the best."""
+        start = trial.solution.placement
+        quick = self.run(plain, start, _enough(trial))
+        if _is_enough(quick, trial) or quick.solution.gap <= TRIAL_GAP:
+            return quick
+        return self.run(plain, start)
 
 
 def _on_dla(legal: Legalized, trial: Trial) -> set[str]:

@@ -120,10 +120,6 @@ class Context:
         self._closers.append(lambda: self._driver.call("cuStreamDestroy_v2", handle))
         return Stream(self, handle)
 
-    def stream_at(self, handle: int) -> "Stream":
-        """Return a stream that somebody else created and destroys; 0 is the default stream."""
-        return Stream(self, c_void_p(handle))
-
     def on_close(self, closer: Callable[[], None]) -> None:
         """Call `closer` in `close`, before all that was created earlier is freed."""
         self._closers.append(closer)

@@ -1,13 +1,14 @@
 """An array in the GPU's memory, for callers of `Session.infer_on_device` and other libraries."""
 
 import math
+from ctypes import c_void_p
 from typing import Any, SupportsIndex, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
 
 from device.errors import SessionError
-from device.runtime.cuda.context import Context
+from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.dlpack import CUDA, make_capsule
 from device.runtime.cuda.sharing import LEGACY, CallersContext, follow
 
@@ -83,7 +84,7 @@ class DeviceArray:
             context = Context()
             try:
                 context.activate()
-                stream = context.stream_at(self.stream or 0)
+                stream = Stream(context, c_void_p(self.stream or 0))
                 if values.nbytes:
                     stream.download(values.reshape(-1).view(np.uint8), self.address)
                 stream.wait()

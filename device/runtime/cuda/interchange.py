@@ -112,9 +112,7 @@ def _capsule(where: str, value: Any, stream: int) -> object:  # noqa: ANN401
         raise SessionError(f"{where} cannot be shared by DLPack: {error}") from error
 
 
-def _by_interface(
-    where: str, value: object, interface: Mapping[str, Any], stream: int
-) -> Operand:
+def _by_interface(where: str, value: object, interface: Mapping[str, Any], stream: int) -> Operand:
     dtype = np.dtype(interface["typestr"])
     _check_type(where, dtype.name)
     shape = tuple(interface["shape"])

@@ -1,4 +1,4 @@
-"""What a session shares with other CUDA code of the process: memory, the order of streams, contexts.
+"""What a session shares with other CUDA code of the process: memory, streams and contexts.
 
 Memory here outlives the session that took it. No function leaves another context current in the
 calling thread than the one that it found.
@@ -6,10 +6,12 @@ calling thread than the one that it found.
 
 import ctypes
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_void_p
 
 from device.runtime.cuda.context import Context, Stream
-from device.runtime.cuda.driver import EVENT_DISABLE_TIMING, load_driver
+from device.runtime.cuda.driver import EVENT_DISABLE_TIMING, CudaError, load_driver
 
 
 class CallersContext:
@@ -24,6 +26,21 @@ class CallersContext:
     def __exit__(self, *_: object) -> None:
         """Make it current again."""
         load_driver().call("cuCtxSetCurrent", c_void_p(self._current))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Give the thread its context back where there is a driver; without, there is none."""
+    try:
+        callers = CallersContext()
+        callers.__enter__()
+    except CudaError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        callers.__exit__()
 
 
 def current_context() -> int:
@@ -53,10 +70,11 @@ class DeviceMemory:
 
 def _free(address: ctypes.c_uint64, context: c_void_p) -> None:
     driver = load_driver()
-    with CallersContext():
+    # After a fault on the GPU every call fails; that error was raised when it was seen.
+    with suppress(CudaError), CallersContext():
         driver.call("cuCtxSetCurrent", context)
         driver.call("cuMemFree_v2", address)
-    driver.call("cuDevicePrimaryCtxRelease_v2", 0)
+        driver.call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
 class Event:
@@ -97,7 +115,7 @@ def follow(first: int, then: int) -> None:
         try:
             context.activate()
             event = Event(context)
-            event.record(context.stream_at(first))
-            event.precede(context.stream_at(then))
+            event.record(Stream(context, c_void_p(first)))
+            event.precede(Stream(context, c_void_p(then)))
         finally:
             context.close()  # the driver keeps the event until both streams are past it

@@ -35,6 +35,7 @@ from device.runtime.timing_cache import add_timings, read_timings
 
 Array = npt.NDArray[Any]
 
+TAG = "cuda"  # of the implementation in the manifest
 _MAX_GRAPHS = 16  # sets of sizes whose graphs are cached; the least recently used goes first
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Segment, TensorInfo
+from device.errors import SessionError
 from device.runtime.cuda.context import Stream
 from device.runtime.emulation.options import Emulation
 from device.runtime.line_steps import Format
@@ -99,6 +100,10 @@ class DeviceSegment(Protocol):
         ...
 
 
+class LoadRefusedError(SessionError):
+    """An implementation cannot be loaded here and now; another one may run."""
+
+
 class Executor(Protocol):
     """One segment, loaded and ready to run. Implementations inherit what they do not have."""
 
@@ -143,6 +148,13 @@ class Executor(Protocol):
         another shape than its array.
         """
         ...
+
+    def use_dla_core(self, core: int) -> None:
+        """Run on another DLA core from now on; what runs on no DLA stays where it is.
+
+        Raises SessionError: the core is not there or does not take it, and nothing changes.
+        """
+        return
 
     def close(self) -> None:
         """Release memory and handles; the executor cannot run afterwards."""

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
 from device.runtime.executors import cuda, emulated, portable, tensorrt
-from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
+from device.runtime.executors.protocol import (
+    Executor,
+    ExecutorKind,
+    LoadRefusedError,
+    SegmentContext,
+)
+from device.runtime.tensorrt.board import tensorrt_version
 
 LOG = logging.getLogger("tandem.session")
 
@@ -20,7 +26,7 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         remark="asked for; silicon may differ",
     ),
     ExecutorKind("tensorrt", tensorrt.TAG, tensorrt.load, tensorrt.why_not, tensorrt.misfit),
-    ExecutorKind("cuda", "cuda", cuda.load, cuda.why_not, cuda.misfit),
+    ExecutorKind("cuda", cuda.TAG, cuda.load, cuda.why_not, cuda.misfit),
     ExecutorKind("portable", "portable", portable.load, portable.why_not),
 )
 
@@ -57,7 +63,11 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         if problem is not None:
             refused.append(f"{kind.name}: {problem}")
             continue
-        executor = kind.load(context, implementation)
+        try:
+            executor = kind.load(context, implementation)
+        except LoadRefusedError as error:
+            refused.append(f"{kind.name}: {error}")
+            continue
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
         degraded = _degraded(segment, kind, refused)
@@ -80,14 +90,14 @@ def other_ways(context: SegmentContext) -> tuple[str, ...]:
 
 
 def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
-    """Return why a DLA segment runs on another processor, "" on machines without TensorRT.
+    """Return why a DLA segment runs on another processor, "" on machines that are no such board.
 
-    There nobody expects a DLA, and the report gives the reason.
+    They have neither TensorRT nor the GPU of the kernels, and the report gives the reason.
     """
     on_dla = segment.processor.startswith("dla")
     if not on_dla or kind.tag == tensorrt.TAG or kind.requested is not None or not refused:
         return ""
-    if not tensorrt.tensorrt_version():
+    if kind.tag != cuda.TAG and not tensorrt_version():
         return ""
     return f"segment {segment.name} runs as {kind.name}, not on the DLA: {'; '.join(refused)}"
 

@@ -1,10 +1,11 @@
-"""Runs a DLA segment through TensorRT: a plan that was finished on this board, on one DLA core.
+"""Runs a DLA segment through TensorRT: a plan that was finished on this board.
 
-Inputs are packed into the DLA's formats in page-locked memory, and everything is enqueued on one
-stream: copies in, the DLA's task, copies out. TensorRT is imported when a segment is loaded.
+In a line (`device.runtime.line`) kernels bring tensors into the DLA's formats on the GPU. By itself
+inputs are packed in page-locked memory, and all is enqueued on one stream: copies in, the DLA's
+task, copies out. TensorRT is imported when a segment is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,18 @@ from device.errors import SessionError
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.ports import PortKernels
-from device.runtime.executors.protocol import DeviceSegment, Executor, SegmentContext, Shapes
+from device.runtime.executors.protocol import (
+    DeviceSegment,
+    Executor,
+    LoadRefusedError,
+    SegmentContext,
+    Shapes,
+)
 from device.runtime.line_steps import Format, format_of
 from device.runtime.tensorrt.board import read_board, tensorrt_version
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
-from device.runtime.tensorrt.plans import default_folder, find_plan, read_plan
+from device.runtime.tensorrt.loaded import LoadedPlan, core_count
+from device.runtime.tensorrt.plans import Plan, default_folder, find_plan, read_plan
 from device.runtime.tensorrt.releases import find_release
 
 Array = npt.NDArray[Any]
@@ -42,8 +50,10 @@ def why_not() -> str | None:
 
 def misfit(context: SegmentContext, implementation: TensorRT) -> str | None:
     """Return why this segment has no plan for this board, or None if it has one."""
-    folder = context.options.plans or default_folder()
-    plan = find_plan(folder, context.engine, implementation, read_board())
+    try:
+        plan = _find(context, implementation)
+    except SessionError as error:  # of this segment: no form of it is for this TensorRT
+        return str(error)
     if plan.record is None:
         return f"it has no plan for this board: run `tandem-agent prepare {context.engine.path}`"
     if plan.record.problem is not None:
@@ -59,21 +69,24 @@ def load(context: SegmentContext, implementation: TensorRT) -> Executor:
 
 
 class TensorRTExecutor(Executor):
-    """One segment on one DLA core, with a stream and all its memory."""
+    """One segment on a DLA core, or on all in turn, with a stream and all its memory."""
 
     def __init__(self, context: SegmentContext, implementation: TensorRT) -> None:
-        """Load the plan on its core and take memory for the ports.
+        """Load the plan on its cores and take memory for the ports.
 
-        Raises SessionError if TensorRT or the driver refuses.
+        Raises LoadRefusedError if TensorRT does not load it, SessionError if the driver refuses.
         """
-        import tensorrt
-
         self._where = context.where
         self._closed = False
-        core = context.options.dla_core
-        self._core = int(context.segment.processor.removeprefix("dla")) if core is None else core
-        self._version = str(tensorrt.__version__)
-        data = self._plan(context, implementation)
+        self._tensors = {name: context.tensors[name] for name in _names(context)}
+        self._place = _find(context, implementation)
+        self._frame = 0
+        chosen = context.options.dla_core
+        self._plans = (
+            self._load(_cores(context, implementation))
+            if chosen is None
+            else self._load_chosen(chosen)
+        )
         try:
             self._cuda = Context()
         except CudaError as error:
@@ -81,31 +94,26 @@ class TensorRTExecutor(Executor):
         try:
             self._cuda.activate()
             self._stream = self._cuda.stream()
-            self._load(tensorrt, data)
-            shapes = {
-                name: _static(tensor.shape) for name, tensor in context.tensors.items()
-                if None not in tensor.shape
-            }  # fmt: skip
             self._ports = {
-                port.tensor: (port, *self._take(port, shapes[port.tensor]))
+                port.tensor: (port, *self._take(port))
                 for port in (*implementation.inputs, *implementation.outputs)
             }
             self._kernels = _port_kernels(self._cuda, context, implementation)
-        except CudaError as error:
+        except BaseException as error:
             self._cuda.close()
-            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
-        except BaseException:
-            self._cuda.close()
+            if isinstance(error, CudaError):
+                raise SessionError(f"{self._where} cannot be loaded: {error}") from error
             raise
-        self._shapes = shapes
         self._inputs = tuple(port.tensor for port in implementation.inputs)
         self._outputs = tuple(port.tensor for port in implementation.outputs)
 
     @property
     def description(self) -> str:
-        """TensorRT's version, the core, and who brings tensors into its formats if not the GPU."""
+        """TensorRT's version, its cores, and who brings tensors into its formats if not the GPU."""
+        cores = [str(plan.core) for plan in self._plans]
+        which = f"core {cores[0]}" if len(cores) == 1 else f"cores {', '.join(cores)} in turn"
         by_cpu = "" if self._kernels else ", formats by the CPU"
-        return f"TensorRT {self._version}, DLA core {self._core}{by_cpu}"
+        return f"TensorRT {tensorrt_version()}, DLA {which}{by_cpu}"
 
     @property
     def device(self) -> DeviceSegment | None:
@@ -137,7 +145,7 @@ class TensorRTExecutor(Executor):
             raise SessionError(f"{self._where} failed: {error}") from error
         for name, array in outputs.items():
             port, memory, _ = self._ports[name]
-            target = np.empty(self._shapes[name], self._dtypes[name]) if array is None else array
+            target = np.empty(*self.shape(name)) if array is None else array
             unpack(port, memory, target)
             results[name] = target
         return results
@@ -147,12 +155,17 @@ class TensorRTExecutor(Executor):
 
         Raises SessionError: TensorRT does not take it.
         """
-        for name, (_, _, own) in self._ports.items():
-            self._execution.set_tensor_address(name, addresses.get(name, own))
-        if not self._execution.execute_async_v3(stream.handle.value or 0):
-            raise SessionError(
-                f"{self._where} failed: TensorRT does not enqueue it on DLA core {self._core}"
-            )
+        plan = self._plans[self._frame % len(self._plans)]
+        self._frame += 1
+        own = {name: address for name, (_, _, address) in self._ports.items()}
+        plan.enqueue({**own, **addresses}, stream)
+
+    def use_dla_core(self, core: int) -> None:
+        """Load the plan on this core alone, and release it on the others."""
+        plans = self._load_chosen(core)
+        for plan in self._plans:
+            plan.close()
+        self._plans = plans
 
     def port(self, tensor: str) -> tuple[Port, int]:
         """Return a port and the address of its own memory."""
@@ -165,7 +178,8 @@ class TensorRTExecutor(Executor):
 
     def shape(self, tensor: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return the shape and the type of a port's tensor in C order."""
-        return self._shapes[tensor], np.dtype(self._dtypes[tensor])
+        info = self._tensors[tensor]
+        return _static(info.shape), np.dtype(info.dtype)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -177,48 +191,30 @@ class TensorRTExecutor(Executor):
         if self._closed:
             return
         self._closed = True
-        del self._execution, self._engine, self._runtime
+        for plan in self._plans:
+            plan.close()
         self._cuda.close()
 
-    def _plan(self, context: SegmentContext, implementation: TensorRT) -> bytes:
-        self._dtypes = {name: tensor.dtype for name, tensor in context.tensors.items()}
-        folder = context.options.plans or default_folder()
-        data = read_plan(find_plan(folder, context.engine, implementation, read_board()))
+    def _load_chosen(self, core: int) -> tuple[LoadedPlan, ...]:
+        """Load the plan on a core that the caller wants, and nothing else."""
+        try:
+            return self._load((core,))
+        except LoadRefusedError as error:
+            raise SessionError(f"{self._where}: {error}") from error
+
+    def _load(self, cores: Sequence[int]) -> tuple[LoadedPlan, ...]:
+        data = read_plan(self._place)
         if data is None:  # it was there when `misfit` looked
-            raise SessionError(f"{self._where}: its plan is gone; prepare the engine again")
-        return data
+            raise LoadRefusedError("its plan is gone: prepare the engine again")
+        return tuple(LoadedPlan(self._where, data, core) for core in cores)
 
-    def _load(self, trt: Any, data: bytes) -> None:  # noqa: ANN401
-        """Deserialize the plan on the core."""
-        self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-        cores = self._runtime.num_DLA_cores
-        if self._core >= cores:
-            raise SessionError(
-                f"{self._where} is for DLA core {self._core}, and this board has {cores}"
-            )
-        self._runtime.DLA_core = self._core
-        self._engine = self._runtime.deserialize_cuda_engine(data)
-        if self._engine is None:
-            raise SessionError(
-                f"{self._where}: TensorRT {self._version} does not load its plan: run "
-                "`tandem-agent prepare --again`"
-            )
-        self._execution = self._engine.create_execution_context()
-        if self._execution is None:
-            raise SessionError(
-                f"{self._where}: DLA core {self._core} has no room for its plan; a core holds 16 "
-                "loadables, of all programs together"
-            )
-
-    def _take(self, port: Port, shape: tuple[int, ...]) -> tuple[Array, int]:
-        """Take memory for a port and tell TensorRT where it is."""
-        packed = packed_shape(port, shape)
+    def _take(self, port: Port) -> tuple[Array, int]:
+        """Take memory for a port, on the host and on the GPU."""
+        packed = packed_shape(port, _static(self._tensors[port.tensor].shape))
         size = int(np.prod(packed)) * np.dtype(port.dtype).itemsize
         memory = self._cuda.allocate_host(size).view(port.dtype).reshape(packed)
         address = self._cuda.allocate(size)
         self._cuda.fill(address, 0, size)  # channels beyond the tensor's stay 0
-        if not self._execution.set_tensor_address(port.tensor, address):
-            raise SessionError(f"{self._where}: its plan has no input or output {port.tensor!r}")
         return memory, address
 
 
@@ -259,6 +255,22 @@ class _OnDevice(DeviceSegment):
     def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
         """Enqueue the DLA's task."""
         self._executor.enqueue(stream, self._used)
+
+
+def _names(context: SegmentContext) -> tuple[str, ...]:
+    return (*context.segment.inputs, *context.segment.outputs)
+
+
+def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
+    folder = context.options.plans or default_folder()
+    return find_plan(folder, context.engine, implementation, read_board())
+
+
+def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]:
+    """Return the cores to load a plan on: all in turn, or that of the plan."""
+    if implementation.take_turns:
+        return tuple(range(max(1, core_count())))
+    return (int(context.segment.processor.removeprefix("dla")),)
 
 
 def _port_kernels(

@@ -56,13 +56,17 @@ def default_folder() -> Path:
 
 
 def form_for(implementation: TensorRT, board: Board) -> Form:
-    """Return the form that the board's TensorRT takes. Raises SessionError: it takes none."""
+    """Return the form that the board's TensorRT takes. Raises SessionError: it takes none, why."""
     if not board.tensorrt:
         raise SessionError("TensorRT is not installed; install JetPack's python3-libnvinfer")
     release = find_release(board.tensorrt)
     if release.form is None:
         raise SessionError(f"TensorRT {board.tensorrt} has no DLA here: {release.why}")
-    return implementation.ranged if release.form == "ranged" else implementation.typed
+    ranged = release.form == "ranged"
+    problem = implementation.ranged_problem if ranged else implementation.typed_problem
+    if problem:
+        raise SessionError(problem)
+    return implementation.ranged if ranged else implementation.typed
 
 
 def find_plan(folder: Path, engine: Engine, implementation: TensorRT, board: Board) -> Plan:

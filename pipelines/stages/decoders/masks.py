@@ -26,7 +26,7 @@ def with_masks(
     """Return detections with their masks.
 
     `boxes` [N, 4]: x1, y1, x2, y2 in input pixels. `crop` gives a part of a detection's map of
-    `map_shape` (h, w), which covers the whole input: above 0 is inside.
+    `map_shape` (h, w), which covers the whole input: above 0 is inside, NaN is not.
     """
     height, width = map_shape
     cell_x, cell_y = view.input_width / width, view.input_height / height
@@ -36,7 +36,7 @@ def with_masks(
         left, right = _cells(x1 / cell_x, x2 / cell_x, width)
         top, bottom = _cells(y1 / cell_y, y2 / cell_y, height)
         logits = crop(index, slice(top, bottom), slice(left, right))
-        crops.append(np.nan_to_num(logits.astype(np.float32, copy=False)))
+        crops.append(logits.astype(np.float32, copy=False))
         areas.append([left * cell_x, top * cell_y, right * cell_x, bottom * cell_y])
     regions = view.geometry.to_frame(np.array(areas, np.float32).reshape(-1, 4))
     return replace(detections, masks=Masks(tuple(crops), regions))
@@ -47,9 +47,14 @@ def prototype_crop(coefficients: NDArray[Any], prototypes: NDArray[Any]) -> Crop
 
     `coefficients` [N, M]. sigmoid(x) > 0.5 is x > 0.
     """
-    return lambda index, rows, columns: np.tensordot(
-        coefficients[index], prototypes[:, rows, columns], axes=1
-    )
+    count = len(prototypes)
+
+    def crop(index: int, rows: slice, columns: slice) -> NDArray[Any]:
+        part = prototypes[:, rows, columns]
+        flat: NDArray[Any] = coefficients[index] @ part.reshape(count, -1)
+        return flat.reshape(part.shape[1:])
+
+    return crop
 
 
 def _cells(start: float, end: float, count: int) -> tuple[int, int]:

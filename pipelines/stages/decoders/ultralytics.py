@@ -42,7 +42,7 @@ Head = UltralyticsDetect | UltralyticsSegment | UltralyticsPose | UltralyticsObb
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _Kept:
     """Detections, the boxes in input pixels that they came from, and their cells."""
 
     detections: Detections
@@ -86,11 +86,11 @@ def decode_segment(outputs: Outputs, config: UltralyticsSegment, view: View) -> 
     """Return boxes and masks."""
     prototypes = output_of(outputs, config.masks)[0]
     head = output_of(outputs, config.output)[0]
-    found = _detect(head, len(prototypes), config, view)
-    coefficients = head[-len(prototypes) :, found.cells].T
+    kept = _detect(head, len(prototypes), config, view)
+    coefficients = head[-len(prototypes) :, kept.cells].T
     crop = prototype_crop(coefficients, prototypes)
     height, width = prototypes.shape[1:]
-    return with_masks(found.detections, found.boxes, crop, (height, width), view)
+    return with_masks(kept.detections, kept.boxes, crop, (height, width), view)
 
 
 def decode_pose(outputs: Outputs, config: UltralyticsPose, view: View) -> Detections:
@@ -98,11 +98,11 @@ def decode_pose(outputs: Outputs, config: UltralyticsPose, view: View) -> Detect
     head = output_of(outputs, config.output)[0]
     values = config.keypoint_values
     extras = config.keypoints * values
-    found = _detect(head, extras, config, view)
-    points = head[-extras:, found.cells].T.reshape(-1, config.keypoints, values)
+    kept = _detect(head, extras, config, view)
+    points = head[-extras:, kept.cells].T.reshape(-1, config.keypoints, values)
     scores = points[..., 2] if values == 3 else None
     keypoints = keypoints_of(points[..., :2], scores, view)
-    return replace(found.detections, keypoints=keypoints)
+    return replace(kept.detections, keypoints=keypoints)
 
 
 def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detections:
@@ -120,7 +120,7 @@ def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detectio
     )[0]
 
 
-def _detect(head: NDArray[Any], extras: int, config: Head, view: View) -> _Found:
+def _detect(head: NDArray[Any], extras: int, config: Head, view: View) -> _Kept:
     """Detect with a head [4+C+extras, A]."""
     scores = head[4 : len(head) - extras]
     chosen = choose_columns(scores, config.score_threshold, config.max_detections)
@@ -133,4 +133,4 @@ def _detect(head: NDArray[Any], extras: int, config: Head, view: View) -> _Found
         max_detections=config.max_detections,
         iou_threshold=config.iou_threshold,
     )
-    return _Found(detections, boxes[rows], chosen.cells[rows])
+    return _Kept(detections, boxes[rows], chosen.cells[rows])

@@ -17,7 +17,7 @@ from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
 from device.selftest.report import is_report
 from pipelines.config import ModelConfig, load_labels, load_model
-from pipelines.decode_config import Classification
+from pipelines.decode_config import Scored
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
@@ -77,7 +77,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
             comparer.add(sample, name)
             report("samples", (number + 1) / len(samples))
         metric = None
-        if preprocess and settings and not isinstance(settings.decode, Classification):
+        if preprocess and settings and isinstance(settings.decode, Scored):
             metric = _metric(engine, request.model, settings, preprocess, emulation, report)
         comparison = comparer.comparison(str(request.model), metric, _notes(engine.manifest))
         recorded = None

@@ -115,5 +115,10 @@ def _rewrites_text(prepared: Prepared) -> str:
         lines.append(
             f"predicted gain of what was rewritten: {prepared.gain:.1%} by the objective, alone"
         )
+    if prepared.applied:
+        lines.append(
+            "the plan is of the rewritten model, which `tandem build` makes and `tandem export` "
+            "writes for trtexec; `tandem plan --no-rewrites` plans the model as it is"
+        )
     lines += [f"possible, but no gain: {row.rewrite} of {row.node}" for row in prepared.unused]
     return "".join(f"\n{line}" for line in lines)

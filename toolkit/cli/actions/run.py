@@ -132,7 +132,8 @@ def _find_files(request: RunRequest, stack: ExitStack) -> PipelineFiles:
         extract_bundle(target, folder)
     elif pipeline is None or labels is None:
         raise click.UsageError(
-            f"{target} is not a bundle; for an engine give --pipeline and --labels too."
+            f"{target} is not a bundle; for an engine give --pipeline and --labels too"
+            " (`tandem model guess` proposes what they hold)."
         )
     else:
         return PipelineFiles(target, pipeline, labels)

@@ -290,10 +290,11 @@ def arena_in_use(manifest: Manifest) -> dict[str, int]:
 
 
 def workspaces(manifest: Manifest) -> dict[str, int]:
-    """Return the workspace of each segment that has kernels, in bytes."""
+    """Return the workspace of each GPU segment that has kernels, in bytes."""
     return {
         segment.name: item.workspace_bytes
         for segment in manifest.segments
+        if segment.processor == "gpu"
         for item in segment.implementations
         if isinstance(item, Cuda)
     }

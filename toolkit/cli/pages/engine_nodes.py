@@ -51,6 +51,7 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
     launched = {
         node: (op.nodes, _functions(cuda, op.tactics[0].launches), len(op.tactics))
         for segment in manifest.segments
+        if segment.processor == "gpu"
         for cuda in segment.implementations
         if isinstance(cuda, Cuda)
         for op in cuda.works

@@ -101,8 +101,11 @@ def _function(
     return function
 
 
-def _definition(node: ir.Node, schema: Schema, model: ir.Model) -> ir.Graph:
-    """Return what defines a node, folded, with shapes. ONNX has definitions as protos only."""
+def _definition(node: ir.Node, schema: Schema, model: ir.Model) -> ir.Graph | None:
+    """Return what defines a node, folded, with shapes; None: its operands do not fit it.
+
+    ONNX has definitions as protos only.
+    """
     whole = _with_defaults(node, schema)
     read = {str(value.name): value for value in node.inputs if value is not None}
     types = {name: _typed(value) for name, value in read.items()}
@@ -128,7 +131,10 @@ def _definition(node: ir.Node, schema: Schema, model: ir.Model) -> ir.Graph:
         ir_version=model.ir_version,
         functions=[function],
     )
-    inlined = onnx.inliner.inline_local_functions(one_node)
+    try:
+        inlined = onnx.inliner.inline_local_functions(one_node)
+    except RuntimeError:  # all that ONNX's C++ raises here
+        return None
     for constant in [value for value in inlined.graph.input if value.name in small]:
         inlined.graph.input.remove(constant)  # was there for its type alone
     folded, _ = run_passes(ir.from_proto(inlined))

@@ -57,9 +57,13 @@ def advise(
     for row in refused[: max(1, MAX_GROUPS // len(shared.plans))]:
         value = _without(row, candidate, shared, plan, profile)
         gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
-        if gain >= max(MIN_GAIN, plan.search.min_gain):
+        if gain >= _least_gain(plan):
             advice.append(_advice(row, candidate, declined, value, gain))
     return tuple(sorted(advice, key=lambda advice: -advice.gain))
+
+
+def _least_gain(plan: Plan) -> float:
+    return max(MIN_GAIN, plan.search.min_gain)
 
 
 def _advice(
@@ -79,9 +83,16 @@ def _advice(
 
 
 def _without(
-    row: Refusal, candidate: Candidate, shared: SharedPlan, plan: Plan, profile: Profile
+    row: Refusal,
+    candidate: Candidate,
+    shared: SharedPlan,
+    plan: Plan,
+    profile: Profile,
 ) -> float:
-    """Return the plan's value with the rule lifted from its nodes, or more where it is no help."""
+    """Return the plan's value with the rule lifted from its nodes.
+
+    Where that gains less than is asked for it is just no less than that.
+    """
     rest = {node: why for node, why in candidate.refused.items() if node not in row.nodes}
     candidates = tuple(
         replace(member, refused=rest) if member.name == plan.name else member
@@ -90,7 +101,7 @@ def _without(
     effort = Effort(
         SECONDS if len(shared.plans) == 1 else SECONDS / 2,
         gap=GAP,
-        below=(1 - MIN_GAIN) * plan.search.value,
+        below=(1 - _least_gain(plan)) * plan.search.value,
         starts=(shared.placed.solution.placement,),
         min_gain=plan.search.min_gain,
     )

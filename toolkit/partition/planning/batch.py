@@ -37,6 +37,6 @@ class Batching:
         )
         chosen = (
             f"batch {self.size}, the fastest within {self.max_latency_ms:g} ms for 99 of 100 "
-            f"frames; us are of a batch, frames/s and mJ of a frame"
+            "frames; times and energies of segments are of a batch, other energies of a frame"
         )
         return [chosen, f"  {rows}", *([f"  {self.note}"] if self.note else [])]

@@ -100,18 +100,20 @@ def _intervals(
         [total([(load * share_of(problem, p), spreads[p])]) for p, load in cost.load_us.items()]
     )
     latency = total(parts)
-    energy = Interval(
-        energy_mj,
-        energy_mj * latency.low / latency.value,
-        energy_mj * latency.high / latency.value,
-    ).times(costs.spread("power"))
     times = busy.inverse
     return {
         "latency_us": (latency.low, latency.high),
         "frames_per_second": (rate * times.low / times.value, rate * times.high / times.value),
         "gpu_us": _bounds(cost.load_us["gpu"], gpu),
-        "energy_mj": (energy.low, energy.high),
+        "energy_mj": energy_bounds(energy_mj, latency, costs),
     }
+
+
+def energy_bounds(energy_mj: float, time: Interval, costs: CostModel) -> Bounds:
+    """Return the bounds of an energy: the errors of its time, and of the power."""
+    low, high = (energy_mj * bound / time.value for bound in (time.low, time.high))
+    energy = Interval(energy_mj, low, high).times(costs.spread("power"))
+    return energy.low, energy.high
 
 
 def _bounds(value: float, spread: Spread) -> Bounds:

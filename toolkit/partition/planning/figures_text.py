@@ -1,22 +1,24 @@
 """Where 80 % of boards and models are, and what energies hold, as text."""
 
 from toolkit.partition.costs.constants import Constant
-from toolkit.partition.planning.figures import Bounds
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.quantities import between
 
 _SHOWN = (
-    ("latency_us", "us"),
-    ("frames_per_second", "frames/s"),
-    ("gpu_us", "us of the GPU"),
-    ("energy_mj", "mJ"),
+    ("latency_us", "us", ""),
+    ("frames_per_second", "frames/s", ""),
+    ("gpu_us", "us", " of the GPU"),
+    ("energy_mj", "mJ", ""),
 )
 
 
 def figures_lines(plan: Plan) -> list[str]:
     """Return the intervals of the plan's figures, and what its energies hold."""
     intervals = plan.figures[0].intervals
-    shown = ", ".join(_bounds(intervals[name], unit) for name, unit in _SHOWN if name in intervals)
+    shown = ", ".join(
+        between(intervals[name], unit) + what for name, unit, what in _SHOWN if name in intervals
+    )
     lines = [f"this plan, 80 % of cases: {shown}"] if shown else []
     in_flight = goal_named(plan.search.objective).frames_in_flight
     rated = plan.rate_hz is not None
@@ -36,12 +38,3 @@ def _energy_line(idle: Constant | None, *, rated: bool, frames_in_flight: bool) 
             "frames in flight; of a segment: beyond the idle board"
         )
     return f"mJ: the whole board at the plug, of which idle {power}"
-
-
-def _bounds(bounds: Bounds, unit: str) -> str:
-    low, high = bounds
-    return f"{_number(low)} to {_number(high)} {unit}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

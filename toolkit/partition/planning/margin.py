@@ -37,12 +37,20 @@ class Kept:
     foregone: float = 0.0
 
 
+def errors_of(costs: CostModel) -> tuple[float, float]:
+    """Return the shares below which a gain of time, and one of energy, is within the errors.
+
+    They are half the spread of the DLA's times, and of power; 0 without a DLA.
+    """
+    if costs.board.dla is None:
+        return 0.0, 0.0
+    return costs.spread("dla").half / 2, costs.spread("power").half / 2
+
+
 def default_min_gain(costs: CostModel, goal: Goal) -> float:
     """Return half the spread of the rows concerned: those of the DLA, or of power, as a share."""
-    if costs.board.dla is None:
-        return 0.0
-    spread = costs.spread("power" if goal.aim == "energy" else "dla")
-    return spread.half / 2
+    time_error, energy_error = errors_of(costs)
+    return energy_error if goal.aim == "energy" else time_error
 
 
 def keep_what_pays(

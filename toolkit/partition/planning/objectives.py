@@ -21,9 +21,10 @@ class Goal:
     at_rates: tuple[str, str]
     frames_in_flight: bool
 
-    def quantity(self, *, rated: bool) -> tuple[str, str]:
+    def quantity(self, *, rated: bool, batch: int = 1) -> tuple[str, str]:
         """Return what the value is, in words, and its unit."""
-        return self.at_rates if rated else self.per_frame
+        text, unit = self.at_rates if rated else self.per_frame
+        return (text.replace("frame", "batch") if batch > 1 else text), unit
 
 
 # fmt: off

@@ -60,7 +60,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one.
+    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one, until
+    one is `enough`.
 
     `starts`: placements of the same networks, perhaps of other graphs, to improve. `min_gain`: the
     least gain of a move to the DLA, None: see `margin.py`.
@@ -69,6 +70,7 @@ class Effort:
     seconds: float
     gap: float = GAP
     below: float | None = None
+    enough: float | None = None
     starts: tuple[Placement, ...] = ()
     min_gain: float | None = None
 
@@ -209,9 +211,12 @@ def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effor
             starts=[_nearest(problem, placement) for placement in effort.starts],
             gap=effort.gap,
             below=effort.below,
+            enough=effort.enough,
         )
     model_error = default_min_gain(candidates[0].costs, goal)
     least = model_error if effort.min_gain is None else effort.min_gain
+    if effort.below is not None and solution.value >= effort.below:  # it will not be used
+        return Kept(solution, least, model_error)
     kept = keep_what_pays(problem, solution, goal, least, model_error)
     if late := overloads(problem, costs_of(problem, kept.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
@@ -293,7 +298,7 @@ def _stayed(
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
-        reason = _compared(problem, kept, trial, goal, len(nodes))
+        reason = _compared(problem, kept, trial, goal, (len(nodes), candidate.batching.size))
         reasons |= dict.fromkeys(nodes, reason)
     return reasons
 
@@ -303,8 +308,10 @@ def _compared(
     kept: Kept,
     trial: Placement,
     goal: Goal,
-    count: int,
+    counts: tuple[int, int],
 ) -> str:
+    """Return what the plan would be with an island there; `counts`: its nodes, and the batch."""
+    count, batch = counts
     trial_costs = costs_of(problem, trial)
     island = (
         f"the DLA takes it, but with its island of {count} node{'s' if count > 1 else ''} there"
@@ -314,7 +321,8 @@ def _compared(
     if goal.aim == "makespan":
         return "the DLA takes it, but no order that was found ends earlier with it there"
     value = value_of(problem, goal.aim, trial_costs)
-    text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
+    rated = all(net.rate_hz is not None for net in problem.networks)
+    text, unit = goal.quantity(rated=rated, batch=batch)
     here, there = apart(kept.solution.value, value, unit)
     unit = unit_of(unit, kept.solution.value, value)
     if here != there:

@@ -25,6 +25,7 @@ from toolkit.partition.planning.forced import (
     forced_to_gpu,
 )
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
+from toolkit.partition.planning.margin import errors_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
 from toolkit.partition.planning.placement import (
     ALLOWED,
@@ -65,6 +66,7 @@ class Search:
 
     `min_gain`: the least share that a move to the DLA must gain; `model_error`: what it is unless
     the user asks for another; `foregone`: the share that moves would gain which gain less.
+    `time_error`, `energy_error`: the shares below which the model cannot tell figures apart.
     """
 
     objective: str
@@ -75,6 +77,8 @@ class Search:
     min_gain: float
     model_error: float
     foregone: float
+    time_error: float
+    energy_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +356,12 @@ def _plan(
         placements=_placements(candidate, placed, segments, times),
         segments=segments,
         costs=segment_costs(
-            segments, candidate.views, crossings, (times, energies), placed.problem.segment_us
+            segments,
+            candidate.views,
+            crossings,
+            (times, energies),
+            segment_us=placed.problem.segment_us,
+            costs=candidate.costs,
         ),
         crossings=crossings,
         refusals=_refusals(rows, candidate, placed),
@@ -366,6 +375,7 @@ def _plan(
             placed.kept.min_gain,
             placed.kept.model_error,
             placed.kept.foregone,
+            *errors_of(candidate.costs),
         ),
         memory=memory_of(
             profile, placed.problem.limits, formulated.network, segments, formulated.nodes

@@ -22,7 +22,7 @@ from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.placement import Candidate
 from toolkit.partition.planning.plan import Plan, SharedPlan
 from toolkit.partition.planning.plan_text import render_plan
-from toolkit.partition.planning.quantities import quantity
+from toolkit.partition.planning.quantities import between, quantity
 from toolkit.partition.planning.traffic import frames_at_once
 from toolkit.partition.planning.trtexec import trtexec_lines
 from toolkit.partition.planning.verdict import verdict
@@ -49,6 +49,8 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
             plan_graph(plan, candidate),
             heading("Compared"),
             *_compared(plan.figures),
+            heading("Segments"),
+            _segments(plan),
             heading("Report"),
             preformatted(render_plan(plan, advice.get(plan.name, ()))),
             *_trtexec(plan),
@@ -95,6 +97,12 @@ def _trtexec(plan: Plan) -> list[Html]:
     return [heading("With trtexec"), preformatted("\n".join(lines))] if lines else []
 
 
+def _value(row: Figures, value: float, unit: str, field: str) -> str:
+    bounds = row.intervals.get(field)
+    text = quantity(value, unit)
+    return f"{text} ({between(bounds, unit)})" if bounds else text
+
+
 def _time(row: NodePlacement) -> str:
     return quantity(row.predicted_us, "us") if row.predicted_us else ""
 
@@ -117,6 +125,22 @@ def _shape(tensor: TensorView) -> str:
         return f"{tensor.name}: unknown shape"
     sizes = "x".join("?" if dim is None else str(dim) for dim in tensor.shape) or "1 number"
     return f"{tensor.name}: {sizes}"
+
+
+def _segments(plan: Plan) -> Html:
+    """Return a table of the segments with the 80 % intervals of time and energy."""
+    rows: list[tuple[str | Number, ...]] = []
+    for segment, cost in zip(plan.segments, plan.costs, strict=True):
+        cells: list[str | Number] = []
+        for field, value, unit in (
+            ("predicted_us", cost.predicted_us, "us"),
+            ("energy_mj", cost.energy_mj, "mJ"),
+        ):
+            bounds = cost.intervals.get(field)
+            cells += [Number(value, quantity(value, unit)), between(bounds, unit) if bounds else ""]
+        rows.append((segment.name, LABELS[segment.processor], Number(cost.nodes), *cells))
+    heads = ("segment", "processor", "nodes", "time", "80 % of cases", "energy", "80 % of cases")
+    return table(f"All {len(rows)} segments in running order", heads, rows)
 
 
 def _nodes(plan: Plan) -> Html:
@@ -184,21 +208,21 @@ def _gantt(shared: SharedPlan) -> Html:
 
 
 def _compared(rows: Sequence[Figures]) -> list[Html]:
-    """Draw latency, time between frames and energy of each plan as bars."""
+    """Draw latency, time between frames and energy of each plan as bars, with 80 % intervals."""
     measures = (
-        ("latency", "us", [row.latency_us for row in rows]),
-        ("time between frames", "us", [row.busiest_us for row in rows]),
-        ("GPU time a frame", "us", [row.gpu_us for row in rows]),
-        ("energy a frame", "mJ", [row.energy_mj for row in rows]),
+        ("latency", "us", "latency_us", [row.latency_us for row in rows]),
+        ("time between frames", "us", "", [row.busiest_us for row in rows]),
+        ("GPU time a frame", "us", "gpu_us", [row.gpu_us for row in rows]),
+        ("energy a frame", "mJ", "energy_mj", [row.energy_mj for row in rows]),
     )
-    parts = []
-    for title, unit, values in measures:
+    parts = [paragraph("In brackets: where 80 % of boards and models like these are.")]
+    for title, unit, field, values in measures:
         parts += [
             heading(title, 3),
             bars(
                 title,
                 [
-                    Bar(row.name, value, quantity(value, unit), "soft" if index else "s0")
+                    Bar(row.name, value, _value(row, value, unit, field), "soft" if index else "s0")
                     for index, (row, value) in enumerate(zip(rows, values, strict=True))
                 ],
             ),

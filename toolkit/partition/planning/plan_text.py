@@ -9,7 +9,7 @@ from toolkit.partition.planning.figures_text import figures_lines
 from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
-from toolkit.partition.planning.quantities import number, quantity
+from toolkit.partition.planning.quantities import between, number, quantity
 from toolkit.partition.planning.trtexec import is_long, trtexec_lines
 from toolkit.partition.planning.verdict import verdict
 from toolkit.partition.solver.assess import utilisation
@@ -83,16 +83,25 @@ def _title(plan: Plan) -> str:
 
 
 def _segments(plan: Plan) -> list[str]:
-    rows = [("segment", "nodes", "MMAC", "time", "energy", "crossings", "size", "from", "to")]
+    ranges = any(cost.intervals for cost in plan.costs)
+    heads = ("time", "80 % of cases", "energy", "80 % of cases") if ranges else ("time", "energy")
+    rows = [("segment", "nodes", "MMAC", *heads, "crossings", "size", "from", "to")]
     portable = {row.segment for row in plan.placements if row.node in plan.portable}
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
+        figures: list[str] = []
+        for name, value, unit in (
+            ("predicted_us", cost.predicted_us, "us"),
+            ("energy_mj", cost.energy_mj, "mJ"),
+        ):
+            bounds = cost.intervals.get(name)
+            figures.append(quantity(value, unit))
+            figures += [between(bounds, unit) if bounds else ""] if ranges else []
         rows.append(
             (
                 f"{segment.name} portable" if segment.name in portable else segment.name,
                 str(cost.nodes),
                 f"{cost.macs / 1e6:.1f}",
-                quantity(cost.predicted_us, "us"),
-                quantity(cost.energy_mj, "mJ"),
+                *figures,
                 str(cost.crossings),
                 quantity(cost.crossing_bytes, "bytes"),
                 segment.nodes[0],
@@ -100,7 +109,7 @@ def _segments(plan: Plan) -> list[str]:
             )
         )
     bodies = [name for cost in plan.costs for name in cost.bodies]
-    return table(rows, right=(1, 2, 3, 4, 5, 6)) + _unpriced(bodies)
+    return table(rows, right=tuple(range(1, len(heads) + 5))) + _unpriced(bodies)
 
 
 def _unpriced(bodies: Sequence[str]) -> list[str]:
@@ -141,7 +150,20 @@ def _compared(rows: Sequence[Figures]) -> list[str]:
                 f"breaks a limit: {row.broken[0]}" if row.broken else "",
             )
         )
-    return table(lines, right=(1, 2, 3, 4, 5, 6))
+    return table(lines, right=(1, 2, 3, 4, 5, 6)) + _faster(rows[0], rows[1:])
+
+
+def _faster(plan: Figures, others: Sequence[Figures]) -> list[str]:
+    """Say why a split that the plan beats may show more frames per second."""
+    return [
+        f"{row.name} shows more frames/s with these frames in flight, but its busiest processor "
+        f"takes {quantity(row.busiest_us, 'us')} of a frame, {quantity(plan.busiest_us, 'us')} "
+        "here: with more in flight this plan is ahead, but for contention"
+        for row in others
+        if row.frames_per_second > plan.frames_per_second
+        and row.busiest_us > plan.busiest_us
+        and not row.broken
+    ]
 
 
 def _simulated(plan: Plan) -> str:
@@ -222,7 +244,8 @@ def _trtexec(plan: Plan) -> list[str]:
 
 
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
-    text, unit = goal_named(plan.search.objective).quantity(rated=plan.rate_hz is not None)
+    goal = goal_named(plan.search.objective)
+    text, unit = goal.quantity(rated=plan.rate_hz is not None, batch=plan.batching.size)
     lines = [f"what to change (predicted {text}, now {quantity(plan.search.value, unit, 4)})"]
     for row in advice:
         change = f"{quantity(row.value, unit, 4)}, {row.gain:.1%} less"

@@ -35,6 +35,12 @@ def pair(first: float, second: float, unit: str) -> tuple[str, str, str]:
     return number(first / size), number(second / size), name
 
 
+def between(bounds: tuple[float, float], unit: str) -> str:
+    """Return two bounds with one unit: (9500, 12596) "us" is "9.5 to 12.6 ms"."""
+    low, high, name = pair(*bounds, unit)
+    return f"{low} to {high} {name}"
+
+
 def unit_of(unit: str, *values: float) -> str:
     """Return the unit in which `apart` gives values."""
     return _scale(max(map(abs, values)), unit)[0]

@@ -14,10 +14,12 @@ def verdict(plan: Plan) -> str:
     if not any(segment.processor.startswith("dla") for segment in plan.segments):
         objective = plan.search.objective
         return f"The DLA does not pay for {objective}: all nodes are on the GPU.{_foregone(plan)}"
+    batch = plan.batching.size
+    run, latency = ("frame", "latency") if batch == 1 else (f"batch of {batch}", "batch latency")
     changes = (
         ("frames/s", "", here.frames_per_second, gpu.frames_per_second, True),
-        ("us", " of latency", here.latency_us, gpu.latency_us, False),
-        ("us", " of GPU time a frame", here.gpu_us, gpu.gpu_us, False),
+        ("us", f" of {latency}", here.latency_us, gpu.latency_us, False),
+        ("us", f" of GPU time a {run}", here.gpu_us, gpu.gpu_us, False),
         ("mJ", " a frame", here.energy_mj, gpu.energy_mj, False),
     )
     better: list[str] = []
@@ -26,7 +28,8 @@ def verdict(plan: Plan) -> str:
         share = mine / theirs - 1 if theirs > 0 else 0.0
         if abs(share) >= NOTICEABLE:
             here_text, gpu_text, scaled = pair(mine, theirs, unit)
-            within = ", within the model's error" if abs(share) < plan.search.model_error else ""
+            error = plan.search.energy_error if unit == "mJ" else plan.search.time_error
+            within = ", within the model's error" if abs(share) < error else ""
             text = f"{here_text} instead of {gpu_text} {scaled}{what} ({share:+.0%}{within})"
             (better if (share > 0) == more_is_better else worse).append(text)
     if better:

@@ -131,8 +131,11 @@ class Program:
         solver.run()
         return _outcome(solver, meter.seconds)
 
-    def relaxed(self, goal: Expr) -> Values | None:
-        """Return a solution without integrality, None if there is none."""
+    def relaxed(self, goal: Expr) -> tuple[Values, float] | None:
+        """Return a solution without integrality and its value, None if there is none.
+
+        No solution of the program has a smaller value.
+        """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
@@ -141,7 +144,9 @@ class Program:
         solver.passModel(model)
         solver.run()
         optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        return np.array(solver.getSolution().col_value) if optimal else None
+        if not optimal:
+            return None
+        return np.array(solver.getSolution().col_value), solver.getInfo().objective_function_value
 
     def _model(self, goal: Expr) -> highspy.HighsLp:
         lp = highspy.HighsLp()

@@ -31,7 +31,7 @@ from toolkit.partition.solver.intervals import Figures, Rated, interval_placemen
 from toolkit.partition.solver.join_cores import join_cores, part_cores
 from toolkit.partition.solver.makespan import solve_makespan
 from toolkit.partition.solver.merge import merge
-from toolkit.partition.solver.milp import GAP, Outcome
+from toolkit.partition.solver.milp import GAP, Outcome, Values
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
 from toolkit.partition.solver.rounding import rounded_placements
@@ -49,12 +49,13 @@ def solve(
     starts: Sequence[Placement] = (),
     gap: float = GAP,
     below: float | None = None,
+    enough: float | None = None,
 ) -> Solution:
     """Return the best placement of a problem; for the makespan also the order of its segments.
 
     `seconds` of search are counted in steps of the solver: a busy machine finds the same placement.
-    `starts`: placements to improve. The search ends at this relative `gap`, or when no value
-    `below` is possible.
+    `starts`: placements to improve. The search ends at this relative `gap`, when no value `below`
+    is possible, or at a value that is `enough`.
 
     Raises PlanError if the limits are infeasible (naming the overloaded processor if rates are the
     cause), or if no placement was found in the time.
@@ -62,7 +63,7 @@ def solve(
     began = time.process_time()
     if objective == "makespan":
         return solve_makespan(problem, seconds)
-    search = _Search(problem, objective, seconds, gap)
+    search = _Search(problem, objective, seconds, gap, enough)
     search.run(starts, below)
     if search.best is None:
         raise PlanError(_why_not(problem, objective, search))
@@ -82,9 +83,16 @@ def solve(
 class _Search:
     """The best placement so far and the bound, over a program with growing constraints."""
 
-    def __init__(self, problem: Problem, objective: Objective, seconds: float, gap: float) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        objective: Objective,
+        seconds: float,
+        gap: float,
+        enough: float | None = None,
+    ) -> None:
         self._problem, self._objective = problem, objective
-        self._seconds, self._gap = seconds, gap
+        self._seconds, self._gap, self._enough = seconds, gap, enough
         self._merged = {net.name: merge(problem, net) for net in problem.networks}
         small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
         self._program = placement_program(small, objective)
@@ -98,9 +106,16 @@ class _Search:
         for placement in (*starts, gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
         self.consider(greedy(problem, self._objective))
-        self._try_rounding()
+        if (relaxed := self._program.program.relaxed(self._program.goal)) is not None:
+            values, bound = relaxed
+            self.bound = max(self.bound, bound)
+            if self._over(below):
+                return
+            self._try_rounding(values)
         if not starts:
             self._try_intervals()
+        if self._over(below):
+            return
         self._bound_by_joined_cores()
         if below is not None:
             self._program.program.at_most(self._program.goal, below)
@@ -126,13 +141,18 @@ class _Search:
                 for placed in list(interval_placements(self._problem, network, score)):
                     self.consider({**self._rest(), network.name: placed})
 
-    def _try_rounding(self) -> None:
+    def _over(self, below: float | None) -> bool:
+        """Whether the search may end: no value `below` is possible, or the best is enough."""
+        if self.best is None:
+            return False
+        if below is not None and self.bound >= below:
+            return True
+        return self._enough is not None and self._value() <= self._enough
+
+    def _try_rounding(self, values: Values) -> None:
         """Round the linear relaxation, of each network in turn with the others fixed."""
         problem, program = self._problem, self._program
         if len(problem.processors) != 2:
-            return
-        values = program.program.relaxed(program.goal)
-        if values is None:
             return
         core = problem.processors[1]
         for network in problem.networks:
@@ -198,7 +218,7 @@ class _Search:
 
     def _solve_and_forbid(self, below: float | None) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
-        while self._seconds > 0:
+        while self._seconds > 0 and not self._over(below):
             outcome = self._program.program.minimise(
                 self._program.goal, self._seconds, self._start(), self._gap
             )

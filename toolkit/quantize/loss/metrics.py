@@ -28,6 +28,10 @@ MIN_MARGIN = 0.1  # of the spread of the logits: closer ones are a tie
 MIN_RANKED_GAP = 0.2  # detections whose scores are closer have no order
 MIN_IOU = 0.5
 MAX_DETECTIONS = 20  # of a sample
+MAX_QUERIES = 300  # candidates of heads without a grid: queries, or detections in order of score
+MIN_PLACE_SHARE = (
+    0.8  # of the variance of centres; measured: 0.99 for boxes, 0.2 to 0.5 for offsets
+)
 MASK_LEVEL = 0.5
 MIN_MASK_SHARE = 0.01  # of all positions; fewer are peaks, not areas
 
@@ -236,7 +240,8 @@ def detection_losses(
     if the values are no boxes in one frame but offsets that a decoder still has to place.
     """
     pairs: list[tuple[float, float]] = []
-    if not all(_are_boxes(one.boxes) for one in reference):
+    boxes_of = [one.boxes for one in reference]
+    if not all(map(_are_boxes, boxes_of)) or not _stay_in_place(boxes_of):
         return ()
     for r, c in zip(reference, candidate, strict=True):
         corners = _are_corners(r.boxes)
@@ -306,6 +311,20 @@ def _are_boxes(boxes: NDArray[Any]) -> bool:
     low, high = np.split(_corners(boxes, _are_corners(boxes)), 2, axis=1)
     size, centre = high - low, (low + high) / 2.0
     return bool((size >= 0.0).all() and (np.ptp(centre, axis=0) > np.median(size, axis=0)).any())
+
+
+def _stay_in_place(boxes: Sequence[NDArray[Any]]) -> bool:
+    """True unless candidates of a grid have no place of their own in all samples.
+
+    The box of a cell is near it, whatever the picture; an offset that a decoder adds to the cell is
+    not. Of one sample, and of heads without a grid, nothing can be said.
+    """
+    if len(boxes) < 2 or len(boxes[0]) <= MAX_QUERIES:
+        return True
+    corners = all(map(_are_corners, boxes))
+    centres = np.stack([sum(np.split(_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])
+    of_places = centres.mean(axis=0).var(axis=0)
+    return bool((of_places >= MIN_PLACE_SHARE * centres.var(axis=(0, 1))).all())
 
 
 def _are_corners(boxes: NDArray[Any]) -> bool:

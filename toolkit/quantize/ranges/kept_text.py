@@ -32,8 +32,8 @@ def kept_lines(ranges: Ranges) -> list[str]:
     if not kept.search.met:
         lines.append(
             f"    {100 * kept.most_float:g} % of the multiplications leave less than "
-            f"{100 * AIM.amount:g} % of a target for other samples than those that choose; a larger "
-            "share may lose less (`tandem build --keep 75%`)"
+            f"{100 * AIM.amount:g} % of a target for other samples than those that choose; a "
+            "larger share may lose less (`tandem build --keep 75%`)"
         )
     shares = list(kept.error_shares().items())
     lines += [

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pipelines.config import ModelConfig
-from pipelines.decode_config import Classification
+from pipelines.decode_config import Scored
 from pipelines.results import Detections
 from pipelines.stages.accuracy import Accuracy, Truth, mean_average_precision
 from pipelines.stages.decode import decode, view_of
@@ -64,8 +64,10 @@ def score(
     infer: Infer, model: ModelConfig, held_out: HeldOut, on_progress: Callable[[float], None]
 ) -> Accuracy:
     """Return mAP50 of `infer` (network input -> outputs by name) over the held-out scenes."""
-    if isinstance(model.decode, Classification):
-        raise BuildError(f"{model.name} is a classifier; the demo scores detectors.")
+    if not isinstance(model.decode, Scored):
+        raise BuildError(
+            f"{model.name} gives no boxes; the demo scores detectors: give a detector's model.toml."
+        )
     settings = replace(model.decode, score_threshold=SCORE_THRESHOLD, max_detections=MAX_DETECTIONS)
     predictions = []
     for number, picture in enumerate(held_out.pictures):

@@ -77,6 +77,13 @@ class TrialModel:
         self._binding = self._session.io_binding()
         for name in self.outputs:
             self._binding.bind_output(name, "cpu")
+        # onnxruntime keeps the arrays of the first run; outputs whose size depends on the sample
+        # (detections after NMS) are bound anew before each run.
+        self._varying = tuple(
+            value.name
+            for value in self._session.get_outputs()
+            if not all(isinstance(size, int) for size in value.shape)
+        )
         self._fed: dict[str, Any] = {}  # a binding does not keep its inputs alive
 
     def __call__(
@@ -94,6 +101,8 @@ class TrialModel:
         self._feed_weights(assignment, keep_float)
         for name, array in sample.items():
             self._feed(name, np.asarray(array, order="C"))
+        for name in self._varying:
+            self._binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(self._binding)
         # Copied: the next run writes into the same memory.
         arrays = (value.numpy().copy() for value in self._binding.get_outputs())
