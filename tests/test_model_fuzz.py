@@ -43,6 +43,12 @@ FOUND = {
     2003708: "a Reshape to another number of elements",
     2004193: "operands that a definition does not have",
     2004211: "a Transpose of two of six axes",
+    5012681: "an operator whose name has several lines",
+    5015687: "a model that the checker cannot parse",
+    5019622: "an operator of a domain whose name has several lines",
+    5044508: "a constant that is noted as another",
+    5058434: "scales of two axes",
+    5058832: "a Constant without a value that is named late",
 }
 
 
@@ -141,6 +147,51 @@ def test_an_input_that_is_not_one_number_is_refused(
     node = helper.make_node(op, ["x", *constants], ["y"], name="one")
     with pytest.raises(ImportModelError, match=rf"node 'one' \({op}\).*has {count} elements"):
         build(model_of([node], **constants), tmp_path)
+
+
+def test_scales_of_two_axes_are_refused(tmp_path) -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], name="one")
+    model = model_of([node], scales=np.array([[1, 1, 2, 2]], np.float32))
+    with pytest.raises(ImportModelError, match=r"node 'one' \(Resize\).* \[1, 4\] instead of one"):
+        build(model, tmp_path)
+
+
+def test_a_constant_without_a_value_is_refused(tmp_path) -> None:
+    nodes = [helper.make_node("Constant", [], ["c"], name="none")]
+    nodes.append(helper.make_node("Tile", ["x", "c"], ["y"], name="one"))
+    with pytest.raises(ImportModelError, match=r"node 'none' \(Constant\).*it has no value"):
+        build(model_of(nodes, opset=9), tmp_path)
+
+
+def test_a_folded_constant_has_its_own_sizes_whatever_the_model_notes(tmp_path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["c", "axes"], ["u"], name="unsqueeze"),
+        helper.make_node("Mul", ["x", "u"], ["y"], name="one"),
+    ]
+    model = model_of(nodes, c=np.ones((3, 2, 2), np.float32), axes=np.array([0, 1]))
+    proto = onnx.load_from_string(model.data)
+    proto.graph.value_info.append(helper.make_tensor_value_info("u", 1, [3, 1, 1]))
+    with pytest.raises(ImportModelError, match=r"node 'one' \(Mul\) contradicts its operator"):
+        build(ModelBytes("model.onnx", proto.SerializeToString()), tmp_path, "agx-orin-64gb")
+
+
+@pytest.mark.parametrize("domain", ["", "own"])
+@pytest.mark.parametrize("op", ["Top\n\x04K", "K" * 9000])
+def test_a_message_about_an_operator_is_one_short_line(domain: str, op: str) -> None:
+    node = helper.make_node(op, ["x"], ["y"], name="one", domain=domain)
+    proto = onnx.load_from_string(model_of([node]).data)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    with pytest.raises(ImportModelError) as info:
+        import_model(ModelBytes("model.onnx", proto.SerializeToString()))
+    message = str(info.value)
+    assert message.isprintable()
+    assert len(message) < 1000
+    assert op[:3] in message
+
+
+def test_a_model_that_the_checker_cannot_parse_is_refused() -> None:
+    with pytest.raises(ImportModelError, match=r"model\.onnx is not valid ONNX: .*parse"):
+        import_model(ModelBytes("model.onnx", mutant(5015687)))
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,13 @@ def first_line(err: BaseException) -> str:
     return shortened(re.sub(r"\s+", " ", text).strip()) or type(err).__name__
 
 
+def printable(name: str) -> str:
+    """Return a name from a model as one short line: damaged ones hold line ends, or whole files."""
+    line = name if name.isprintable() else repr(name)[1:-1]
+    return line if len(line) <= LONGEST_NAME else f"{line[:LONGEST_NAME]}..."
+
+
+LONGEST_NAME = 100  # characters of a name that is no name of ONNX
 _CPP_PLACE = re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+:? ")
 
 

@@ -46,6 +46,8 @@ ONE_NUMBER: Mapping[str, tuple[int, ...]] = {
     "TopK": (1,),
     "Trilu": (1,),
 }
+# Inputs that hold a number for each axis; inference counts their elements alone.
+ONE_AXIS: Mapping[str, tuple[int, ...]] = {"Resize": (2, 3), "Upsample": (1,)}
 SKIPPED = frozenset({"Constant", "If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -144,6 +146,8 @@ def _bad_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, str, str]]:
     data = {t.name: t for t in graph.initializer if _elements(t) <= MAX_READ_ELEMENTS}
     opsets = {opset.domain or "": opset.version for opset in proto.opset_import}
     for node in graph.node:
+        if (node.op_type, node.domain) == ("Constant", "") and not node.attribute:
+            yield node.name, node.op_type, "it has no value"
         known = all(name in types for name in node.input if name)
         if node.domain not in ("", "ai.onnx") or node.op_type in SKIPPED or not known:
             continue
@@ -196,7 +200,7 @@ def _type_number(name: str) -> int:
 
 
 def _bad_number(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
-    """Return which input has not one element, as it must; "" where all have."""
+    """Return which input has not one element, or not one axis, as it must; "" where all have."""
     for at in ONE_NUMBER.get(node.op_type, ()):
         name = node.input[at] if at < len(node.input) else ""
         if not name or not _is_known(types[name]):
@@ -204,6 +208,11 @@ def _bad_number(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
         count = math.prod(dim.dim_value for dim in types[name].tensor_type.shape.dim)
         if count != 1:
             return f"its input {name!r} has {count} elements instead of one"
+    for at in ONE_AXIS.get(node.op_type, ()):
+        name = node.input[at] if at < len(node.input) else ""
+        if name and _is_known(types[name]) and len(types[name].tensor_type.shape.dim) != 1:
+            dims = [dim.dim_value for dim in types[name].tensor_type.shape.dim]
+            return f"its input {name!r} has the sizes {dims} instead of one axis"
     fill = next((item.t for item in node.attribute if item.name == "value"), None)
     if node.op_type == "ConstantOfShape" and fill is not None and _elements(fill) != 1:
         return f"its value has {_elements(fill)} elements instead of one"

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as ir_passes
 
 from device.engine.manifest import DimRange
-from toolkit.errors import ImportModelError, first_line
+from toolkit.errors import ImportModelError, first_line, printable
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
@@ -329,9 +329,9 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
         tensor.shape.SetInParent()
     try:
         onnx.checker.check_model(without_weights(proto), full_check=False)
-    except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
+    except (onnx.checker.ValidationError, ValueError) as err:  # ValueError: not to be written
         raise ImportModelError(
-            f"{path.name} is not valid ONNX: {first_line(err)}; {_remedy(proto)}."
+            f"{path.name} is not valid ONNX: {first_line(err).rstrip('.')}; {_remedy(proto)}."
         ) from err
     finally:
         for tensor in shapeless:
@@ -346,8 +346,8 @@ def _remedy(proto: onnx.ModelProto) -> str:
     if foreign is None:
         return "export it again"
     return (
-        f"ONNX has no operator {foreign}: export the model with operators that it has, or give "
-        "this one a domain of its own and add it with `tandem build --plugin`"
+        f"ONNX has no operator {printable(foreign)}: export the model with operators that it has, "
+        "or give this one a domain of its own and add it with `tandem build --plugin`"
     )
 
 
@@ -411,8 +411,9 @@ def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = Fa
     if foreign:
         node = foreign[0]
         more = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
+        operator = printable(f"{node.domain}::{node.op_type}")
         raise ImportModelError(
-            f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
+            f"{path.name}: node {node.name!r} is {operator}, an operator that "
             f"Tandem does not know{more}; export the model with standard ONNX operators, or add "
             "it with `tandem build --plugin`."
         )

@@ -93,8 +93,21 @@ def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _fold_splits(model.graph, budget)
+    _note_folded(model.graph)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
+
+
+def _note_folded(graph: ir.Graph) -> None:
+    """Give constants the type and the sizes that they have; a model may note others."""
+    for value in graph.initializers.values():
+        constant = value.const_value
+        if constant is None:
+            continue
+        if value.dtype != constant.dtype:
+            value.type = ir.TensorType(constant.dtype)
+        if value.shape != constant.shape:
+            value.shape = ir.Shape(constant.shape)
 
 
 def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
