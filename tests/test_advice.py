@@ -48,6 +48,10 @@ SILENT = {
     ("toolkit.graph", "model"): "it reads outputs and metadata, and runs no pass",
     ("toolkit.importers", "model"): "it reads outputs and metadata, and freezes no size",
     ("toolkit.plugins", "model"): "it takes no plugins",
+    ("toolkit.graph", "pipeline"): "it reads outputs and metadata, and runs no pass",
+    ("toolkit.importers", "pipeline"): "it reads outputs and metadata, and freezes no size",
+    ("toolkit.plugins", "pipeline"): "it takes no plugins",
+    ("toolkit.guess.toml_text", "pipeline"): "it prints no proposal",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
 }
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
