@@ -20,7 +20,7 @@ def pipeline() -> None:
 @click.option("--source", metavar="URI", prompt="Source (a file, v4l2:///dev/video0, rtsp://...)",
     help="Where frames come from.")  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the pipeline.  [default: that of the model]")
-@click.option("--track/--no-track", default=False, help="Follow objects from frame to frame.")
+@click.option("--track", is_flag=True, help="Follow objects from frame to frame.")
 @click.option("--sink", "sinks", multiple=True, type=click.Choice(SINKS),
     help="Where results go; may be given again.  [default: mqtt]")  # fmt: skip
 @click.option("--choose", type=click.IntRange(min=1), metavar="NUMBER",
