@@ -32,6 +32,7 @@ from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _run(
     folder: Path = options.bundle
     source = os.environ.pop("TANDEM_SOURCE", None) or options.source
     config = load_pipeline(folder / PIPELINE)
-    _check_own_pipelines(config, is_release=options.data is not None)
+    _check_reach(config, is_release=options.data is not None)
     if source is not None:
         config = config.with_source(source)
     labels = load_labels(folder / LABELS)
@@ -124,9 +125,11 @@ def _output_files(
     return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
 
-def _check_own_pipelines(config: PipelineConfig, *, is_release: bool) -> None:
-    """Raise PipelineError if a release brings GStreamer elements of its own: they may write
-    anywhere. The board's own configuration may name them."""
+def _check_reach(config: PipelineConfig, *, is_release: bool) -> None:
+    """Raise PipelineError if a release names outputs that are not its own, or brings GStreamer
+    elements, which may write anywhere. The board's own configuration may name these."""
+    if is_release:
+        check_release(config)
     for camera in config.cameras:
         if is_release and scheme_of(camera.uri) == "gst":
             raise PipelineError(

@@ -154,8 +154,16 @@ def load_labels(path: str | Path) -> tuple[str, ...]:
     return names
 
 
+def parse_pipeline(text: str, path: Path) -> PipelineConfig:
+    """Return the pipeline in a text that is or will be at `path`; raises as `load_pipeline`."""
+    return _parse(text, path, PipelineConfig)
+
+
 def _load(path: Path, kind: type[T]) -> T:
-    text = _read(path)
+    return _parse(_read(path), path, kind)
+
+
+def _parse(text: str, path: Path, kind: type[T]) -> T:
     try:
         tree = decode_toml(text.encode(), object)
     except ValueError as error:

@@ -71,6 +71,7 @@ def _yolov5(rng: np.random.Generator) -> Outputs:
 
 def _detr(rng: np.random.Generator) -> Outputs:
     logits = rng.normal(-4.0, 1.0, (1, 300, 80)).astype(np.float32)
+    logits[0, :OBJECTS, 0] = 2.0
     return {"logits": logits, "pred_boxes": rng.uniform(0.2, 0.6, (1, 300, 4)).astype(np.float32)}
 
 

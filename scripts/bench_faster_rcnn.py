@@ -1,6 +1,6 @@
 """Faster R-CNN with a ResNet-50-FPN backbone: time and boxes beside PyTorch's own run of it.
 
-    python -m scripts.bench_faster_rcnn FOLDER [--profile h200] [--precisions fp16 int8]
+    python -m scripts.bench_faster_rcnn FOLDER [--profile h200] [--precisions fp16 fp32]
         [--side 800] [--backbone resnet50] [--runs 50] [--compile] [--json]
 
 Builds what is not in FOLDER. Weights are random (scripts/networks/faster_rcnn.py), so that the
@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--profile", default="h200")
-    parser.add_argument("--precisions", nargs="+", default=["fp16", "int8"])
+    parser.add_argument("--precisions", nargs="+", default=["fp16"])
     parser.add_argument("--side", type=int, default=800)
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--runs", type=int, default=50)

@@ -22,7 +22,10 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain")),
     "build.md": ("Commands: engines", ("build", "inspect", "bench", "export")),
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
-    "deploy.md": ("Commands: pipelines and devices", ("model", "run", "bundle", "deploy")),
+    "deploy.md": (
+        "Commands: pipelines and devices",
+        ("model", "pipeline", "run", "bundle", "deploy"),
+    ),
     "machine.md": ("Commands: this machine", ("demo", "completion", "doctor")),
 }
 OTHERS = "machine.md"  # commands that no row above names

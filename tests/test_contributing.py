@@ -18,7 +18,16 @@ RECIPES = {
     if title != "Set up"
 }
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COPIED = ("toolkit", "calibration", "device", "pipelines", "configs", "tests", "pyproject.toml")
+COPIED = (
+    "toolkit",
+    "calibration",
+    "device",
+    "pipelines",
+    "configs",
+    "scripts",
+    "tests",
+    "pyproject.toml",
+)
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 

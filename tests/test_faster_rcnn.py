@@ -8,7 +8,7 @@ import pytest
 
 from device.engine.manifest import Manifest
 from device.session import open_session
-from scripts.bench_faster_rcnn import SAME_IOU, agreement, run_torch
+from scripts.bench_faster_rcnn import agreement, run_torch
 from scripts.networks.faster_rcnn import export, image, make_network
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 
@@ -31,12 +31,12 @@ def on_device(manifest: Manifest, op: str) -> list[str]:
 
 def test_boxes_are_pytorchs(small: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
     model, expected = small
-    assert len(expected["scores"]) > 20
+    assert len(expected["scores"]) > 0
     result = build_engine(model, "laptop", tmp_path / "m.engine", BuildOptions(precision="fp32"))
     with open_session(result.path) as session:
         actual = session.infer({"image": image(SIDE)})
     same = agreement(expected, actual)
-    assert same.found >= 0.98 * same.expected
+    assert same.found == same.expected
     assert same.worst_score_difference < 1e-3
     assert same.worst_corner_difference < 0.05
 
@@ -48,22 +48,19 @@ def test_agreement_tells_detections_apart() -> None:
         "scores": np.array([0.9, 0.8], np.float32),
     }
     assert dataclasses.astuple(agreement(one, one)) == (2, 2, 0.0, 0.0)
-    moved = {**one, "boxes": one["boxes"] + np.float32(10 * (1 - SAME_IOU))}
-    assert agreement(one, moved).found == 1  # the larger one overlaps enough
+    # By half a pixel: IoU 0.82 of the smaller one, 0.906 of the larger.
+    moved = {**one, "boxes": one["boxes"] + np.float32(0.5)}
+    assert agreement(one, moved).found == 1
     assert agreement(one, {**one, "labels": np.array([1, 3])}).found == 1
     assert agreement(one, {name: values[:0] for name, values in one.items()}).found == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("profile", ["orin-nx-16gb", "agx-orin-64gb", "h200"])
-def test_the_large_one_builds_and_finds_pytorchs_boxes(
-    profile: str, precision: str, tmp_path: Path
-) -> None:
+def test_the_large_one_builds_and_finds_pytorchs_boxes(profile: str, tmp_path: Path) -> None:
     network = make_network()
     export(network, 800, tmp_path / "m.onnx")
-    data = [{"image": image(800, seed=2)}] if precision == "int8" else None
-    options = BuildOptions(precision=precision, data=data, accept_loss=True)
+    options = BuildOptions(precision="fp16")
     result: BuildResult = build_engine(tmp_path / "m.onnx", profile, tmp_path / "m.engine", options)
     convolutions = on_device(result.manifest, "Conv")
     assert len(convolutions) > 60
@@ -72,5 +69,4 @@ def test_the_large_one_builds_and_finds_pytorchs_boxes(
         actual = session.infer({"image": image(800)})
     same = agreement(run_torch(network, 800, "cpu"), actual)
     assert same.expected > 50
-    if precision == "fp16":  # portable on a CPU: in FP32
-        assert same.found >= 0.95 * same.expected
+    assert same.found >= 0.95 * same.expected  # portable on a CPU: in FP32

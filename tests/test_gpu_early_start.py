@@ -67,6 +67,8 @@ def cases(rng: np.random.Generator) -> list[Case]:
     grid = rng.uniform(-1, 1, (2, 5, 5, 2)).astype(np.float32)
     updates = rng.normal(size=(2, 8, 3, 12)).astype(np.float32)
     rows = np.broadcast_to(ints(4, 1, 7)[None, None, :, None], updates.shape).copy()
+    regions = np.array([[1, 2, 6, 5]], np.float32)
+    average = {"sampling_ratio": 2, "coordinate_transformation_mode": "half_pixel"}
     pooled_stem = [
         node("Relu", "c", "r"),
         node("MaxPool", "r", "y", kernel_shape=[3, 3], strides=taps),
@@ -85,6 +87,7 @@ def cases(rng: np.random.Generator) -> list[Case]:
         one("ScatterElements", rows, updates, axis=2),
         one("Pad", ints(0, 0, 1, 2, 0, 0, 0, 1)),
         one("GridSample", grid),
+        one("RoiAlign", regions, ints(0), **average),
         one("CumSum", np.array(3)),
         one("Softmax", axis=-1),
         one("LayerNormalization", rng.normal(size=12).astype(np.float32)),

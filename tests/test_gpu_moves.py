@@ -426,6 +426,28 @@ def test_sampling_a_grid(mode: str, padding: str, align: int, rng: np.random.Gen
     close(case, feeds, rel=1e-4)
 
 
+@pytest.mark.parametrize("corners", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_regions_are_averaged(samples: int, corners: str, rng: np.random.Generator) -> None:
+    """Of maps of 9 x 11 at half the size; some regions lie outside, some have no size."""
+    align = node(
+        "RoiAlign", "x r b", "y", output_height=3, output_width=4, sampling_ratio=samples,
+        spatial_scale=0.5, coordinate_transformation_mode=corners,
+    )  # fmt: skip
+    shapes = {"x": (2, 5, 9, 11), "r": (7, 4), "b": (7,)}
+    case = Case([align], shapes, {}, dtypes={"b": "int64"}, opset=16)
+    low = rng.uniform(-8, 16, (7, 2))
+    regions = np.concatenate([low, low + rng.uniform(0, 16, (7, 2))], axis=1)
+    regions[0] = regions[0, [0, 1, 0, 1]]
+    regions[1] += 100
+    feeds = {
+        "x": rng.normal(size=shapes["x"]).astype(np.float32),
+        "r": regions.astype(np.float32),
+        "b": rng.integers(0, 2, 7),
+    }
+    close(case, feeds, rel=1e-4)
+
+
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

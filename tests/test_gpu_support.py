@@ -24,6 +24,15 @@ def asked(case: Case, result: tuple[int, ...] | None = None, **how: object) -> d
     return dict(ask_support(model, **how).refused)
 
 
+REGIONS = {"x": (1, 2, 6, 6), "r": (3, 4), "b": (3,)}
+OF_IMAGES = {"b": "int64"}
+
+
+def roi_align(**how: object) -> onnx.NodeProto:
+    """Regions that are averaged over one bin, unless `how` says otherwise."""
+    return node("RoiAlign", "x r b", "y", coordinate_transformation_mode="half_pixel", **how)
+
+
 HEADS = {"q": (1, 4, 8, 256), "k": (1, 4, 8, 256), "v": (1, 4, 8, 256)}
 REFUSED = {
     "an operator without kernel": (
@@ -62,6 +71,18 @@ REFUSED = {
             opset=19,
         ),
         "samples 3 dimensions (cubic)",
+    ),
+    "the largest samples of regions": (
+        Case([roi_align(mode="max", sampling_ratio=2)], REGIONS, {}, dtypes=OF_IMAGES),
+        "takes the largest sample of a bin",
+    ),
+    "regions with samples by their size": (
+        Case([roi_align()], REGIONS, {}, dtypes=OF_IMAGES),
+        "has as many samples as a region is large",
+    ),
+    "regions without a word on corners": (
+        Case([node("RoiAlign", "x r b", "y", sampling_ratio=2)], REGIONS, {}, dtypes=OF_IMAGES),
+        "has the corners of its opset",
     ),
     "computed weights of a transposed convolution": (
         Case([node("ConvTranspose", "x w", "y")], {"x": (1, 2, 3, 3), "w": (2, 2, 1, 1)}, {}),

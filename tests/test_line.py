@@ -4,6 +4,7 @@ tests/cuda_double.py stands for the driver, tests/tensorrt_double for TensorRT.
 """
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from toolkit.partition.planning.plan import PlanOptions
 def gpu() -> Iterator[cuda_double.CudaDouble]:
     with cuda_double.installed() as double:
         yield double
+    sys.modules.pop("tensorrt", None)
 
 
 @pytest.fixture(scope="module")

@@ -258,8 +258,9 @@ def test_streams_of_each_library_are_read(
     handle = ctypes.c_void_p()
     gpu.cuStreamCreate(ctypes.byref(handle), 1)
     stream = Named(**{attribute: handle.value})
-    session.infer_on_device({"x": Foreign(gpu, FLOAT)}, stream=stream)
-    assert gpu.streams[handle.value]
+    result = session.infer_on_device({"x": Foreign(gpu, FLOAT)}, stream=stream)["y"]
+    assert gpu.streams[handle.value]  # as long as the result is not freed, which waits
+    assert result.stream == handle.value
     with pytest.raises(SessionError, match="the stream is a str; give a stream of pycuda"):
         session.infer_on_device({"x": Foreign(gpu, FLOAT)}, stream="one")
 

@@ -420,12 +420,16 @@ def test_run_command_runs_a_bundle_and_writes_video_and_events(tmp_path, engine)
         profile="laptop",
     )
     video, events = tmp_path / "out.mp4", tmp_path / "out.jsonl"
-    result = invoke(bundle, "--source", cells, "--video", video, "--jsonl", events)
+    trace = tmp_path / "trace.json"
+    outputs = ("--video", video, "--jsonl", events, "--trace", trace)
+    result = invoke(bundle, "--source", cells, *outputs)
     assert result.exit_code == 0, result.output
     assert "portable" in result.output
     assert "6 frames" in result.output
     assert len(events.read_text().splitlines()) == 6
     assert cv2.VideoCapture(str(video)).get(cv2.CAP_PROP_FRAME_COUNT) == 6
+    bars = [one for one in json.loads(trace.read_text())["traceEvents"] if one["ph"] == "X"]
+    assert [one["name"] for one in bars].count("infer") == 6
 
 
 def test_run_command_sums_up_as_json(tmp_path, engine):

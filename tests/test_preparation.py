@@ -150,7 +150,10 @@ def test_what_runs_is_prepared_at_the_start_and_runs_again_with_new_plans(
         board.pipeline.stop("the test")
 
 
-def test_without_tensorrt_nothing_is_prepared(tmp_path: Path) -> None:
+def test_without_tensorrt_nothing_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
     events: list[PreparationEvent] = []
     preparation = Preparation(events.append, tmp_path, timeout_s=1.0, memory_mb=None)
     assert not preparation.start(tmp_path)

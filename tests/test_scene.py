@@ -27,7 +27,7 @@ from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
-from pipelines.sink_config import JsonlSink, SnapshotSink
+from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
 from pipelines.sinks.files import OutputFiles, check_release
 from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
@@ -243,6 +243,9 @@ kind = "prometheus"
     outside = msgspec.structs.replace(config, sinks=(SnapshotSink(path="/tmp/x"),))
     with pytest.raises(PipelineError, match="a release writes only in its own"):
         check_release(outside)
+    port = SerialSink(port="/dev/../etc/passwd")
+    with pytest.raises(PipelineError, match="name a port of the board"):
+        check_release(msgspec.structs.replace(config, sinks=(port,)))
 
 
 # --- snapshots

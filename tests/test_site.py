@@ -14,7 +14,14 @@ from doc_tables import rows_in, rows_of, sections
 from test_docs import link_configs
 
 import configs
-from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
+from device.agent.config import (
+    AgentConfig,
+    BrokerTable,
+    PipelineTable,
+    PrepareTable,
+    SourceTable,
+    UpdateTable,
+)
 from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import PipelineTopics, Topics
@@ -80,6 +87,7 @@ TABLES = {
         "agent.toml": AgentConfig,
         "broker": BrokerTable,
         "update": UpdateTable,
+        "prepare": PrepareTable,
         "pipeline": PipelineTable,
         "source": SourceTable,
     },
@@ -99,6 +107,7 @@ TITLES = {
     ObjectState: "object state",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
+    PrepareTable: "table `prepare`",
     PipelineTable: "table `pipeline`",
     SourceTable: "table `source`",
     documents.ReleaseSpec: "a release",

@@ -44,9 +44,10 @@ from toolkit.partition.planning.plan import PlanOptions
 
 @pytest.fixture(autouse=True)
 def gpu() -> Iterator[cuda_double.CudaDouble]:
-    """A driver in every test."""
+    """A driver in every test; the module tensorrt is gone after it."""
     with cuda_double.installed() as double:
         yield double
+    sys.modules.pop("tensorrt", None)
 
 
 HERE = Path(__file__).parent

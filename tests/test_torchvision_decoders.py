@@ -18,6 +18,9 @@ from toolkit.guess.rules import guess
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+# A torchvision of another build than torch's cannot register its operators.
+NO_TORCHVISION = (ImportError, RuntimeError)
+pytest.importorskip("torchvision", reason="it is not that of torch", exc_type=NO_TORCHVISION)
 SIDE = 160
 
 

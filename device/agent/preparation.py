@@ -70,9 +70,9 @@ def refusal(rows: tuple[Row, ...]) -> str | None:
     for row in rows:
         if row.problem is not None and not row.others:
             return (
-                f"segment {row.segment} cannot run on this board: {row.problem}; and the engine "
-                "carries no other implementation of it that runs here, which `tandem build` "
-                "without --no-fallback adds"
+                f"segment {row.segment} cannot run on this board: {row.problem}; the engine "
+                "carries no other implementation of it that runs here: build it again, not with "
+                "`tandem build --no-fallback`"
             )
     return None
 
@@ -152,14 +152,14 @@ def _read(
     run: int, child: "subprocess.Popen[bytes]", put: Callable[[PreparationEvent], None]
 ) -> None:
     """Turn the child's output into events."""
-    assert child.stdout is not None
-    assert child.stderr is not None
-    stderr = child.stderr
+    stdout, stderr = child.stdout, child.stderr
+    assert stdout is not None
+    assert stderr is not None
     errors: list[bytes] = []
     drain = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
     drain.start()
     rows: tuple[Row, ...] | None = None
-    for text in child.stdout:
+    for text in stdout:
         try:
             line = msgspec.json.decode(text, type=_Line)
         except ValueError:  # a stray print

@@ -270,13 +270,14 @@ def _parts(engine: Engine, executors: Sequence[Executor]) -> tuple[Part, ...]:
     parts: list[Part] = []
     rows = zip(engine.manifest.segments, executors, strict=True)
     try:
-        for on_gpu, run in groupby(rows, lambda row: row[1].device is not None):
+        for on_gpu, group in groupby(rows, lambda row: row[1].device is not None):
+            run = list(group)
             if not on_gpu:
                 parts += [OnHost(segment, executor) for segment, executor in run]
                 continue
-            segments, devices = zip(*((s, e.device) for s, e in run), strict=True)
-            here = tuple(device for device in devices if device is not None)
-            parts.append(OnGpu(open_line(engine, segments, here), here))
+            segments = [segment for segment, _ in run]
+            devices = tuple(d for _, executor in run if (d := executor.device) is not None)
+            parts.append(OnGpu(open_line(engine, segments, devices), devices))
     except BaseException:
         for part in parts:
             if isinstance(part, OnGpu):

@@ -14,7 +14,7 @@ HEARTBEAT_S = 0.5
 
 # What the source and the sinks count that is a fault, not a limit that was asked for. A full disk
 # is the board's: a release on trial is not to blame for it.
-FAULTS = ("corrupt", "jsonl_error", "video_error")
+FAULTS = ("corrupt", "jsonl_error", "snapshot_error", "video_error")
 
 
 class Heart:

@@ -114,23 +114,22 @@ def iter_results(
         runner.watch_drops(sources)
         emit(_ready(config, model, runner.warm_up_s))
         heart.watch(sources, sinks)
-        droppers: list[Dropper] = [*sources, controls, *([control] if control else ())]
+        droppers: list[Dropper] = [*sources, *sinks, controls, *([control] if control else ())]
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
-        admits = control.admits if control else _admit
+
+        def admits(frame: Frame) -> bool:
+            return controls.admits(frame.camera) and (control is None or control.admits(frame))
+
         batches = batches_of(sources, waiting, runner.room, runner.pace, admits)
         first = True
-        for result in _results_of(batches, runner, sinks, controls, frames):
+        for result in _results_of(batches, runner, sinks, frames):
             latency_ms = result.event.latency_ms["total"]
             if first:
                 emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
                 first = False
             heart.frame_done(latency_ms)
             yield result
-
-
-def _admit(frame: Frame) -> bool:
-    return True
 
 
 def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
@@ -151,17 +150,14 @@ def _results_of(
     batches: Iterator[list[Frame]],
     runner: BatchRunner,
     sinks: Sequence[Sink],
-    controls: Controls,
     frames: int | None,
 ) -> Iterator[FrameResult]:
-    """Yield the results of frames that are looked at, at most `frames` of them."""
+    """Yield the results of all batches, at most `frames`."""
     count = 0
     for batch in batches:
-        due = [frame for frame in batch if controls.admits(frame.camera)]
-        if due:
-            for result in runner.run(due[: None if frames is None else frames - count], sinks):
-                count += 1
-                yield result
+        for result in runner.run(batch[: None if frames is None else frames - count], sinks):
+            count += 1
+            yield result
         if frames is not None and count >= frames:
             return
 
@@ -184,7 +180,7 @@ class _Reporter:
         emit: Callable[[ChildMessage], None],
     ) -> None:
         self._metrics = metrics
-        self._droppers: tuple[Dropper, ...] = (*droppers, *sinks)
+        self._droppers = droppers
         self._takers = [sink for sink in sinks if isinstance(sink, StatsSink)]
         self._emit = emit
         self._done = threading.Event()

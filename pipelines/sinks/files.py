@@ -144,11 +144,16 @@ def check_release(config: PipelineConfig) -> None:
             check_below_folder(sink.path, "video")
         elif isinstance(sink, SnapshotSink):
             check_below_folder(sink.path, "snapshot")
-        elif isinstance(sink, SerialSink) and not sink.port.startswith("/dev/"):
+        elif isinstance(sink, SerialSink) and not _is_device(sink.port):
             raise PipelineError(
                 f"the serial sink of a release cannot write {sink.port!r}: name a port of the board"
                 " below /dev, such as '/dev/ttyTHS1'."
             )
+
+
+def _is_device(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return parts[:2] == ("/", "dev") and ".." not in parts
 
 
 def writes_files(config: PipelineConfig) -> bool:

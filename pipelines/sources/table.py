@@ -126,13 +126,14 @@ def _open_http(config: SourceConfig, waiting: Waiting) -> Source:
 def _open_csi(config: SourceConfig, waiting: Waiting) -> Source:
     camera = parse_csi(config.uri)
     name = f"csi://{camera.sensor}"
-    if not has_element("nvarguscamerasrc"):
-        raise SourceError(
-            f"{name} needs GStreamer's nvarguscamerasrc, which is not here: it comes with JetPack"
-            " (package nvidia-l4t-gstreamer); in a container mount /tmp/argus_socket, too."
-        )
 
     def open_capture(ended: Ended) -> Capture:
+        if not has_element("nvarguscamerasrc"):
+            raise SourceError(
+                f"{name} needs GStreamer's nvarguscamerasrc, which is not here: it comes with"
+                " JetPack (package nvidia-l4t-gstreamer); in a container mount /tmp/argus_socket,"
+                " too."
+            )
         return GstCapture(name, csi_pipeline(camera), config.stall_s, ended)
 
     return LiveSource(name, open_capture, config, waiting)
@@ -140,13 +141,13 @@ def _open_csi(config: SourceConfig, waiting: Waiting) -> Source:
 
 def _open_own(config: SourceConfig, waiting: Waiting) -> Source:
     name, words = redact(config.uri), own_pipeline(config.uri)
-    if not has_element("gdppay"):
-        raise SourceError(
-            f"{name} needs GStreamer with its plugins bad (gdppay), which is not here: install"
-            " gstreamer1.0-tools and gstreamer1.0-plugins-bad."
-        )
 
     def open_capture(ended: Ended) -> Capture:
+        if not has_element("gdppay"):
+            raise SourceError(
+                f"{name} needs GStreamer with its plugins bad (gdppay), which is not here: install"
+                " gstreamer1.0-tools and gstreamer1.0-plugins-bad."
+            )
         return GstCapture(name, words, config.stall_s, ended)
 
     return LiveSource(name, open_capture, config, waiting)

@@ -1,6 +1,6 @@
 """Which track takes which detection: the matching with the largest sum of weights, exactly.
 
-Overlaps are sparse: most tracks and detections have one candidate, which arrays decide at once.
+Most tracks and detections overlap one of the others far more than all else: arrays decide these.
 What is left is solved by shortest augmenting paths (Kuhn 1955; Jonker and Volgenant 1987) over the
 edges that exist, in plain Python: it explores no more than the objects that overlap each other.
 """
@@ -21,29 +21,49 @@ def assign(weights: NDArray[np.float32], least: float) -> Pairs:
     Only pairs with a weight above `least` >= 0 are matched; each counts by how far it is above, so
     that a row stays alone rather than take a pair from a better one.
     """
-    rows, columns = np.nonzero(weights > least)
-    if not len(rows):
+    gains = np.maximum(weights - np.float32(least), np.float32(0.0))
+    if not gains.any():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows, columns = _sure_pairs(gains)
+    gains[rows] = 0.0
+    gains[:, columns] = 0.0
+    open_rows, open_columns = np.nonzero(gains)
+    if not len(open_rows):
         return rows, columns
-    row_edges = np.bincount(rows, minlength=weights.shape[0])
-    column_edges = np.bincount(columns, minlength=weights.shape[1])
-    alone = (row_edges[rows] == 1) & (column_edges[columns] == 1)
-    if alone.all():
-        return rows, columns
-    shared_rows, shared_columns = rows[~alone], columns[~alone]
-    gains = weights[shared_rows, shared_columns] - least
     edges: dict[int, list[tuple[int, float]]] = {}
     for row, column, gain in zip(
-        shared_rows.tolist(), shared_columns.tolist(), gains.tolist(), strict=True
+        open_rows.tolist(),
+        open_columns.tolist(),
+        gains[open_rows, open_columns].tolist(),
+        strict=True,
     ):
         edges.setdefault(row, []).append((column, gain))
     matching = _Matching(edges)
     for row in edges:
         matching.add(row)
     pairs = np.array(list(matching.column_of.items()), np.int64).reshape(-1, 2)
-    return (
-        np.concatenate([rows[alone], pairs[:, 0]]),
-        np.concatenate([columns[alone], pairs[:, 1]]),
-    )
+    return np.concatenate([rows, pairs[:, 0]]), np.concatenate([columns, pairs[:, 1]])
+
+
+def _sure_pairs(gains: NDArray[np.float32]) -> Pairs:
+    """Return pairs that a best matching has, whatever becomes of the rest.
+
+    Such a pair gains at least as much as the next best of its row and of its column together: a
+    matching without it loses nothing by taking it in place of the two.
+    """
+    every_row, every_column = np.arange(gains.shape[0]), np.arange(gains.shape[1])
+    column_of, row_of = gains.argmax(axis=1), gains.argmax(axis=0)
+    best = gains[every_row, column_of]
+    others = gains.copy()
+    others[every_row, column_of] = 0.0
+    next_of_row = others.max(axis=1)
+    others = gains.copy()
+    others[row_of, every_column] = 0.0
+    next_of_column = others.max(axis=0)
+    mutual = (row_of[column_of] == every_row) & (best > 0.0)
+    sure = mutual & (best >= next_of_row + next_of_column[column_of])
+    rows = np.flatnonzero(sure)
+    return rows, column_of[rows]
 
 
 class _Matching:

@@ -146,7 +146,7 @@ def _reinstall(machine: Machine) -> str:
         return "sudo apt-get install libnvinfer-bin (it brings the libraries)"
     if not machine.first(*CUDLA):
         return f"sudo apt-get install {_cudla_package(machine)} (libnvinfer_plugin needs it)"
-    return "sudo apt-get install --reinstall tensorrt python3-libnvinfer"
+    return "sudo apt-get purge python3-libnvinfer; sudo apt-get install tensorrt python3-libnvinfer"
 
 
 def dla(machine: Machine) -> Finding:

@@ -53,6 +53,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "export",
         "Write an engine as files for trtexec.",
     ),
+    "pipeline": (
+        "toolkit.cli.commands.pipeline",
+        "pipeline",
+        "Write and check a pipeline.toml.",
+    ),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),

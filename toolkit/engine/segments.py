@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from toolkit.engine.options import BuildJob
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.segments import (
     GpuBackend,
     GpuSegments,
@@ -61,12 +62,24 @@ def build_segments(
 
 
 def _fallback(built: BuiltSegments, backend: GpuBackend) -> GpuSegments:
-    """Return the kernels of the segments on a DLA, at the dynamic dimensions of the others."""
+    """Return the kernels of the segments on a DLA, at the dynamic dimensions of the others.
+
+    Without measured times each operation has one tactic, the cost model's choice: to compile the
+    others takes most of the time of a build, for what seldom runs.
+    """
     on_dla = [s for s in built.plan.segments if s.processor.startswith("dla")]
     backend = replace(backend, dims=built.gpu.dims or backend.dims)
     programs = lower_gpu_segments(backend, on_dla, built.extracted)
+    if backend.tactics.timings is None:
+        chosen = {name: _first_tactics(program) for name, program in programs.programs.items()}
+        programs = replace(programs, programs=chosen)
     compiled = compile_gpu_segments(backend, on_dla, programs)
     return replace(compiled, refused={**programs.refused, **compiled.refused})
+
+
+def _first_tactics(program: KernelProgram) -> KernelProgram:
+    ops = tuple(replace(op, tactics=op.tactics[:1]) for op in program.ops)
+    return replace(program, ops=ops)
 
 
 def _build(

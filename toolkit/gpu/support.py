@@ -117,6 +117,16 @@ def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
     return f"samples {dims} dimensions ({mode}); kernels take 2, and 3 by linear and nearest"
 
 
+def _regions(op: Operation, _: SegmentTensors) -> str | None:
+    if op.text("mode", "avg") != "avg":
+        return "takes the largest sample of a bin; kernels average"
+    if op.integer("sampling_ratio", 0) <= 0:
+        return "has as many samples as a region is large; kernels take a fixed sampling_ratio"
+    if "coordinate_transformation_mode" not in op.attributes:
+        return "has the corners of its opset; kernels take coordinate_transformation_mode"
+    return None
+
+
 def _gates(op: Operation, _: SegmentTensors) -> str | None:
     if "clip" in op.attributes or op.integer("input_forget", 0):
         return "clips its sums or couples its gates; kernels do not"
@@ -227,6 +237,7 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("LayerNormalization", "RMSNormalization"), _more_outputs),
     (("GatherND", "ScatterND"), _indices),
     (("GridSample",), _sampled),
+    (("RoiAlign",), _regions),
     (("RNN", "GRU", "LSTM"), _gates),
     (("RNN", "GRU", "LSTM"), _activations),
     (("RNN", "GRU", "LSTM"), _steps),

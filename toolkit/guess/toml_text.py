@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pipelines.config import PreprocessConfig
+from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.proposal import Candidate, Proposal, preprocess_of
 
@@ -23,6 +23,21 @@ def settings_text(facts: ModelFacts, candidate: Candidate) -> str:
         f"[preprocess]\n{_table(preprocess, ALWAYS)}\n[decode]\n{kind}"
         f"{_table(decode, _names_of(decode))}"
     )
+
+
+def model_settings_text(model: ModelConfig) -> str:
+    """Return [preprocess] and [decode] of a model.toml."""
+    decode = model.decode
+    kind = f"kind = {_value(decode.__struct_config__.tag)}\n"
+    return (
+        f"[preprocess]\n{_table(model.preprocess, ALWAYS)}\n[decode]\n{kind}"
+        f"{_table(decode, _names_of(decode))}"
+    )
+
+
+def string_text(text: str) -> str:
+    """Return a text as a TOML string."""
+    return _value(text)
 
 
 def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:

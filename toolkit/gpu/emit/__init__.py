@@ -24,6 +24,7 @@ quantization     INT8 <-> ONNX integers
 reduction        Reduce operators, ArgMax, ArgMin
 resample_tables  indices and weights of resized dimensions
 resize           Resize and Upsample
+roi_align        RoiAlign
 scan             CumSum and CumProd
 space_to_depth   first convolutions as space-to-depth
 split_k          split-K

@@ -29,6 +29,7 @@ KERNELS: dict[str, str] = {
     "space_to_depth": "pad",
     "resample": "resample",
     "grid_sample": "grid_sample",
+    "roi_align": "roi_align",
     "scan": "scan",
     "softmax": "softmax",
     "normalize": "normalization",

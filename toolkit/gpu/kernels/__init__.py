@@ -18,6 +18,7 @@ interpreter (TRITON_INTERPRET=1).
     gather          gather and scatter
     gemm            GEMM and implicit GEMM of all loaders, split-K reduction
     grid_sample     GridSample
+    roi_align       RoiAlign
     max_pooling     max pooling over small windows
     normalization   normalization along rows, LRN
     pad             padding, space-to-depth

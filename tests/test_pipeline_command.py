@@ -1,0 +1,127 @@
+"""tandem pipeline: a pipeline.toml is written, checked and described."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from video_fixtures import COLOUR_TOML, colour_model
+
+import configs
+from device.errors import TandemError
+from pipelines.config import load_pipeline
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli.main import tandem
+
+ROBOT = configs.ROOT / "models" / "robot-objects.toml"
+
+
+def invoke(*arguments: object, text: str | None = None) -> Result:
+    return CliRunner().invoke(tandem, ["pipeline", *map(str, arguments)], input=text)
+
+
+def test_a_new_pipeline_has_what_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    sinks = ("--sink", "jsonl", "--sink", "serial", "--sink", "video", "--sink", "prometheus")
+    result = invoke("new", "--model", ROBOT, "--source", "rtsp://u:pass@cam/1", "--track",
+                    *sinks, "-o", path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "pass" not in result.output
+    config = load_pipeline(path)
+    shipped = load_pipeline(configs.ROOT / "pipelines" / "robot-objects.toml")
+    assert (config.preprocess, config.decode) == (shipped.preprocess, shipped.decode)
+    assert config.cameras[0].uri == "rtsp://u:pass@cam/1"
+    assert config.tracker
+    kinds = [sink.__struct_config__.tag for sink in config.sinks]
+    assert kinds == ["jsonl", "serial", "video", "prometheus"]
+
+
+def test_what_is_not_said_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    result = invoke("new", "-o", path, text=f"{ROBOT}\ntest://\n")
+    assert result.exit_code == 0, result.output
+    assert load_pipeline(path).name == "robot-objects"
+
+
+def test_the_decoder_of_a_model_is_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    model = ROBOT.with_suffix(".onnx")
+    result = invoke("new", "--model", model, "--source", "test://", "-o", path)
+    assert result.exit_code == 0, result.output
+    assert load_pipeline(path).preprocess.width == 320
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text("mine")
+    result = invoke("new", "--model", ROBOT, "--source", "test://", "-o", path)
+    assert result.exit_code == 1
+    assert path.read_text() == "mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["p.toml"]
+    assert invoke("new", "--model", ROBOT, "--source", "test://", "-o", path,
+                  "--overwrite").exit_code == 0  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    model = colour_model(folder / "colours.onnx")
+    build_engine(model, "laptop", folder / "m.engine", BuildOptions(precision="fp32"))
+    (folder / "labels.txt").write_text("red\ngreen\n")
+    return folder / "m.engine"
+
+
+def check(tmp_path: Path, text: str, *arguments: object) -> Result:
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    return invoke("check", path, *arguments)
+
+
+def colours(uri: str, sinks: str = "") -> str:
+    return COLOUR_TOML.format(uri=uri, source="", sinks=sinks)
+
+
+def test_a_pipeline_that_fits_its_engine_is_checked_without_a_camera(
+    tmp_path: Path, engine: Path
+) -> None:
+    labels = engine.with_name("labels.txt")
+    for uri in ("v4l2:///dev/video77", "csi://0", "rtsp://nowhere.invalid/1"):
+        result = check(tmp_path, colours(uri), "--engine", engine, "--labels", labels)
+        assert result.exit_code == 0, result.output
+        assert "it fits" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (colours("/no/such.mp4"), "no such file or folder"),
+        (colours("v4l2:///dev/video0?heigth=4"), "unknown option 'heigth'"),
+        (colours("test://", '[[sinks]]\nkind = "mqqt"'), "'mqqt'"),
+        (colours("test://").replace("width = 64", "width = 32"), "where [preprocess] gives"),
+        (colours("test://").replace('"boxes"', '"bxs"'), "which is no output of the engine"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    tmp_path: Path, engine: Path, text: str, says: str
+) -> None:
+    labels = engine.with_name("labels.txt")
+    result = check(tmp_path, text, "--engine", engine, "--labels", labels)
+    assert isinstance(result.exception, TandemError)
+    assert says in str(result.exception)
+
+
+def test_a_check_as_json_has_the_defaults(tmp_path: Path) -> None:
+    result = check(tmp_path, colours("test://"), "--json")
+    assert json.loads(result.stdout)["source"]["stall_s"] == 2.0
+
+
+def test_the_schema_takes_the_shipped_pipeline_and_refuses_a_wrong_key(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    tomllib = pytest.importorskip("tomllib")
+    path = tmp_path / "s.json"
+    assert invoke("schema", "-o", path).exit_code == 0
+    schema = json.loads(path.read_text())
+    shipped = (configs.ROOT / "pipelines" / "robot-objects.toml").read_text()
+    validator = jsonschema.Draft202012Validator(schema)
+    assert list(validator.iter_errors(tomllib.loads(shipped))) == []
+    assert list(validator.iter_errors(tomllib.loads("speed = 1\n" + shipped)))

@@ -1,0 +1,150 @@
+"""Write a pipeline.toml, check one, and say what it may hold."""
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device.engine.file import open_engine
+from device.errors import ConfigError
+from device.files import replacing
+from pipelines.config import (
+    PipelineConfig,
+    load_labels,
+    load_model,
+    load_pipeline,
+    parse_pipeline,
+)
+from pipelines.sources.live import Waiting
+from pipelines.sources.table import open_source
+from pipelines.sources.uri import redact
+from pipelines.stages.fit import check_fit
+from pipelines.stages.preprocess_check import check_preprocessing
+from toolkit.errors import GuessError
+from toolkit.guess.rules import guess
+from toolkit.guess.toml_text import model_settings_text, settings_text, string_text
+
+# kind -> what a new file says of the sink
+SINK_TEXTS = {
+    "mqtt": "",
+    "jsonl": 'path = "results.jsonl"\n',
+    "video": 'path = "seen.mp4"\n',
+    "serial": 'port = "/dev/ttyTHS1"\n',
+    "prometheus": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewPipeline:
+    """The command line of `tandem pipeline new`."""
+
+    model: Path
+    source: str
+    name: str | None
+    track: bool
+    sinks: tuple[str, ...]
+    choose: int | None
+    output: Path
+    overwrite: bool
+
+
+def write_pipeline(request: NewPipeline) -> str:
+    """Write the file whole or not at all; return what is said of it. Raises TandemError."""
+    if request.output.exists() and not request.overwrite:
+        raise ConfigError(
+            f"{request.output} is there already: choose another -o, or give"
+            " `tandem pipeline new --overwrite`."
+        )
+    text = _text(request)
+    config = parse_pipeline(text, request.output)
+    with replacing(request.output) as file:
+        file.write(text.encode())
+    return f"{request.output}: {_summary(config)}\nNext: tandem pipeline check {request.output}"
+
+
+def check_pipeline(path: Path, engine: Path | None, labels: Path | None, *, as_json: bool) -> str:
+    """Check a file, and whether an engine fits it; return what is said of it.
+
+    Raises TandemError: the first thing that is wrong.
+    """
+    config = load_pipeline(path)
+    waiting = Waiting(threading.Event(), patient=True)
+    for camera in config.cameras:
+        open_source(camera, waiting)  # not entered: files must be there, cameras may be away
+    if engine is not None and labels is not None:
+        notes = _check_engine(config, engine, labels)
+    else:
+        notes = [
+            "whether an engine fits was not checked: give `tandem pipeline check --engine` and"
+            " `--labels`"
+        ]
+    if as_json:
+        return msgspec.json.encode(config).decode()
+    return "\n".join([f"{path}: {_summary(config)}", *notes])
+
+
+def pipeline_schema() -> str:
+    """Return the JSON Schema of pipeline.toml."""
+    _, components = msgspec.json.schema_components((PipelineConfig,), ref_template="#/$defs/{name}")
+    page = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "pipeline.toml",
+        "$ref": f"#/$defs/{PipelineConfig.__name__}",
+        "$defs": components,
+    }
+    return json.dumps(page, indent=2, sort_keys=True)
+
+
+def _check_engine(config: PipelineConfig, path: Path, labels: Path) -> list[str]:
+    with open_engine(path) as engine:
+        manifest = engine.manifest
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    inputs, outputs = (
+        [tensors[name] for name in names] for names in (manifest.inputs, manifest.outputs)
+    )
+    check_fit(config, inputs, outputs, load_labels(labels), manifest.dims)
+    warning = check_preprocessing(config, manifest.preprocessing)
+    fits = f"it fits {path}, an engine for {manifest.profile}, and {labels}"
+    return [fits] if warning is None else [fits, warning]
+
+
+def _text(request: NewPipeline) -> str:
+    name, settings = _model_settings(request)
+    parts = [
+        f"name = {string_text(request.name or name)}\n",
+        f"[source]\nuri = {string_text(request.source)}\n",
+        settings,
+        *(["[tracker]\n"] if request.track else []),
+        *(f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}" for kind in request.sinks),
+    ]
+    return "\n".join(parts)
+
+
+def _model_settings(request: NewPipeline) -> tuple[str, str]:
+    """Return the model's name, and [preprocess] and [decode]."""
+    path = request.model
+    if path.suffix == ".toml":
+        model = load_model(path)
+        return model.name, model_settings_text(model)
+    facts, proposal = guess(path, None)
+    count = len(proposal.candidates)
+    if request.choose is None and proposal.sureness == "ask":
+        kinds = "; ".join(f"{n}: {one.kind}" for n, one in enumerate(proposal.candidates, start=1))
+        raise GuessError(
+            f"{path} can be read in several ways ({kinds}): choose with"
+            " `tandem pipeline new --choose NUMBER`; `tandem model guess` shows each."
+        )
+    if request.choose is not None and request.choose > count:
+        raise GuessError(f"{path} has {count} readings, and --choose is {request.choose}.")
+    candidate = proposal.candidates[(request.choose or 1) - 1]
+    return path.stem, settings_text(facts, candidate)
+
+
+def _summary(config: PipelineConfig) -> str:
+    sources = ", ".join(redact(camera.uri) for camera in config.cameras)
+    kinds = [str(sink.__struct_config__.tag) for sink in config.sinks]
+    decoder = config.decode.__struct_config__.tag
+    sinks = ", ".join(kinds) or "nobody"
+    return f"{config.name!r} reads {sources}, decodes {decoder}, gives to {sinks}"

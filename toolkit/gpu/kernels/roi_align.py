@@ -1,0 +1,73 @@
+"""Regions of a feature map, averaged over bins (ONNX, operator RoiAlign, mode "avg").
+
+    y[k, c, p, q] = 1 / S^2  sum over s, t < S of  x[b_k, c](top + (p + (s + 1/2) / S) h,
+                                                            left + (q + (t + 1/2) / S) w)
+
+The region k = (left, top, right, bottom) SCALE - OFFSET has bins of h x w, at least LEAST times the
+number of bins in all. x between its elements is bilinear; it is 0 beyond 1 outside of it.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.strided_rows import offsets
+
+
+@triton.jit
+def _neighbours(c, SIZE: tl.constexpr):
+    """Return the element before a coordinate, the one after, and the weight of that."""
+    c = tl.minimum(tl.maximum(c, 0.0), SIZE - 1.0)
+    low = tl.floor(c).to(tl.int32)
+    high = tl.minimum(low + 1, SIZE - 1)
+    return low, high, c - low.to(tl.float32)
+
+
+@triton.jit
+def roi_align(
+    x, rois, batches, y, elements,
+    SHAPE: tl.constexpr, Y_STRIDES: tl.constexpr, X_STRIDES: tl.constexpr,
+    ROI_STRIDES: tl.constexpr, BATCH_STRIDES: tl.constexpr, ROW_STRIDES: tl.constexpr,
+    COLUMN_STRIDES: tl.constexpr,
+    COORDINATE_STRIDE: tl.constexpr, IMAGE_STRIDE: tl.constexpr, SIZES: tl.constexpr,
+    SPATIAL_STRIDES: tl.constexpr, BINS: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr,
+    LEAST: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of results). Strides of ROW and COLUMN make an element's bin of its number."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < elements
+    roi = rois + offsets(i, SHAPE, ROI_STRIDES)
+    left = tl.load(roi, mask=mask, other=0.0).to(tl.float32) * SCALE - OFFSET
+    top = tl.load(roi + COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32) * SCALE - OFFSET
+    right = tl.load(roi + 2 * COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32) * SCALE
+    bottom = tl.load(roi + 3 * COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32) * SCALE
+    width = right - OFFSET - left
+    height = bottom - OFFSET - top
+    if LEAST is not None:
+        width = tl.maximum(width, LEAST)
+        height = tl.maximum(height, LEAST)
+    height = height / BINS[0]
+    width = width / BINS[1]
+    top += offsets(i, SHAPE, ROW_STRIDES).to(tl.float32) * height
+    left += offsets(i, SHAPE, COLUMN_STRIDES).to(tl.float32) * width
+    batch = tl.load(batches + offsets(i, SHAPE, BATCH_STRIDES), mask=mask, other=0).to(tl.int32)
+    source = x + offsets(i, SHAPE, X_STRIDES) + batch * IMAGE_STRIDE
+    total = tl.zeros((BLOCK,), tl.float32)
+    for sample in range(SAMPLES * SAMPLES):
+        row = top + (sample // SAMPLES + 0.5) * height / SAMPLES
+        column = left + (sample % SAMPLES + 0.5) * width / SAMPLES
+        inside = mask & (row >= -1.0) & (row <= SIZES[0])
+        inside = inside & (column >= -1.0) & (column <= SIZES[1])
+        above, below, down = _neighbours(tl.where(inside, row, 0.0), SIZES[0])
+        before, after, along = _neighbours(tl.where(inside, column, 0.0), SIZES[1])
+        upper = source + above * SPATIAL_STRIDES[0]
+        lower = source + below * SPATIAL_STRIDES[0]
+        before *= SPATIAL_STRIDES[1]
+        after *= SPATIAL_STRIDES[1]
+        a = tl.load(upper + before, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(upper + after, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(lower + before, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(lower + after, mask=inside, other=0.0).to(tl.float32)
+        total += (1.0 - down) * ((1.0 - along) * a + along * b)
+        total += down * ((1.0 - along) * c + along * d)
+    total = total / (SAMPLES * SAMPLES)
+    tl.store(y + offsets(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)
