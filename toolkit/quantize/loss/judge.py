@@ -170,11 +170,15 @@ def _detected(
         [Candidates(rows["box"], by_class(rows, labels)) for rows in samples]
         for samples in (exact, actual)
     )
-    tops = ([one.scores.max(axis=0, initial=0.0) for one in run] for run in (before, after))
-    return (
-        *matched_losses(part.name, before, after),
-        *(score_losses(part.name, *tops, class_axis=0) if len(labels) else ()),
-    )
+    losses = matched_losses(part.name, before, after)
+    if not labels.size:
+        return losses
+    return losses + score_losses(part.name, _tops(before), _tops(after), class_axis=0)
+
+
+def _tops(samples: Sequence[Candidates]) -> list[NDArray[Any]]:
+    """The largest score of each class, 0 where there is none."""
+    return [one.scores.max(axis=0, initial=0.0) for one in samples]
 
 
 def _fitting(
