@@ -53,5 +53,5 @@ def worst_of(effects: Mapping[str, Effect]) -> Effect:
 
 
 def _lowest(figures: Sequence[float]) -> float:
-    """The minimum; NaN if there is one."""
-    return math.nan if any(map(math.isnan, figures)) else min(figures)
+    """The minimum; NaN if there is one, infinite where no output is compared."""
+    return math.nan if any(map(math.isnan, figures)) else min(figures, default=math.inf)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import BuildError
+from toolkit.quantize.loss.detections import by_class
 from toolkit.quantize.loss.metrics import (
     MIN_CLASSES,
     Candidates,
@@ -16,6 +17,7 @@ from toolkit.quantize.loss.metrics import (
     class_loss,
     detection_losses,
     mask_loss,
+    matched_losses,
     score_error,
     score_losses,
     sqnr,
@@ -40,7 +42,8 @@ class Judgement:
 
     `basis`: whether ranges were measured on these samples. `nothing_to_lose`: scores of which
     none is a detection, and probabilities of which none is certain, so that nothing is judged.
-    `no_signal`: outputs that are zero or not finite in FP32 on all samples.
+    `no_signal`: outputs that are zero or not finite in FP32 on all samples. `varying`: outputs
+    whose size depends on the data, and that are no detections: there is nothing to compare.
     """
 
     losses: tuple[OutputLoss, ...]
@@ -48,6 +51,7 @@ class Judgement:
     basis: Basis
     nothing_to_lose: tuple[str, ...] = ()
     no_signal: tuple[str, ...] = ()
+    varying: tuple[str, ...] = ()
 
     @property
     def broken(self) -> tuple[OutputLoss, ...]:
@@ -80,10 +84,14 @@ def judge(
     """Judge the parts that `reference` and `candidate` hold for each sample."""
     losses: list[OutputLoss] = []
     no_signal: list[str] = []
-    compared = [part for part in parts if part.name in reference[0]]
+    varying = [part.name for part in parts if _varies(part, reference, candidate)]
+    compared = [part for part in parts if part.name in reference[0] and part.name not in varying]
     for part in compared:
         exact = [outputs[part.name] for outputs in reference]
         actual = [outputs[part.name] for outputs in candidate]
+        if part.kind == "detections":
+            losses += _detected(part, exact, actual)
+            continue
         signal_to_noise = sqnr(part.name, exact, actual, judged=part.kind == "values")
         if signal_to_noise is None:
             no_signal.append(part.name)
@@ -91,7 +99,9 @@ def judge(
         losses += [signal_to_noise, *_fitting(part, parts, reference, candidate)]
     judged = {loss.part for loss in losses if loss.judged}
     idle = [part.name for part in compared if part.name not in judged.union(no_signal)]
-    return Judgement(tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal))
+    return Judgement(
+        tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal), tuple(varying)
+    )
 
 
 def error_of(
@@ -106,7 +116,7 @@ def error_of(
         if part.name in reference[0]:
             exact = [outputs[part.name] for outputs in reference]
             actual = [outputs[part.name] for outputs in candidate]
-            measure = score_error if part.kind == "scores" else value_error
+            measure = score_error if part.kind in ("scores", "detections") else value_error
             error += measure(exact, actual)
     return error
 
@@ -139,6 +149,36 @@ def samples_text(judgement: Judgement) -> str:
     """Return what the losses were measured on."""
     count = f"{judgement.samples} sample{'' if judgement.samples == 1 else 's'}"
     return f"on {count} {_BASES[judgement.basis]}"
+
+
+def _varies(part: OutputPart, reference: Sequence[Parts], candidate: Sequence[Parts]) -> bool:
+    """True if the arrays of a part cannot be compared, as the data decide their sizes."""
+    if part.kind in ("varying", "detections"):
+        return part.kind == "varying"
+    pairs = zip(reference, candidate, strict=True)
+    return part.name in reference[0] and any(
+        r[part.name].shape != c[part.name].shape for r, c in pairs
+    )
+
+
+def _detected(
+    part: OutputPart, exact: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]
+) -> tuple[OutputLoss, ...]:
+    """The losses of detections: of those of the reference, and the largest scores of each class."""
+    labels = np.unique(np.concatenate([rows["label"] for rows in (*exact, *actual)]))
+    before, after = (
+        [Candidates(rows["box"], by_class(rows, labels)) for rows in samples]
+        for samples in (exact, actual)
+    )
+    losses = matched_losses(part.name, before, after)
+    if not labels.size:
+        return losses
+    return losses + score_losses(part.name, _tops(before), _tops(after), class_axis=0)
+
+
+def _tops(samples: Sequence[Candidates]) -> list[NDArray[Any]]:
+    """The largest score of each class, 0 where there is none."""
+    return [one.scores.max(axis=0, initial=0.0) for one in samples]
 
 
 def _fitting(

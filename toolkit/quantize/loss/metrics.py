@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners, overlaps
+from toolkit.quantize.loss.detections import comparable
+
 Arrays = Sequence[NDArray[Any]]
 
 DETECTION = 0.25
@@ -26,7 +29,6 @@ CERTAIN = 0.5
 MIN_CLASSES = 10  # fewer logits may be coordinates
 MIN_MARGIN = 0.1  # of the spread of the logits: closer ones are a tie
 MIN_RANKED_GAP = 0.2  # detections whose scores are closer have no order
-MIN_IOU = 0.5
 MAX_DETECTIONS = 20  # of a sample
 MAX_QUERIES = 300  # candidates of heads without a grid: queries, or detections in order of score
 MIN_PLACE_SHARE = (
@@ -123,16 +125,18 @@ def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> Ou
     for r, c in zip(reference, candidate, strict=True):
         signal_power, noise_power = powers(r, c)
         signal, noise = signal + signal_power, noise + noise_power
-    comparable = any(np.isfinite(r).any() for r in reference)
-    if not comparable or (not signal and 0.0 < noise < math.inf):
+    finite = any(np.isfinite(comparable(r, r)[0]).any() for r in reference)
+    if not finite or (not signal and 0.0 < noise < math.inf):
         return None
     return OutputLoss(part, SQNR, decibels(signal, noise), len(reference), judged)
 
 
 def powers(reference: NDArray[Any], candidate: NDArray[Any]) -> tuple[float, float]:
-    """Return sum r^2 and sum (c - r)^2 over the elements that are finite in the reference."""
-    exact = np.asarray(reference, np.float64).reshape(-1)
-    actual = np.asarray(candidate, np.float64).reshape(-1)
+    """Return sum r^2 and sum (c - r)^2 over the elements that are finite in the reference.
+
+    Of detections r and c are their scores (`toolkit.quantize.loss.detections`).
+    """
+    exact, actual = comparable(reference, candidate)
     finite = np.isfinite(exact)
     if not finite.all():
         exact, actual = exact[finite], actual[finite]
@@ -156,7 +160,7 @@ def score_error(reference: Arrays, candidate: Arrays) -> float:
     """
     squares, count = 0.0, 0
     for r, c in zip(reference, candidate, strict=True):
-        exact, actual = np.asarray(r, np.float64), np.asarray(c, np.float64)
+        exact, actual = comparable(r, c)
         counted = np.asarray(~((exact < COUNTED) & (actual < COUNTED)) & np.isfinite(exact))
         change = (actual - exact)[counted]
         squares, count = squares + float(change @ change), count + change.size
@@ -239,15 +243,22 @@ def detection_losses(
     A candidate is at the place of a detection if their boxes overlap by an IoU of `MIN_IOU`. Empty
     if the values are no boxes in one frame but offsets that a decoder still has to place.
     """
-    pairs: list[tuple[float, float]] = []
     boxes_of = [one.boxes for one in reference]
     if not all(map(_are_boxes, boxes_of)) or not _stay_in_place(boxes_of):
         return ()
+    return matched_losses(part, reference, candidate)
+
+
+def matched_losses(
+    part: str, reference: Sequence[Candidates], candidate: Sequence[Candidates]
+) -> tuple[OutputLoss, ...]:
+    """`detection_losses` of boxes that are known to be boxes in one frame."""
+    pairs: list[tuple[float, float]] = []
+    corners = all(have_corners(one.boxes) for one in reference)
     for r, c in zip(reference, candidate, strict=True):
-        corners = _are_corners(r.boxes)
-        exact_boxes, boxes = _corners(r.boxes, corners), _corners(c.boxes, corners)
+        exact_boxes, boxes = as_corners(r.boxes, corners), as_corners(c.boxes, corners)
         for anchor, class_id in _detections(exact_boxes, r.scores):
-            there = _iou(exact_boxes[anchor], boxes) >= MIN_IOU
+            there = overlaps(exact_boxes[anchor], boxes) >= MIN_IOU
             actual = float(c.scores[there, class_id].max(initial=0.0))
             pairs.append((float(r.scores[anchor, class_id]), actual))
     if not pairs:
@@ -299,7 +310,7 @@ def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[
     for index in best_first:
         anchor, class_id = int(anchors[index]), int(classes[index])
         others = [known for known, of_class in kept if of_class == class_id]
-        if not others or float(_iou(boxes[anchor], boxes[others]).max()) < MIN_IOU:
+        if not others or float(overlaps(boxes[anchor], boxes[others]).max()) < MIN_IOU:
             kept.append((anchor, class_id))
         if len(kept) == MAX_DETECTIONS:
             break
@@ -308,7 +319,7 @@ def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[
 
 def _are_boxes(boxes: NDArray[Any]) -> bool:
     """True if no box has a negative size and centres lie farther apart than boxes are large."""
-    low, high = np.split(_corners(boxes, _are_corners(boxes)), 2, axis=1)
+    low, high = np.split(as_corners(boxes, have_corners(boxes)), 2, axis=1)
     size, centre = high - low, (low + high) / 2.0
     return bool((size >= 0.0).all() and (np.ptp(centre, axis=0) > np.median(size, axis=0)).any())
 
@@ -321,33 +332,7 @@ def _stay_in_place(boxes: Sequence[NDArray[Any]]) -> bool:
     """
     if len(boxes) < 2 or len(boxes[0]) <= MAX_QUERIES:
         return True
-    corners = all(map(_are_corners, boxes))
-    centres = np.stack([sum(np.split(_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])
+    corners = all(map(have_corners, boxes))
+    centres = np.stack([sum(np.split(as_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])
     of_places = centres.mean(axis=0).var(axis=0)
     return bool((of_places >= MIN_PLACE_SHARE * centres.var(axis=(0, 1))).all())
-
-
-def _are_corners(boxes: NDArray[Any]) -> bool:
-    """True for left, top, right, bottom; False for centre, width, height, decided by values."""
-    return bool(((boxes[:, 2] >= boxes[:, 0]) & (boxes[:, 3] >= boxes[:, 1])).all())
-
-
-def _corners(boxes: NDArray[Any], corners: bool) -> NDArray[np.float64]:
-    array = np.asarray(boxes, np.float64)
-    if corners:
-        return array
-    half = array[:, 2:] / 2.0
-    return np.concatenate((array[:, :2] - half, array[:, :2] + half), axis=1)
-
-
-def _iou(box: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Intersection over union of one box with each of `boxes`; 0 for empty ones."""
-    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
-    common = np.prod(np.clip(high - low, 0.0, None), axis=1)
-    area = float(np.prod(box[2:] - box[:2]))
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    union = area + areas - common
-    iou: NDArray[np.float64] = np.divide(
-        common, union, out=np.zeros_like(common), where=union > 0.0
-    )
-    return iou

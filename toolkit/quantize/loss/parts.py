@@ -13,9 +13,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-Kind = Literal["scores", "probabilities", "values"]
+from toolkit.quantize.loss.detections import detections
+from toolkit.quantize.loss.varying import detection_outputs, varying_outputs
+
+Kind = Literal["scores", "probabilities", "values", "detections", "varying"]
 """Scores: each in [0, 1] by itself (Sigmoid). Probabilities: they add up to 1 along an axis
-(Softmax). Values: boxes, logits and all others."""
+(Softmax). Values: boxes, logits and all others. Of outputs whose size depends on the data:
+detections, or varying, which are not compared."""
 
 MOVES = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "Pad", "Reshape", "Slice", "SpaceToDepth", "Split"}
@@ -31,7 +35,8 @@ class OutputPart:
     """A part of an output: all of it where `axis` is None, else `start` to `stop` along `axis`.
 
     `class_axis`: the axis of the probabilities that add up to 1, None: unknown. `linear`: a linear
-    layer computes it, as it does logits; what was normalised or bounded since is none.
+    layer computes it, as it does logits; what was normalised or bounded since is none. Detections
+    are those of `boxes` and `labels` ("": of one class) beside the scores in `output`.
     """
 
     name: str
@@ -42,9 +47,14 @@ class OutputPart:
     stop: int = 0
     class_axis: int | None = None
     linear: bool = False
+    boxes: str = ""
+    labels: str = ""
 
     def of(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Return this part of the outputs."""
+        """Return this part of the outputs; of detections [N] rows of DETECTIONS."""
+        if self.kind == "detections":
+            labels = outputs[self.labels] if self.labels else None
+            return detections(outputs[self.boxes], outputs[self.output], labels)
         array = outputs[self.output]
         if self.axis is None:
             return array
@@ -53,15 +63,35 @@ class OutputPart:
 
 
 def output_parts(model: ir.Model) -> tuple[OutputPart, ...]:
-    """Return the parts of every floating-point output, in the order of the graph."""
-    return tuple(part for value in model.graph.outputs for part in _parts_of(value))
+    """Return the parts of every floating-point output, in the order of the graph.
+
+    Detections are one part, with the name of their scores.
+    """
+    varying = varying_outputs(model)
+    detected = detection_outputs(varying)
+    parts: list[OutputPart] = []
+    for value in model.graph.outputs:
+        name = str(value.name)
+        if value not in varying:
+            parts += _parts_of(value)
+        elif detected is None or name not in (detected.boxes, detected.scores, detected.labels):
+            if value.dtype is None or value.dtype.is_floating_point():
+                parts.append(OutputPart(name, name, "varying"))
+        elif name == detected.scores:
+            boxes, labels = detected.boxes, detected.labels
+            parts.append(OutputPart(name, name, "detections", boxes=boxes, labels=labels))
+    return tuple(parts)
 
 
 def split_outputs(
     parts: Sequence[OutputPart], outputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the floating-point parts of the outputs by name; only they have noise."""
-    floats = [part for part in parts if outputs[part.output].dtype.kind == "f"]
+    """Return the floating-point parts of the outputs by name; only they have noise.
+
+    Those whose size depends on the data are left out, but for detections.
+    """
+    compared = [part for part in parts if part.kind != "varying"]
+    floats = [part for part in compared if outputs[part.output].dtype.kind == "f"]
     return {part.name: part.of(outputs) for part in floats}
 
 

@@ -81,7 +81,12 @@ def judgement_lines(judgement: Judgement) -> list[str]:
             f"  output {part}: zero or not finite in FP32 in all of these samples, so there is "
             "nothing to compare with"
         )
-    if not judgement.losses and not judgement.no_signal:
+    for part in judgement.varying:
+        lines.append(
+            f"  output {part}: its size depends on the data, and it is no part of detections "
+            "(boxes, scores, labels), so its loss is not judged"
+        )
+    if not (judgement.losses or judgement.no_signal or judgement.varying):
         lines.append("  no output is in floating point, so no loss is judged")
     return lines
 
@@ -114,6 +119,7 @@ def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
         ],
         "not_judged": list(judgement.nothing_to_lose),
         "no_signal": list(judgement.no_signal),
+        "varying": list(judgement.varying),
     }
 
 

@@ -28,6 +28,7 @@ from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
+from toolkit.quantize.loss.detections import comparable
 from toolkit.quantize.loss.judge import Judgement, error_of, judge
 from toolkit.quantize.loss.metrics import decibels, powers
 from toolkit.quantize.loss.parts import split_outputs
@@ -191,9 +192,10 @@ class OutputNoise:
         signal = dict.fromkeys(self._signal, 0.0)
         for exact, actual in zip(*self.compared(assignment, keep_float, samples), strict=True):
             for name in product:
-                finite = np.isfinite(exact[name])
-                array = np.asarray(actual[name], np.float64)[finite]
-                product[name] += float(np.vdot(array, exact[name][finite]))
+                before, after = comparable(exact[name], actual[name])
+                finite = np.isfinite(before)
+                array = after[finite]
+                product[name] += float(np.vdot(array, before[finite]))
                 power[name] += _power(array)
                 signal[name] += _power(exact[name])
         return {
