@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import msgspec
@@ -22,13 +23,16 @@ from device.errors import PipelineError
 from device.update.bundle import write_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import Classification
-from pipelines.results import ClassScores, Detections, Masks
+from pipelines.frame import Frame, Stamp
+from pipelines.results import ClassScores, Detections, Masks, no_detections
 from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
+from pipelines.sinks.events import make_event
 from pipelines.sinks.files import OutputFiles, check_release
+from pipelines.sinks.result import FrameResult
 from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
@@ -343,3 +347,12 @@ def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
     assert bars[0]["args"]["seq"] == 0
     with pytest.raises(PipelineError, match="is there already"):
         TraceWriter(path)
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_run(caplog):
+    frame = Frame(np.zeros((4, 4, 3), np.uint8), 0, Stamp.now(), Stamp.now(), "test")
+    event = make_event("p", frame, no_detections(), [], {"infer": 1.0})
+    with TraceWriter(Path("/dev/full"), overwrite=True) as trace:
+        for _ in range(500):  # more than the file's buffer holds
+            trace.add(FrameResult(frame, no_detections(), event, b""))
+    assert caplog.text.count("the trace /dev/full is not complete: ") == 1
