@@ -89,7 +89,7 @@ class Lives:
         state = self._known.get(key)
         if state is None:
             state = ObjectState(
-                id=f"{time_s:.3f}-{key[0]}-{key[1]}",
+                id="-".join(filter(None, (self._camera, f"{time_s:.3f}-{key[0]}-{key[1]}"))),
                 camera=self._camera,
                 track_id=key[0],
                 label=label_of(self._labels, key[1]),
