@@ -2,10 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
@@ -15,10 +15,8 @@ from pipelines.decode_config import DecodeConfig
 from pipelines.load_config import LoadConfig
 from pipelines.sink_config import SinkConfig
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
-from pipelines.value import Positive
+from pipelines.value import Name, Positive, PositiveFloat
 from pipelines.value import Value as _Value
-
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
 
 
 class SourceConfig(_Value, frozen=True, kw_only=True):
@@ -33,10 +31,10 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     uri: str
     id: Name = ""
     frames: Literal["latest", "bounded", "every"] = "latest"
-    max_age_ms: Annotated[float, Meta(gt=0.0)] = 500.0
+    max_age_ms: PositiveFloat = 500.0
     loop: bool = False
     realtime: bool = True  # files: keep the pace of their frame rate
-    stall_s: Annotated[float, Meta(gt=0.0)] = 2.0
+    stall_s: PositiveFloat = 2.0
 
 
 class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):

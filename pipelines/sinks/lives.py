@@ -11,8 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from pipelines.results import Detections
-from pipelines.sinks.events import label_of
+from pipelines.results import Detections, label_of
 from pipelines.stages.zones import ZoneFrame
 
 SCHEMA = 1

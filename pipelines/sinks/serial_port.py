@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from device.errors import PipelineError
-from pipelines.results import Detections
+from pipelines.results import Detections, label_of
 from pipelines.sink_config import SerialSink
 from pipelines.sinks.autopilot import Autopilot
-from pipelines.sinks.events import label_of
 from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.records import NO_NUMBER, Target, cobs_frame, nmea_lines
 from pipelines.sinks.result import FrameResult, SinkContext
