@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import cv2
 import msgspec
@@ -22,7 +23,7 @@ from video_fixtures import (
 from device.errors import PipelineError
 from device.update.bundle import write_bundle
 from pipelines.config import load_pipeline
-from pipelines.decode_config import Classification
+from pipelines.decode_config import BOXLESS, Classification
 from pipelines.frame import Frame, Stamp
 from pipelines.results import ClassScores, Detections, Masks, no_detections
 from pipelines.run import Pipeline
@@ -33,6 +34,7 @@ from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
 from pipelines.sinks.events import make_event
 from pipelines.sinks.files import OutputFiles, check_release
 from pipelines.sinks.result import FrameResult
+from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
@@ -193,19 +195,20 @@ def test_zones_without_a_tracker_are_refused(tmp_path):
 def test_a_tracker_needs_boxes(tmp_path):
     config = walking(tmp_path, tracker=TRACKER)
     config = msgspec.structs.replace(config, decode=Classification(scores="scores"))
+    with pytest.raises(PipelineError, match="decoder 'classification' gives none"):
+        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
 
-    class Classes(ColourDetector):
-        outputs = (ColourDetector.outputs[1],)
 
-    with pytest.raises(PipelineError):
-        list(
-            iter_results(
-                config,
-                Model(Classes(), LABELS, ""),
-                emit=lambda message: None,
-                stop=threading.Event(),
-            )
-        )
+def test_the_decoders_without_boxes_are_those_that_give_no_detections():
+    gives = {row.kind: get_type_hints(row.decode)["return"] for row in ROWS}
+    boxless = {kind.__struct_config__.tag for kind in BOXLESS}
+    assert {kind for kind, value in gives.items() if value is not Detections} == boxless
+
+
+def test_snapshots_without_a_tracker_are_refused(tmp_path):
+    config = walking(tmp_path, sinks=(SnapshotSink(path="seen"),))
+    with pytest.raises(PipelineError, match=r"a snapshot sink and no \[tracker\]"):
+        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
 
 
 def test_the_tables_of_a_pipeline_are_read(tmp_path):
