@@ -13,7 +13,7 @@ from device.errors import ConfigError
 from device.toml_file import decode_toml
 from pipelines.decode_config import DecodeConfig
 from pipelines.load_config import LoadConfig
-from pipelines.sink_config import SinkConfig
+from pipelines.sink_config import MqttSink, SerialSink, SinkConfig
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.value import Name, Positive, PositiveFloat
 from pipelines.value import Value as _Value
@@ -70,12 +70,25 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     sinks: tuple[SinkConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a source, and a name for each of several."""
+        """Raise ValueError unless there is a source, a name for each of several, and sinks know
+        whom they speak of."""
         if (self.source is UNSET) == (not self.sources):
             raise ValueError("write one [source], or [[sources]] for several")
-        ids = [source.id for source in self.sources]
+        ids = [source.id for source in self.cameras]
         if len(set(ids)) < len(ids) or (len(ids) > 1 and "" in ids):
             raise ValueError(f"each of [[sources]] needs an `id` of its own, not {ids}")
+        for sink in self.sinks:
+            if (
+                isinstance(sink, SerialSink)
+                and sink.camera not in ids
+                and (sink.camera or len(ids) > 1)
+            ):
+                raise ValueError(
+                    f"the serial sink of {sink.port} needs `camera`, the id of one source ({ids}),"
+                    f" not {sink.camera!r}"
+                )
+        if sum(isinstance(sink, MqttSink) for sink in self.sinks) > 1:
+            raise ValueError('write one [[sinks]] of kind "mqtt": two would share their topics')
 
     @property
     def cameras(self) -> tuple[SourceConfig, ...]:

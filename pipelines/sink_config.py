@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
-from pipelines.value import Fraction, Positive, PositiveFloat, Value
+from pipelines.value import Fraction, Name, Positive, PositiveFloat, Value
 
 Byte = Annotated[int, Meta(ge=1, le=255)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -36,7 +36,7 @@ class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind")
 
 
 class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
-    """Write an annotated video."""
+    """Write an annotated video; of several sources one each, as STEM-ID.SUFFIX."""
 
     path: str
     fps: PositiveFloat = 15.0
@@ -58,12 +58,13 @@ class SnapshotSink(Value, frozen=True, kw_only=True, tag="snapshot", tag_field="
 class SerialSink(Value, frozen=True, kw_only=True, tag="serial", tag_field="kind"):
     """Write the best detections of the latest frame to a serial port.
 
-    `dialect`: "mavlink" for autopilots, "cobs" and "nmea" for microcontrollers. `hfov_deg`: the
-    camera's horizontal field of view. `heights_m`: the true height of objects by label, from which
-    distances follow.
+    `camera`: the source whose frames are sent, where there are several. `dialect`: "mavlink" for
+    autopilots, "cobs" and "nmea" for microcontrollers. `hfov_deg`: the camera's horizontal field of
+    view. `heights_m`: the true height of objects by label, from which distances follow.
     """
 
     port: str
+    camera: Name = ""
     baud: Positive = 115200
     dialect: Literal["mavlink", "cobs", "nmea"] = "nmea"
     max_hz: PositiveFloat = 30.0

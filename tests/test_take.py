@@ -305,6 +305,28 @@ def test_sources_that_contradict_each_other_are_refused(
         load_pipeline(path)
 
 
+SERIAL = '[[sinks]]\nkind = "serial"\nport = "/dev/ttyS9"\n'
+
+
+@pytest.mark.parametrize(
+    ("sinks", "says"),
+    [
+        (SERIAL, "needs `camera`, the id of one source"),
+        (SERIAL + 'camera = "c"\n', "needs `camera`, the id of one source"),
+        ('[[sinks]]\nkind = "mqtt"\n' * 2, "one .*sinks.* of kind .mqtt."),
+    ],
+)
+def test_sinks_that_mix_cameras_or_topics_are_refused(
+    tmp_path: Path, sinks: str, says: str
+) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(TOML.format(sources=LEFT + RIGHT) + sinks)
+    with pytest.raises(ConfigError, match=says):
+        load_pipeline(path)
+    path.write_text(TOML.format(sources=LEFT + RIGHT) + SERIAL + 'camera = "right"\n')
+    load_pipeline(path)
+
+
 def test_the_command_line_replaces_one_source_of_several(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.toml"
     path.write_text(TOML.format(sources=LEFT + RIGHT))
