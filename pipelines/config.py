@@ -2,10 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from device.choices import list_choices
 from device.engine.preprocessing import Preprocessing
@@ -13,12 +13,10 @@ from device.errors import ConfigError
 from device.toml_file import decode_toml
 from pipelines.decode_config import DecodeConfig
 from pipelines.load_config import LoadConfig
-from pipelines.sink_config import SinkConfig
+from pipelines.sink_config import MqttSink, SerialSink, SinkConfig
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
-from pipelines.value import Positive
+from pipelines.value import Name, Positive, PositiveFloat
 from pipelines.value import Value as _Value
-
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")]
 
 
 class SourceConfig(_Value, frozen=True, kw_only=True):
@@ -33,10 +31,10 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     uri: str
     id: Name = ""
     frames: Literal["latest", "bounded", "every"] = "latest"
-    max_age_ms: Annotated[float, Meta(gt=0.0)] = 500.0
+    max_age_ms: PositiveFloat = 500.0
     loop: bool = False
     realtime: bool = True  # files: keep the pace of their frame rate
-    stall_s: Annotated[float, Meta(gt=0.0)] = 2.0
+    stall_s: PositiveFloat = 2.0
 
 
 class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):
@@ -72,12 +70,25 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     sinks: tuple[SinkConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a source, and a name for each of several."""
+        """Raise ValueError unless there is a source, a name for each of several, and sinks know
+        whom they speak of."""
         if (self.source is UNSET) == (not self.sources):
             raise ValueError("write one [source], or [[sources]] for several")
-        ids = [source.id for source in self.sources]
+        ids = [source.id for source in self.cameras]
         if len(set(ids)) < len(ids) or (len(ids) > 1 and "" in ids):
             raise ValueError(f"each of [[sources]] needs an `id` of its own, not {ids}")
+        for sink in self.sinks:
+            if (
+                isinstance(sink, SerialSink)
+                and sink.camera not in ids
+                and (sink.camera or len(ids) > 1)
+            ):
+                raise ValueError(
+                    f"the serial sink of {sink.port} needs `camera`, the id of one source ({ids}),"
+                    f" not {sink.camera!r}"
+                )
+        if sum(isinstance(sink, MqttSink) for sink in self.sinks) > 1:
+            raise ValueError('write one [[sinks]] of kind "mqtt": two would share their topics')
 
     @property
     def cameras(self) -> tuple[SourceConfig, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Union
 
 from msgspec import Meta
 
-from pipelines.value import Fraction, Positive, Value
+from pipelines.value import Fraction, Positive, PositiveFloat, Value
 
 Strides = Annotated[tuple[Positive, ...], Meta(min_length=1)]
 Names = Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -182,7 +182,7 @@ class DetectnetV2(_Suppressed, frozen=True, kw_only=True, tag="detectnet_v2"):
     coverage: str = "output_cov/Sigmoid"
     boxes: str = "output_bbox/BiasAdd"
     stride: Positive = 16
-    box_norm: Annotated[float, Meta(gt=0.0)] = 35.0
+    box_norm: PositiveFloat = 35.0
     score_threshold: Fraction = 0.4
 
 
@@ -227,7 +227,7 @@ class Simcc(Scored, frozen=True, kw_only=True, tag="simcc"):
 
     x: str = "simcc_x"
     y: str = "simcc_y"
-    split: Annotated[float, Meta(gt=0.0)] = 2.0
+    split: PositiveFloat = 2.0
 
 
 class Heatmaps(Scored, frozen=True, kw_only=True, tag="heatmaps"):
@@ -311,3 +311,6 @@ DecodeConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     TextDetection,
     TextRecognition,
 ]
+
+# These say something of the whole frame: there are no boxes to follow.
+BOXLESS = (Classification, Segmentation, Depth, TextRecognition)

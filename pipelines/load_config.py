@@ -4,10 +4,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from pipelines.value import Positive
+from pipelines.value import Positive, PositiveFloat
 from pipelines.value import Value as _Value
-
-PositiveFloat = Annotated[float, Meta(gt=0.0)]
 
 
 class LoadStep(_Value, frozen=True, kw_only=True):

@@ -123,6 +123,11 @@ def no_detections() -> Detections:
     return Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 
 
+def label_of(labels: Sequence[str], class_id: int) -> str:
+    """Return the name of a class, or its number where labels.txt has none."""
+    return labels[class_id] if 0 <= class_id < len(labels) else str(class_id)
+
+
 def text_of(line: Sequence[int], labels: Sequence[str]) -> str:
     """Return a line of `Texts` as text; a number that labels.txt does not have is left out."""
     return "".join(" " if n == SPACE else labels[n] for n in line if n < len(labels))

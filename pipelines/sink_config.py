@@ -5,10 +5,8 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
-from pipelines.value import Fraction, Positive, Value
+from pipelines.value import Fraction, Name, Positive, PositiveFloat, Value
 
-Rate = Annotated[float, Meta(gt=0.0)]
-Some = Annotated[float, Meta(gt=0.0)]
 Byte = Annotated[int, Meta(ge=1, le=255)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Format = Literal["tandem", "ros2"]
@@ -22,7 +20,7 @@ class MqttSink(Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
     `controls`: messages may pause detection and raise the threshold.
     """
 
-    max_hz: Rate = 30.0
+    max_hz: PositiveFloat = 30.0
     qos: Literal[0, 1] = 0
     format: Format = "tandem"
     events: bool = True
@@ -38,10 +36,10 @@ class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind")
 
 
 class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
-    """Write an annotated video."""
+    """Write an annotated video; of several sources one each, as STEM-ID.SUFFIX."""
 
     path: str
-    fps: Rate = 15.0
+    fps: PositiveFloat = 15.0
 
 
 class SnapshotSink(Value, frozen=True, kw_only=True, tag="snapshot", tag_field="kind"):
@@ -60,18 +58,19 @@ class SnapshotSink(Value, frozen=True, kw_only=True, tag="snapshot", tag_field="
 class SerialSink(Value, frozen=True, kw_only=True, tag="serial", tag_field="kind"):
     """Write the best detections of the latest frame to a serial port.
 
-    `dialect`: "mavlink" for autopilots, "cobs" and "nmea" for microcontrollers. `hfov_deg`: the
-    camera's horizontal field of view. `heights_m`: the true height of objects by label, from which
-    distances follow.
+    `camera`: the source whose frames are sent, where there are several. `dialect`: "mavlink" for
+    autopilots, "cobs" and "nmea" for microcontrollers. `hfov_deg`: the camera's horizontal field of
+    view. `heights_m`: the true height of objects by label, from which distances follow.
     """
 
     port: str
+    camera: Name = ""
     baud: Positive = 115200
     dialect: Literal["mavlink", "cobs", "nmea"] = "nmea"
-    max_hz: Rate = 30.0
+    max_hz: PositiveFloat = 30.0
     max_targets: Annotated[int, Meta(ge=1, le=16)] = 8
     classes: tuple[str, ...] = ()
-    write_timeout_s: Some = 0.5
+    write_timeout_s: PositiveFloat = 0.5
     system_id: Byte = 1
     component_id: Byte = 191
     hfov_deg: Annotated[float, Meta(gt=0.0, lt=180.0)] = 60.0

@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipelines.value import Fraction, Positive, Value
+from pipelines.value import Fraction, Positive, PositiveFloat, Value
 
 Point = tuple[float, float]
 Units = Literal["relative", "px"]
 Anchor = Literal["bottom", "centre", "top", "left", "right"]
 Seconds = Annotated[float, Meta(ge=0.0)]
-Some = Annotated[float, Meta(gt=0.0)]
 
 
 class TrackerConfig(Value, frozen=True, kw_only=True):
@@ -28,7 +27,7 @@ class TrackerConfig(Value, frozen=True, kw_only=True):
     new_score: Fraction = 0.6
     iou: Fraction = 0.1
     confirm_frames: Positive = 2
-    lost_s: Some = 1.0
+    lost_s: PositiveFloat = 1.0
     same_class: bool = True
     every_nth: Positive = 1
 

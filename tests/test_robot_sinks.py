@@ -93,6 +93,14 @@ def test_a_better_score_is_told_at_most_once_a_second(gain, at_s, told):
     assert bool(events) is told
 
 
+def test_objects_of_two_cameras_in_one_moment_have_two_ids():
+    states = [
+        live(Lives(camera, LABELS, lost_s=1.0), RED, tracks=[7], at_s=0.0)[0].after
+        for camera in ("left", "right")
+    ]
+    assert states[0].id != states[1].id
+
+
 def test_objects_without_a_number_have_no_life():
     lives = Lives("", LABELS, lost_s=1.0)
     assert live(lives, RED, tracks=[-1], at_s=0.0) == ()
@@ -303,6 +311,17 @@ def test_prometheus_reads_frames_zones_and_stages():
     assert samples["tandem_line_crossings_total", own + ',line="gate",direction="in"'] == 3
     assert samples["tandem_stage_seconds", own + ',stage="infer",quantile="0.99"'] == 0.006
     assert samples["tandem_dropped_total", own + ',cause="busy"'] == 3
+
+
+def test_prometheus_says_zero_for_what_has_gone():
+    full, empty = ZoneFrame(inside={"yard": {"red": 2}}), ZoneFrame(inside={"yard": {}})
+    with open_sink(PrometheusSink(port=0), context()) as sink:
+        sink.write(result(detections(RED, RED), zones=full))
+        sink.write(result(detections(), seq=1, zones=empty))
+        samples = scrape(sink.port)
+    own = 'pipeline="door"'
+    assert samples["tandem_objects", own + ',label="red"'] == 0
+    assert samples["tandem_zone_objects", own + ',zone="yard",label="red"'] == 0
 
 
 def test_a_port_that_is_taken_is_named():

@@ -3,6 +3,8 @@
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import get_type_hints
 
 import cv2
 import msgspec
@@ -21,14 +23,18 @@ from video_fixtures import (
 from device.errors import PipelineError
 from device.update.bundle import write_bundle
 from pipelines.config import load_pipeline
-from pipelines.decode_config import Classification
-from pipelines.results import ClassScores, Detections, Masks
+from pipelines.decode_config import BOXLESS, Classification
+from pipelines.frame import Frame, Stamp
+from pipelines.results import ClassScores, Detections, Masks, no_detections
 from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
+from pipelines.sinks.events import make_event
 from pipelines.sinks.files import OutputFiles, check_release
+from pipelines.sinks.result import FrameResult
+from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
@@ -189,19 +195,20 @@ def test_zones_without_a_tracker_are_refused(tmp_path):
 def test_a_tracker_needs_boxes(tmp_path):
     config = walking(tmp_path, tracker=TRACKER)
     config = msgspec.structs.replace(config, decode=Classification(scores="scores"))
+    with pytest.raises(PipelineError, match="decoder 'classification' gives none"):
+        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
 
-    class Classes(ColourDetector):
-        outputs = (ColourDetector.outputs[1],)
 
-    with pytest.raises(PipelineError):
-        list(
-            iter_results(
-                config,
-                Model(Classes(), LABELS, ""),
-                emit=lambda message: None,
-                stop=threading.Event(),
-            )
-        )
+def test_the_decoders_without_boxes_are_those_that_give_no_detections():
+    gives = {row.kind: get_type_hints(row.decode)["return"] for row in ROWS}
+    boxless = {kind.__struct_config__.tag for kind in BOXLESS}
+    assert {kind for kind, value in gives.items() if value is not Detections} == boxless
+
+
+def test_snapshots_without_a_tracker_are_refused(tmp_path):
+    config = walking(tmp_path, sinks=(SnapshotSink(path="seen"),))
+    with pytest.raises(PipelineError, match=r"a snapshot sink and no \[tracker\]"):
+        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
 
 
 def test_the_tables_of_a_pipeline_are_read(tmp_path):
@@ -343,3 +350,12 @@ def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
     assert bars[0]["args"]["seq"] == 0
     with pytest.raises(PipelineError, match="is there already"):
         TraceWriter(path)
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_run(caplog):
+    frame = Frame(np.zeros((4, 4, 3), np.uint8), 0, Stamp.now(), Stamp.now(), "test")
+    event = make_event("p", frame, no_detections(), [], {"infer": 1.0})
+    with TraceWriter(Path("/dev/full"), overwrite=True) as trace:
+        for _ in range(500):  # more than the file's buffer holds
+            trace.add(FrameResult(frame, no_detections(), event, b""))
+    assert caplog.text.count("the trace /dev/full is not complete: ") == 1

@@ -3,10 +3,13 @@
 import math
 import os
 import random
+import termios
 import tty
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import serial
 from test_sinks import LABELS, detections
 from test_sinks import result as plain_result
 from video_fixtures import PATIENCE_S, wait_for
@@ -322,6 +325,48 @@ def test_a_line_that_takes_nothing_holds_nothing_up_and_gets_the_latest_frame(te
             pass
         data = read_until(terminal, sink, b"$FRM,%d" % (last + 1), begin=last + 1)
     assert data.count(b"$FRM") < last
+
+
+def test_of_several_cameras_one_is_sent(terminal):
+    config = SerialSink(port=str(terminal.path), max_hz=1e6, camera="left")
+    with open_sink(config, SinkContext(LABELS, cameras=("left", "right"))) as sink:
+        data = bytearray()
+        seq = iter(range(10**6))
+
+        def step():
+            for camera, even in (("left", 0), ("right", 1)):
+                one = result(2 * next(seq) + even)
+                sink.write(replace(one, frame=replace(one.frame, camera=camera)))
+            data.extend(terminal.read())
+            return data.count(b"\r\n") > 20
+
+        wait_for(step, PATIENCE_S, "some frames")
+    numbers = [int(head.split(b",")[1]) for head in data.split(b"$FRM")[1:-1]]
+    assert numbers
+    assert all(number % 2 == 0 for number in numbers)
+
+
+def test_a_port_that_goes_away_while_it_takes_nothing_is_opened_again(terminal, monkeypatch):
+    class Gone(serial.Serial):
+        def write(self, data):
+            raise serial.SerialTimeoutException("write timeout")
+
+        def reset_output_buffer(self):
+            raise termios.error(5, "Input/output error")
+
+    with serial_sink(terminal) as sink:
+        read_until(terminal, sink, b"$FRM")
+        monkeypatch.setattr(serial, "Serial", Gone)
+        terminal.unplug()
+        terminal.plug()
+
+        def missed():
+            sink.write(result(0))
+            return sink.dropped.get("serial_timeout", 0) > 0
+
+        wait_for(missed, PATIENCE_S, "a frame that is not taken")
+        monkeypatch.undo()
+        assert b"$DET" in read_until(terminal, sink, b"$DET")
 
 
 def test_the_mavlink_dialect_beats_and_tells_the_target(terminal):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -321,6 +322,17 @@ def test_video_has_every_frame_with_its_boxes(tmp_path, name):
     assert edge[:, 2].mean() > 150  # drawn in the colour of class 0
     assert inside.max() < 60
     assert sink.dropped == {}
+
+
+def test_each_of_several_cameras_has_a_video_of_its_own(tmp_path):
+    cameras = replace(context(), cameras=("left", "right"))
+    with open_sink(VideoSink(path=str(tmp_path / "out.avi")), cameras) as sink:
+        for seq, camera in enumerate(("left", "right", "left")):
+            one = result(seq, gray_frame(30, 160, 120), detections())
+            sink.write(replace(one, frame=replace(one.frame, camera=camera)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out-left.avi", "out-right.avi"]
+    assert len(read_video(tmp_path / "out-left.avi")[0]) == 2
+    assert len(read_video(tmp_path / "out-right.avi")[0]) == 1
 
 
 def test_unknown_suffix_becomes_a_video_that_plays(tmp_path, caplog):

@@ -60,6 +60,7 @@ class Camera(BaseHTTPRequestHandler):
                 "multipart/x-mixed-replace; boundary=b",
                 b"--b\r\nContent-Length: 99999999999\r\n\r\n",
             ),
+            "/unknown-status": lambda: self.send_error(520, "odd"),  # not in http.HTTPStatus
             "/basic": self.basic,
             "/digest": self.digest,
         }
@@ -176,6 +177,7 @@ def test_a_camera_asks_for_a_login_and_gets_it(camera: str, path: str) -> None:
     [
         ("/basic", "refused the credentials: check the user and password"),
         ("/nothing", "has no such stream: check the path"),
+        ("/unknown-status", "answers 520 odd"),
         ("/page", "sends 'text/html', neither MJPEG"),
         ("/broken", "sent 10 bytes that are no picture"),
         ("/huge", "announces a picture of 99999999999 bytes"),

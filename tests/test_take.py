@@ -27,7 +27,7 @@ from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting
-from pipelines.sources.take import Pace, batches_of
+from pipelines.sources.take import Admission, Pace, batches_of
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 
@@ -104,6 +104,37 @@ def test_a_batch_does_not_wait_for_a_camera_that_is_away() -> None:
     start_s = time.monotonic()
     assert batches(sources, 2, most=1) == [[("a", 0), ("a", 1)]]
     assert time.monotonic() - start_s < 5.0
+
+
+class LongWindow(Pace):
+    """A pace at which a batch waits so long for the rest that a test sees it."""
+
+    def window_s(self) -> float:
+        return 20.0
+
+
+@pytest.mark.parametrize(
+    ("due", "admission"),
+    [
+        ([30.0], Admission(expects=lambda camera: camera == "a")),  # paused
+        ([0.0, 30.0], Admission(admits=lambda frame: frame.camera == "a")),  # its frame is left out
+    ],
+)
+def test_a_batch_does_not_wait_for_a_camera_whose_frames_are_not_run(
+    due: list[float], admission: Admission
+) -> None:
+    sources = [Scripted("a", [0.0, 40.0]), Scripted("b", due)]
+    start_s = time.monotonic()
+    first = next(batches_of(sources, Waiting(threading.Event()), 2, LongWindow(), admission))
+    assert [(frame.camera, frame.seq) for frame in first] == [("a", 0)]
+    assert time.monotonic() - start_s < 15.0
+
+
+def test_a_batch_waits_for_a_camera_whose_frame_before_was_left_out() -> None:
+    sources = [Scripted("a", [0.0, 0.2]), Scripted("b", [0.0, 0.4])]
+    admission = Admission(admits=lambda frame: frame.seq > 0)
+    first = next(batches_of(sources, Waiting(threading.Event()), 2, LongWindow(), admission))
+    assert [(frame.camera, frame.seq) for frame in first] == [("a", 1), ("b", 1)]
 
 
 def test_a_batch_waits_no_longer_than_its_window() -> None:
@@ -272,6 +303,28 @@ def test_sources_that_contradict_each_other_are_refused(
     path.write_text(TOML.format(sources=sources))
     with pytest.raises(ConfigError, match=says):
         load_pipeline(path)
+
+
+SERIAL = '[[sinks]]\nkind = "serial"\nport = "/dev/ttyS9"\n'
+
+
+@pytest.mark.parametrize(
+    ("sinks", "says"),
+    [
+        (SERIAL, "needs `camera`, the id of one source"),
+        (SERIAL + 'camera = "c"\n', "needs `camera`, the id of one source"),
+        ('[[sinks]]\nkind = "mqtt"\n' * 2, "one .*sinks.* of kind .mqtt."),
+    ],
+)
+def test_sinks_that_mix_cameras_or_topics_are_refused(
+    tmp_path: Path, sinks: str, says: str
+) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(TOML.format(sources=LEFT + RIGHT) + sinks)
+    with pytest.raises(ConfigError, match=says):
+        load_pipeline(path)
+    path.write_text(TOML.format(sources=LEFT + RIGHT) + SERIAL + 'camera = "right"\n')
+    load_pipeline(path)
 
 
 def test_the_command_line_replaces_one_source_of_several(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from pipelines.sinks.table import (
 )
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import batches_of
+from pipelines.sources.take import Admission, batches_of
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
 from pipelines.vision import cv2
@@ -121,7 +121,8 @@ def iter_results(
         def admits(frame: Frame) -> bool:
             return controls.admits(frame.camera) and (control is None or control.admits(frame))
 
-        batches = batches_of(sources, waiting, runner.room, runner.pace, admits)
+        admission = Admission(admits, controls.is_on)
+        batches = batches_of(sources, waiting, runner.room, runner.pace, admission)
         first = True
         for result in _results_of(batches, runner, sinks, frames):
             latency_ms = result.event.latency_ms["total"]

@@ -5,6 +5,7 @@ frame follow each other. Events are written as they come, so a long run needs no
 """
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -16,12 +17,17 @@ from pipelines.sinks.result import FrameResult
 
 NOT_STAGES = ("total",)
 
+_log = logging.getLogger(__name__)
+
 
 class TraceWriter:
     """Writes the trace; `add` takes each result once the sinks have it."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        """Open the file. Raises PipelineError: it is there already, or cannot be written."""
+        """Open the file. Raises PipelineError: it is there already, or cannot be written.
+
+        A disk that is full later ends the trace and not the run.
+        """
         try:
             self._file: IO[str] = path.open("w" if overwrite else "x", encoding="utf-8")
         except FileExistsError as error:
@@ -33,8 +39,10 @@ class TraceWriter:
                 f"the trace {path} cannot be written ({error.strerror}): correct its path."
             ) from error
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._path = path
         self._rows: dict[str, int] = {}
         self._separator = ""
+        self._failed = False
 
     def __enter__(self) -> "TraceWriter":
         return self
@@ -46,8 +54,11 @@ class TraceWriter:
         trace: TracebackType | None,
     ) -> None:
         """End the list, so that the file is JSON."""
-        with self._file:
-            self._file.write("\n]}\n")
+        self._put("\n]}\n")
+        try:
+            self._file.close()
+        except OSError as failure:  # what is buffered has no room
+            self._give_up(failure)
 
     def add(self, result: FrameResult) -> None:
         """Add the stages of a frame; what follows the result is the time of the sinks."""
@@ -81,5 +92,18 @@ class TraceWriter:
         self._write({"name": name, "ph": "X", "tid": row, **times, "args": about})
 
     def _write(self, event: dict[str, object]) -> None:
-        self._file.write(self._separator + json.dumps({"pid": os.getpid(), **event}))
+        self._put(self._separator + json.dumps({"pid": os.getpid(), **event}))
         self._separator = ",\n"
+
+    def _put(self, text: str) -> None:
+        if self._failed:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.error("the trace %s is not complete: %s", self._path, error)

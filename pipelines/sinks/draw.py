@@ -16,9 +16,9 @@ from pipelines.results import (
     Region,
     SegmentationMap,
     Texts,
+    label_of,
     text_of,
 )
-from pipelines.sinks.events import label_of
 from pipelines.stages.decoders.rotated import corners_of_rotated
 from pipelines.stages.mask_pixels import mask_bits
 from pipelines.vision import cv2

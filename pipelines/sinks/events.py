@@ -19,6 +19,7 @@ from pipelines.results import (
     Detections,
     SegmentationMap,
     Texts,
+    label_of,
     text_of,
 )
 from pipelines.stages.zones import NO_ZONES, ZoneEvent, ZoneFrame
@@ -174,11 +175,6 @@ def _wall_ns(frame: Frame, times_ns: tuple[int, int] | None, which: int) -> int 
 def encode_event(event: Event) -> bytes:
     """Return the event as JSON, without a line feed."""
     return _ENCODER.encode(event)
-
-
-def label_of(labels: Sequence[str], class_id: int) -> str:
-    """Return the name of a class, or its number where labels.txt is too short."""
-    return labels[class_id] if class_id < len(labels) else str(class_id)
 
 
 def detection_rows(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, ...]:

@@ -11,8 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from pipelines.results import Detections
-from pipelines.sinks.events import label_of
+from pipelines.results import Detections, label_of
 from pipelines.stages.zones import ZoneFrame
 
 SCHEMA = 1
@@ -89,7 +88,7 @@ class Lives:
         state = self._known.get(key)
         if state is None:
             state = ObjectState(
-                id=f"{time_s:.3f}-{key[0]}-{key[1]}",
+                id="-".join(filter(None, (self._camera, f"{time_s:.3f}-{key[0]}-{key[1]}"))),
                 camera=self._camera,
                 track_id=key[0],
                 label=label_of(self._labels, key[1]),

@@ -88,7 +88,10 @@ class PrometheusOut:
             figures.age_s = event.age_ms / 1e3
             figures.detections.update(objects)
             figures.objects = {**dict.fromkeys(figures.objects, 0), **objects}
-            figures.inside = result.zones.inside
+            figures.inside = {
+                zone: {**dict.fromkeys(figures.inside.get(zone, ()), 0), **counts}
+                for zone, counts in result.zones.inside.items()
+            }
             figures.crossed = result.zones.crossed
 
     def take_stats(self, stats: Stats) -> None:

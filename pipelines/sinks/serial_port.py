@@ -5,6 +5,7 @@ that come meanwhile the last one stays. A port that goes away is opened again wh
 """
 
 import logging
+import termios
 import threading
 import time
 from collections import Counter
@@ -13,10 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from device.errors import PipelineError
-from pipelines.results import Detections
+from pipelines.results import Detections, label_of
 from pipelines.sink_config import SerialSink
 from pipelines.sinks.autopilot import Autopilot
-from pipelines.sinks.events import label_of
 from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.records import NO_NUMBER, Target, cobs_frame, nmea_lines
 from pipelines.sinks.result import FrameResult, SinkContext
@@ -28,6 +28,9 @@ RETRY_S = (0.25, 0.5, 1.0, 2.0)
 IDLE_S = 0.05  # without a frame, what the other side says is read so often
 DRAIN_S = 0.001
 CLOSE_S = 1.0
+
+# What pyserial raises when a port goes away: SerialException is an OSError, termios.error is not.
+GONE = (OSError, termios.error)
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +102,10 @@ class SerialOut:
         self._thread.join(CLOSE_S + self._config.write_timeout_s)
 
     def write(self, result: FrameResult) -> None:
-        """Leave the result for the writer, in place of one that it did not come to."""
+        """Leave the result for the writer, in place of one that it did not come to; frames of other
+        cameras than its own are none of its results."""
+        if self._config.camera not in ("", result.frame.camera):
+            return
         if not self._limit.allows(time.monotonic()):
             self._dropped["serial_rate"] += 1
             return
@@ -123,7 +129,7 @@ class SerialOut:
                     write_timeout=self._config.write_timeout_s,
                     exclusive=True,
                 )
-            except (OSError, ValueError) as error:  # SerialException is an OSError
+            except (*GONE, ValueError) as error:  # a rate that the port does not have
                 if not failures:
                     _log.warning("serial port %s cannot be opened: %s", self._config.port, error)
                 self._closing.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
@@ -154,15 +160,22 @@ class SerialOut:
                 if data:
                     port.write(data)
                     self._drain(port)
-            except self._serial.SerialTimeoutException:
+            except GONE as error:
+                if not isinstance(error, self._serial.SerialTimeoutException):
+                    self._say_gone(error)
+                    return
                 self._dropped["serial_timeout"] += 1
-                port.reset_output_buffer()
-            except OSError as error:
-                if not self._closing.is_set():
-                    _log.warning("serial port %s is gone: %s", self._config.port, error)
-                return
+                try:
+                    port.reset_output_buffer()
+                except GONE as failure:
+                    self._say_gone(failure)
+                    return
             if self._closing.is_set() and self._latest is None:
                 return
+
+    def _say_gone(self, error: BaseException) -> None:
+        if not self._closing.is_set():
+            _log.warning("serial port %s is gone: %s", self._config.port, error)
 
     def _next(self) -> FrameResult | None:
         with self._filled:

@@ -102,21 +102,32 @@ class JsonlOut:
 
 
 class VideoOut:
-    """Writes each frame with its detections drawn on it."""
+    """Writes each frame with its detections drawn on it, into a file for each camera."""
 
     def __init__(self, config: VideoSink, context: SinkContext) -> None:
         self._labels = context.labels
         path = context.files.place(config.path, "video")
-        self._writer = VideoFileWriter(path, config.fps, context.files)
+        self._writers = {
+            camera: VideoFileWriter(
+                path if len(context.cameras) == 1 else path.with_stem(f"{path.stem}-{camera}"),
+                config.fps,
+                context.files,
+            )
+            for camera in context.cameras
+        }
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """video_error: no encoder took the frame; video_quota: its folder may hold no more."""
-        counts = {"video_error": self._writer.failed, "video_quota": self._writer.over_quota}
+        writers = self._writers.values()
+        counts = {
+            "video_error": sum(writer.failed for writer in writers),
+            "video_quota": sum(writer.over_quota for writer in writers),
+        }
         return {cause: count for cause, count in counts.items() if count}
 
     def __enter__(self) -> "VideoOut":
-        """The file is created with the first frame, in its size."""
+        """A file is created with the first frame, in its size."""
         return self
 
     def __exit__(
@@ -125,13 +136,15 @@ class VideoOut:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish the file."""
-        self._writer.close()
+        """Finish the files."""
+        for writer in self._writers.values():
+            writer.close()
 
     def write(self, result: FrameResult) -> None:
         """Draw and encode one frame."""
         latency_ms = result.event.latency_ms["total"]
-        self._writer.write(result.frame.image, result.decoded, self._labels, latency_ms)
+        writer = self._writers[result.frame.camera]
+        writer.write(result.frame.image, result.decoded, self._labels, latency_ms)
 
 
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {

@@ -29,7 +29,7 @@ END_OF_IMAGE = b"\xff\xd9"
 STREAM = "multipart/x-mixed-replace"
 
 # HTTP status -> what it means and what to do.
-STATUSES = {
+STATUSES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "refused the credentials: check the user and password in the address",
     HTTPStatus.FORBIDDEN: "refuses this user: give the user the right to watch, in the camera",
     HTTPStatus.NOT_FOUND: "has no such stream: check the path in the address",
@@ -79,7 +79,7 @@ class HttpCapture:
         try:
             response = self._opener.open(self._uri, timeout=timeout_s)
         except urllib.error.HTTPError as error:
-            meaning = STATUSES.get(HTTPStatus(error.code), f"answers {error.code} {error.reason}")
+            meaning = STATUSES.get(error.code, f"answers {error.code} {error.reason}")
             error.close()
             raise SourceError(f"{self._name} {meaning}.") from error
         except urllib.error.URLError as error:

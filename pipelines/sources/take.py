@@ -1,7 +1,7 @@
 """Takes frames of one or several sources in turn, and gathers them to batches.
 
 A batch waits for the other cameras no longer than pays: until the fastest camera's next frame
-would wait for the engine. It never waits for a camera that is away.
+would wait for the engine. It never waits for a camera that is away or paused.
 """
 
 import threading
@@ -52,6 +52,15 @@ class Pace:
         return min(max(spare_s, WINDOW_S[0]), WINDOW_S[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Which frames are run: `admits` is asked once for each frame; `expects`, whether a camera
+    gives any now."""
+
+    admits: Callable[[Frame], bool] = lambda frame: True
+    expects: Callable[[str], bool] = lambda camera: True
+
+
 @contextmanager
 def read_frames(config: SourceConfig) -> Iterator[Iterator[Frame]]:
     """Open one source and give the iterator over its frames."""
@@ -71,16 +80,18 @@ def batches_of(
     waiting: Waiting,
     room: int,
     pace: Pace,
-    admits: Callable[[Frame], bool] = lambda frame: True,
+    admission: Admission | None = None,
 ) -> Iterator[list[Frame]]:
     """Yield batches of up to `room` frames until all sources have ended or the stop event is set.
 
     Sources take turns, so that none starves the others. The frames of a source stay in order;
-    those that `admits` refuses are left out.
+    those that `admission` refuses are left out, and no batch waits for a camera that it does not
+    expect.
     """
+    admission = admission or Admission()
     turn = deque(sources)
     while not waiting.stop.is_set():
-        batch = _gather(turn, waiting, room, pace, admits)
+        batch = _gather(turn, waiting, room, pace, admission)
         if batch:
             yield batch
         elif all(source.ended for source in sources):
@@ -92,23 +103,27 @@ def _gather(
     waiting: Waiting,
     room: int,
     pace: Pace,
-    admits: Callable[[Frame], bool],
+    admission: Admission,
 ) -> list[Frame]:
     """Return one batch; empty at the end or stop."""
     batch: list[Frame] = []
+    asked: set[str] = set()  # cameras that gave a frame since the batch began, taken or not
     closing_s = float("inf")
     while not waiting.stop.is_set() and len(batch) < room:
         frame = _poll(turn)
         if frame is not None:
             pace.arrived(frame)
-            if not admits(frame):
+            is_taken = admission.admits(frame)
+            if is_taken or batch:
+                asked.add(frame.camera)
+            if not is_taken:
                 waiting.tick()
                 continue
             batch.append(frame)
             if len(batch) == 1 and room > 1:
                 closing_s = time.monotonic() + pace.window_s()
             continue
-        if batch and (time.monotonic() >= closing_s or _all_taken(turn, batch)):
+        if batch and (time.monotonic() >= closing_s or _expected(turn, admission) <= asked):
             break
         if all(source.ended for source in turn):
             break
@@ -126,10 +141,10 @@ def _poll(turn: deque[Source]) -> Frame | None:
     return None
 
 
-def _all_taken(turn: deque[Source], batch: Sequence[Frame]) -> bool:
-    """Whether every camera that gives frames has one in the batch."""
-    present = {s.config.id for s in turn if not s.ended and s.away is None}
-    return present <= {frame.camera for frame in batch}
+def _expected(turn: deque[Source], admission: Admission) -> set[str]:
+    """Return the cameras that give frames which may be taken."""
+    giving = {source.config.id for source in turn if not source.ended and source.away is None}
+    return {camera for camera in giving if admission.expects(camera)}
 
 
 def _wait(turn: deque[Source], waiting: Waiting, closing_s: float) -> None:

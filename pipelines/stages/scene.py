@@ -6,8 +6,10 @@ from msgspec import UNSET
 
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
+from pipelines.decode_config import BOXLESS
 from pipelines.frame import Frame, Image
 from pipelines.results import Decoded, Detections
+from pipelines.sink_config import SnapshotSink
 from pipelines.stages.roi import Roi, shifted
 from pipelines.stages.track import Tracker
 from pipelines.stages.zones import NO_ZONES, ZoneFrame, Zones, check_places
@@ -18,7 +20,6 @@ class Scene:
 
     def __init__(self, config: PipelineConfig, labels: Sequence[str]) -> None:
         tracker = None if config.tracker is UNSET else config.tracker
-        self._decoder = type(config.decode).__name__
         self._every_nth = 1 if tracker is None else tracker.every_nth
         self._tracker = None if tracker is None else Tracker(tracker)
         self._roi = None if config.roi is UNSET else Roi(config.roi)
@@ -37,20 +38,13 @@ class Scene:
         return (image, 0, 0) if self._roi is None else self._roi.crop(image)
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
-        """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones.
-
-        Raises PipelineError: there is a tracker, and the decoder gives no boxes.
-        """
+        """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones."""
         height, width = frame.image.shape[:2]
         if self._roi is not None:
             decoded = self._roi.keep(shifted(decoded, x, y), width, height)
         if self._tracker is None:
             return decoded, NO_ZONES
-        if not isinstance(decoded, Detections):
-            raise PipelineError(
-                f"[tracker] follows boxes, and the decoder {self._decoder} gives none: remove"
-                " [tracker], [[zones]] and [[lines]], or use a detector."
-            )
+        assert isinstance(decoded, Detections)  # `check_scene`
         tracked = self._tracker.update(decoded, frame.t_capture.mono_ns / 1e9)
         return tracked, self._in_zones(tracked, frame)
 
@@ -68,7 +62,19 @@ class Scene:
 
 
 def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
-    """Raise PipelineError unless zones and lines have tracks, names and classes that exist."""
+    """Raise PipelineError unless zones, lines and snapshots have tracks, the tracker has boxes, and
+    names and classes exist."""
+    if config.tracker is not UNSET and isinstance(config.decode, BOXLESS):
+        raise PipelineError(
+            f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"
+            f" {config.decode.__struct_config__.tag!r} gives none: remove [tracker], [[zones]] and"
+            " [[lines]], or use a detector."
+        )
+    if config.tracker is UNSET and any(isinstance(sink, SnapshotSink) for sink in config.sinks):
+        raise PipelineError(
+            f"pipeline {config.name!r} has a snapshot sink and no [tracker], which tells objects"
+            " apart: add the table [tracker]; its keys have defaults."
+        )
     if (config.zones or config.lines) and config.tracker is UNSET:
         raise PipelineError(
             f"pipeline {config.name!r} has [[zones]] or [[lines]] and no [tracker], which tells"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from device.errors import PipelineError
-from pipelines.results import Detections
+from pipelines.results import Detections, label_of
 from pipelines.track_config import Anchor, LineConfig, Point, Units, ZoneConfig
 
 Key = tuple[int, int]  # track, class
@@ -193,10 +193,10 @@ class _Zone:
     def count(self) -> dict[str, int]:
         """Return how many objects are inside, by label."""
         inside = (class_id for (_, class_id), stay in self.stays.items() if stay.inside)
-        return dict(Counter(_label(self._labels, class_id) for class_id in inside))
+        return dict(Counter(label_of(self._labels, class_id) for class_id in inside))
 
     def _event(self, kind: EventKind, key: Key, dwell_s: float | None = None) -> ZoneEvent:
-        event = ZoneEvent(kind, self.config.name, key[0], _label(self._labels, key[1]))
+        event = ZoneEvent(kind, self.config.name, key[0], label_of(self._labels, key[1]))
         return event if dwell_s is None else replace(event, dwell_s=round(dwell_s, 3))
 
 
@@ -230,7 +230,7 @@ class _Line:
             direction = self._settle(state, point, side, line) if side else ""
             if direction:
                 self.crossed[direction] += 1
-                label = _label(self._labels, key[1])
+                label = label_of(self._labels, key[1])
                 events.append(ZoneEvent("cross", self.config.name, key[0], label, direction))
 
     def _settle(self, state: _Side, point: Point, side: int, line: tuple[Point, Point]) -> str:
@@ -297,10 +297,6 @@ def _segments_cross(a: Point, b: Point, start: Point, end: Point) -> bool:
 
 def _class_ids(classes: Sequence[str], labels: Sequence[str]) -> frozenset[int]:
     return frozenset(i for i, label in enumerate(labels) if label in classes)
-
-
-def _label(labels: Sequence[str], class_id: int) -> str:
-    return labels[class_id] if class_id < len(labels) else str(class_id)
 
 
 def check_places(
