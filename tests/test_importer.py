@@ -17,7 +17,7 @@ from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.importers.opset import NEWEST_RUN_OPSET
-from toolkit.importers.weights import without_weights
+from toolkit.importers.weights import replaced_but_weights, without_weights
 
 
 def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -481,3 +481,19 @@ def test_what_the_checker_sees_has_all_but_the_large_weights() -> None:
     assert len(proto.graph.initializer[0].raw_data) == 64 * 64 * 4
     light.graph.initializer[0].CopyFrom(proto.graph.initializer[0])
     assert light == proto
+
+
+def test_a_changed_light_copy_is_laid_over_a_model_and_its_weights() -> None:
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 64]) for n in ("x", "y")]
+    weights = {name: np.random.default_rng(1).normal(size=(64, 64)) for name in ("v", "w")}
+    tensors = [numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items()]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    proto = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors))
+    light = without_weights(proto, more_than=64, keep_dims=True)
+    assert [list(tensor.dims) for tensor in light.graph.initializer] == [[64, 64], [64, 64]]
+    light.graph.node[0].name = "product"
+    light.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones(2, np.float32), "ones"))
+    light.opset_import[0].version = 19
+    expected = onnx.ModelProto.FromString(light.SerializeToString())
+    expected.graph.initializer[1].CopyFrom(tensors[1])
+    assert replaced_but_weights(proto, light, more_than=64) == expected

@@ -20,7 +20,14 @@ from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ImportedModel, ModelSource, import_model, source_path
+from toolkit.importers.onnx import (
+    ImportedModel,
+    ModelSource,
+    OpenModel,
+    open_model,
+    sized,
+    source_path,
+)
 from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.advice import Advice, advise
@@ -136,12 +143,13 @@ def _planned(
         return *plan_all(imports, options, Batching()), options
 
     (member,) = request.members
-    single = _import(member, request, report=report)
+    opened = _open(member, request, report)
+    single = _sized(member, opened)
 
     def plan_at(
         batch: int, options: PlanOptions
     ) -> tuple[tuple[tuple[LoadedModel, ...], SharedPlan], Plan]:
-        imported = single if batch == 1 else _import(member, request, batch, report)
+        imported = single if batch == 1 else _sized(member, opened, batch)
         loaded, shared = plan_all((imported,), options, Batching(batch))
         return (loaded, shared), shared.plans[0]
 
@@ -203,18 +211,20 @@ def _target(request: PlanRequest) -> tuple[Target, PlanOptions]:
     return target, replace(request.options, tensorrt=target.tensorrt)
 
 
-def _import(
-    member: PlanMember, request: PlanRequest, batch: int = 1, report: Report = silent
-) -> ImportedModel:
+def _import(member: PlanMember, request: PlanRequest, report: Report = silent) -> ImportedModel:
+    return _sized(member, _open(member, request, report))
+
+
+def _open(member: PlanMember, request: PlanRequest, report: Report) -> OpenModel:
     with about(source_path(member.source).name):
-        return import_model(
-            member.source,
-            shapes=member.shapes,
-            batch=batch,
-            plugins=request.plugins,
-            keep_tensorrt=True,
-            report=report,
-        )
+        return open_model(member.source, plugins=request.plugins, keep_tensorrt=True, report=report)
+
+
+def _sized(member: PlanMember, opened: OpenModel, batch: int = 1) -> ImportedModel:
+    """Return a copy of the model at a batch; copies share the weights."""
+    with about(source_path(member.source).name):
+        copy = replace(opened, model=opened.model.clone())
+        return sized(copy, shapes=member.shapes, batch=batch)
 
 
 def _load(

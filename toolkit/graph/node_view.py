@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import onnx
 import onnx.defs
@@ -37,10 +38,7 @@ class TensorView:
     @property
     def elements(self) -> int | None:
         """The number of elements, a dynamic leading dimension counted as 1."""
-        if self.shape is None:
-            return None
-        sizes = [1 if i == 0 and not isinstance(d, int) else d for i, d in enumerate(self.shape)]
-        return math.prod(d for d in sizes if isinstance(d, int)) if _all_int(sizes) else None
+        return None if self.shape is None else _elements(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +216,12 @@ def _constant_bytes(value: ir.Value | None) -> int:
 
 def _dim(dim: int | ir.SymbolicDimProtocol) -> Dim:
     return dim if isinstance(dim, int) else dim.value
+
+
+@lru_cache(maxsize=4096)  # a plan asks for the same few shapes tens of thousands of times
+def _elements(shape: Shape) -> int | None:
+    sizes = [1 if i == 0 and not isinstance(d, int) else d for i, d in enumerate(shape)]
+    return math.prod(d for d in sizes if isinstance(d, int)) if _all_int(sizes) else None
 
 
 def _all_int(dims: Iterable[Dim]) -> bool:

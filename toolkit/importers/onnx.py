@@ -103,12 +103,34 @@ def import_model(
     keep_tensorrt: bool = False,
     report: Report = silent,
 ) -> ImportedModel:
+    """Read a model as `open_model` does, and give it sizes as `sized` does."""
+    model = open_model(source, plugins=plugins, keep_tensorrt=keep_tensorrt, report=report)
+    return sized(model, shapes=shapes, dims=dims, batch=batch)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose dynamic dimensions have no sizes yet; fields as in `ImportedModel`."""
+
+    path: Path
+    sha256: str
+    model: ir.Model
+    notes: tuple[str, ...]
+    origin: ModelOrigin
+
+
+def open_model(
+    source: ModelSource,
+    *,
+    plugins: Sequence[Plugin] = (),
+    keep_tensorrt: bool = False,
+    report: Report = silent,
+) -> OpenModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
-    `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
-    first dimension that neither names is frozen to `batch`, noted; any other is refused. Operators
-    of `plugins` stay nodes, with their functions beside the graph; so do those of TensorRT (names
-    that end with _TRT) with `keep_tensorrt`: for plans. `report` hears of an export.
+    Operators of `plugins` stay nodes, with their functions beside the graph; so do those of
+    TensorRT (names that end with _TRT) with `keep_tensorrt`: for plans. `report` hears of an
+    export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
@@ -126,20 +148,39 @@ def import_model(
     _refuse_bytes(model, path)
     _refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
+    return OpenModel(path, sha256, model, tuple(notes), origin)
+
+
+def sized(
+    opened: OpenModel,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Iterable[DimRange] = (),
+    batch: int = 1,
+) -> ImportedModel:
+    """Return a model with its dynamic dimensions frozen or given a range; it shares the weights.
+
+    The graph of `opened` itself is changed; clone it first to use it again. `shapes`
+    fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic first
+    dimension that neither names is frozen to `batch`, noted; any other is refused.
+
+    Raises ImportModelError: a size is missing, or does not fit the model.
+    """
+    path, model = opened.path, opened.model
     dynamic = tuple(dims)
     _refuse_unknown_dims(dynamic, dims_in_use(model), path)
     frozen = fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic}, batch)
-    notes += frozen
+    notes = (*opened.notes, *frozen)
     _refuse_fixed_dims(dynamic, dims_in_use(model), path)
     for note in notes:
         LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
-        sha256=sha256,
+        sha256=opened.sha256,
         model=model,
         dims=dynamic,
-        notes=tuple(notes),
-        origin=origin,
+        notes=notes,
+        origin=opened.origin,
         batched=bool(frozen),
     )
 

@@ -4,7 +4,7 @@ Where the converter leaves something as newer opsets do not mean it, it is put r
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx.version_converter
 
 from toolkit.errors import ImportModelError, first_line
 from toolkit.graph import native
+from toolkit.importers.weights import replaced_but_weights, without_weights
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -25,7 +26,7 @@ TARGET_OPSET = 19
 NEWEST_RUN_OPSET = 26
 RESIZE_MODES_OPSET = 11  # the first in which Resize says how it samples
 BROADCASTING_OPSET = 7  # the first in which shapes are aligned at their ends, as NumPy does
-LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
+LARGE_ELEMENTS = 1 << 12  # no converter reads a constant of this size
 # What the version converter raises on a model that it cannot convert.
 _REFUSALS = (
     RuntimeError,
@@ -82,24 +83,14 @@ def _opset(proto: onnx.ModelProto) -> int | None:
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Convert without the large weights: the converter would copy them four times."""
-    weights = {
-        tensor.name: tensor.raw_data
-        for tensor in proto.graph.initializer
-        if len(tensor.raw_data) >= LARGE_BYTES
-    }
-    _set_weights(proto, dict.fromkeys(weights, b""))
+    """Convert in place, without the large weights: the converter would copy them four times."""
+    light = without_weights(proto, more_than=LARGE_ELEMENTS, keep_dims=True)
     # The converter adds constants that are no inputs, which IR version 3 does not know.
-    proto.ir_version = max(proto.ir_version, 4)
-    try:
-        converted = native.convert_version(proto, opset)
-    except BaseException:
-        _set_weights(proto, weights)
-        raise
-    _set_weights(converted, weights)
+    light.ir_version = max(light.ir_version, 4)
+    converted = native.convert_version(light, opset)
     if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
         _set_resize_modes(converted.graph)
-    return converted
+    return replaced_but_weights(proto, converted, more_than=LARGE_ELEMENTS)
 
 
 def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
@@ -184,9 +175,3 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
         del node.attribute[:]
         node.attribute.extend(other_attributes)
         node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
-
-
-def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
-    for tensor in proto.graph.initializer:
-        if tensor.name in weights:
-            tensor.raw_data = weights[tensor.name]

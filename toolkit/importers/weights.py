@@ -9,8 +9,13 @@ from google.protobuf.message import Message
 _FEW = 1024  # elements; what holds no more is copied as it is
 
 
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model whose large initializers are empty: of size 0."""
+def without_weights(
+    proto: onnx.ModelProto, *, more_than: int = _FEW, keep_dims: bool = False
+) -> onnx.ModelProto:
+    """Return a copy of a model whose initializers of `more_than` elements have no data.
+
+    They are of size 0, or of their own with `keep_dims`, which is no valid model.
+    """
     light = onnx.ModelProto()
     for field, value in proto.ListFields():
         if field.name != "graph":
@@ -20,13 +25,43 @@ def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
         if field.name != "initializer":
             _copy(light.graph, field.name, value)
     for tensor in proto.graph.initializer:
-        if tensor.HasField("raw_data") and math.prod(tensor.dims) > _FEW:
+        if _is_large(tensor, more_than):
+            dims = tensor.dims if keep_dims else [0]
             light.graph.initializer.add(
-                name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""
+                name=tensor.name, data_type=tensor.data_type, dims=dims, raw_data=b""
             )
         else:
             light.graph.initializer.append(tensor)
     return light
+
+
+def replaced_but_weights(
+    proto: onnx.ModelProto, light: onnx.ModelProto, *, more_than: int
+) -> onnx.ModelProto:
+    """Make a model in place what its light copy has become; large weights stay where they are.
+
+    Weights are found by their names; those that the light copy no longer has are dropped.
+    """
+    order = {tensor.name: at for at, tensor in enumerate(light.graph.initializer)}
+    tensors = proto.graph.initializer
+    for at in reversed(range(len(tensors))):
+        if not _is_large(tensors[at], more_than) or tensors[at].name not in order:
+            del tensors[at]
+    kept = {tensor.name for tensor in tensors}
+    tensors.extend(tensor for tensor in light.graph.initializer if tensor.name not in kept)
+    tensors.sort(key=lambda tensor: order[tensor.name])
+    for message, changed in ((proto.graph, light.graph), (proto, light)):
+        for field, _ in message.ListFields():
+            if field.name not in ("graph", "initializer"):
+                message.ClearField(field.name)
+        for field, value in changed.ListFields():
+            if field.name not in ("graph", "initializer"):
+                _copy(message, field.name, value)
+    return proto
+
+
+def _is_large(tensor: onnx.TensorProto, more_than: int) -> bool:
+    return tensor.HasField("raw_data") and math.prod(tensor.dims) > more_than
 
 
 def _copy(target: Message, name: str, value: object) -> None:

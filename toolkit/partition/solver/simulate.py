@@ -155,6 +155,7 @@ class _Simulation:
 
     def __init__(self, problem: Problem, streams: Sequence[_Stream], duration_us: float) -> None:
         self._contention = problem.contention
+        self._speeds: dict[tuple[Processor, float, float], float] = {}
         self._alternate = problem.alternate_dlas
         self.streams, self._duration = streams, duration_us
         self._now = 0.0
@@ -252,9 +253,13 @@ class _Simulation:
             if item.processor is None:
                 continue
             own_demand = item.leg.memory_gbps
-            speed = self._contention.speed(
-                item.processor, own_demand, max(0.0, demand - own_demand)
-            )
+            asked = (item.processor, own_demand, demand)
+            speed = self._speeds.get(asked)
+            if speed is None:  # the same few legs meet again and again
+                speed = self._contention.speed(
+                    item.processor, own_demand, max(0.0, demand - own_demand)
+                )
+                self._speeds[asked] = speed
             if speed != item.speed:
                 remaining = (item.end_us - self._now) * item.speed
                 item.end_us, item.speed = self._now + remaining / speed, speed
