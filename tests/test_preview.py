@@ -10,11 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 from browser_fixtures import open_browser
-from video_fixtures import LABELS, ColourDetector, colour_pipeline, scene
+from video_fixtures import (
+    LABELS,
+    PATIENCE_S,
+    ColourDetector,
+    colour_pipeline,
+    scene,
+    wait_for,
+)
 
 from device.errors import PipelineError
 from pipelines.config import SourceConfig
-from pipelines.preview.server import Preview, Status, parse_address
+from pipelines.preview import server
+from pipelines.preview.server import MAX_STREAMS, Preview, Status, parse_address
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sources.http import HttpCapture
@@ -42,6 +50,7 @@ def preview(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preview]:
             kwargs={"emit": opened.on_message, "stop": stop, "watch": opened.on_result},
         )
         runner.start()
+        wait_for(lambda: opened.knows("left") and opened.knows("right"), PATIENCE_S, "pictures")
         yield opened
         stop.set()
         runner.join()
@@ -124,6 +133,43 @@ def test_what_the_server_answers(
     preview: Preview, path: str, host: str | None, status: int
 ) -> None:
     assert get(preview, path, host)[0] == status
+
+
+def test_viewers_are_bounded_and_those_who_have_gone_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "REPEAT_S", 0.05)
+    pattern = colour_pipeline("test://?width=64&height=64", frames="every")
+    with Preview(":0", LABELS) as opened:
+        run_pipeline(  # it ends: no further picture comes
+            pattern,
+            Model(ColourDetector(), LABELS, ""),
+            emit=opened.on_message,
+            stop=threading.Event(),
+            watch=opened.on_result,
+            frames=1,
+        )
+        place = opened.url.removeprefix("http://").rstrip("/")
+        viewers = [http.client.HTTPConnection(place, timeout=30) for _ in range(MAX_STREAMS)]
+        answers = []
+        for viewer in viewers:
+            viewer.request("GET", "/stream/")
+            answers.append(viewer.getresponse())
+        assert [answer.status for answer in answers] == [200] * MAX_STREAMS
+        assert get(opened, "/stream/")[0] == 503
+        for answer, viewer in zip(answers, viewers, strict=True):
+            answer.close()
+            viewer.close()
+        wait_for(lambda: stream_status(place) == 200, PATIENCE_S, "room for a viewer")
+
+
+def stream_status(place: str) -> int:
+    """Return the status of a stream whose pictures nobody reads."""
+    viewer = http.client.HTTPConnection(place, timeout=30)
+    viewer.request("GET", "/stream/")
+    status = viewer.getresponse().status
+    viewer.close()
+    return status
 
 
 @pytest.mark.parametrize(

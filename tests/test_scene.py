@@ -37,6 +37,7 @@ from pipelines.sinks.result import FrameResult
 from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
+from pipelines.stages.scene import Scene
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 
 DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
@@ -253,6 +254,31 @@ kind = "prometheus"
     port = SerialSink(port="/dev/../etc/passwd")
     with pytest.raises(PipelineError, match="name a port of the board"):
         check_release(msgspec.structs.replace(config, sinks=(port,)))
+
+
+def frame_at(seconds):
+    taken = Stamp(int(seconds * 1e9), int(seconds * 1e9))
+    return Frame(np.zeros((64, 64, 3), np.uint8), 0, taken, taken, "test")
+
+
+@pytest.mark.parametrize(
+    ("roi", "start", "steps", "boxes"),
+    [
+        (UNSET, 10, 1, [[50.0, 20.0, 64.0, 40.0]]),  # a part of it is out of the frame
+        (UNSET, 10, 9, []),
+        (RoiConfig(polygon=LEFT_HALF, crop=False), -18, 1, [[22.0, 20.0, 42.0, 40.0]]),
+        (RoiConfig(polygon=LEFT_HALF, crop=False), -18, 3, []),  # its centre has left the region
+    ],
+)
+def test_a_filled_in_frame_shows_what_is_within_it(tmp_path, roi, start, steps, boxes):
+    tracker = TrackerConfig(confirm_frames=1, every_nth=2, lost_s=9.0, iou=0.01)
+    tracks = Scene(walking(tmp_path, tracker=tracker, roi=roi), LABELS)
+    for i in range(20):  # 2 pixels a frame, to the right
+        box = np.float32([[2 * i + start, 20, 2 * i + start + 20, 40]])
+        seen = Detections(box, np.float32([0.9]), np.int64([0]))
+        tracks.follow(seen, frame_at(i / 30.0), 0, 0)
+    filled, _ = tracks.predict(frame_at((19 + steps) / 30.0))
+    assert filled.boxes.round().tolist() == boxes
 
 
 # --- snapshots

@@ -29,6 +29,8 @@ MAX_HZ = 15.0  # of each stream
 JPEG_QUALITY = 80
 WIDTH = 960  # wider frames are scaled down
 BOUNDARY = "tandem-frame"
+MAX_STREAMS = 16  # each draws and encodes: more viewers would slow the pipeline down
+REPEAT_S = 5.0  # a picture that stays is sent again, so that viewers who have gone are noticed
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class Preview:
         self._stats: Stats | None = None
         self._pipeline = ""
         self._closed = False
+        self.streams = threading.BoundedSemaphore(MAX_STREAMS)
         host, port = parse_address(address)
         kind = _Server6 if ":" in host else ThreadingHTTPServer
         try:
@@ -155,10 +158,11 @@ class Preview:
         )
 
     def wait_for(self, camera: str, after: FrameResult | None) -> FrameResult | None:
-        """Return a camera's latest result once it is not `after`; None when the preview closes."""
+        """Return a camera's latest result once it is not `after`, or after REPEAT_S; None when the
+        preview closes."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._latest.get(camera, after) is not after
+                lambda: self._closed or self._latest.get(camera, after) is not after, REPEAT_S
             )
             return None if self._closed else self._latest[camera]
 
@@ -220,12 +224,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _stream(self, camera: str) -> None:
+        if not self._preview.streams.acquire(blocking=False):
+            self.send_error(503, f"{MAX_STREAMS} pictures are watched already: close some of them")
+            return
+        try:
+            self._send_pictures(camera)
+        finally:
+            self._preview.streams.release()
+
+    def _send_pictures(self, camera: str) -> None:
         self.send_response(200)
         self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={BOUNDARY}")
         self.send_header("Cache-Control", "no-store")
-        self.end_headers()
         last: FrameResult | None = None
         try:
+            self.end_headers()
             while (last := self._preview.wait_for(camera, last)) is not None:
                 started_s = time.monotonic()
                 data = self._preview.picture(last)

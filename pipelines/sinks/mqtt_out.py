@@ -50,6 +50,7 @@ class MqttOut:
         }
         self._limits = {camera: RateLimit(config.max_hz) for camera in context.cameras}
         self._limited = 0
+        self._refusals = RateLimit(1.0)
         self._stats_due_s = 0.0
         self._status_due_s = float("inf")
         self._publisher = MqttPublisher(
@@ -157,17 +158,22 @@ class MqttOut:
             if message.topic == topics.detect_set:
                 on = SWITCH.get(message.payload.strip().upper())
                 if on is None:
-                    _log.warning("%s takes ON or OFF, not %r", message.topic, message.payload[:40])
+                    self._refuse(message, "ON or OFF")
                 else:
                     self._controls.switch(camera, on=on)
                 self._say_controls(camera)
             elif message.topic == topics.threshold_set:
                 score = _fraction(message.payload)
                 if score is None:
-                    _log.warning("%s takes 0 to 1, not %r", message.topic, message.payload[:40])
+                    self._refuse(message, "0 to 1")
                 else:
                     self._controls.set_least_score(camera, score)
                 self._say_controls(camera)
+
+    def _refuse(self, message: Message, takes: str) -> None:
+        """Say it in the log, about once a second: others may send as many as they like."""
+        if self._refusals.allows(time.monotonic()):
+            _log.warning("%s takes %s, not %r", message.topic, takes, message.payload[:40])
 
 
 def _fraction(payload: bytes) -> float | None:

@@ -44,11 +44,17 @@ class Roi:
 
     def keep(self, decoded: Decoded, width: int, height: int) -> Decoded:
         """Return what is inside the polygon; maps of the whole crop stay as they are."""
-        if not isinstance(decoded, Detections) or not len(decoded):
+        if not isinstance(decoded, Detections):
             return decoded
+        return self.keep_detections(decoded, width, height)
+
+    def keep_detections(self, detections: Detections, width: int, height: int) -> Detections:
+        """Return the detections whose anchor is inside the polygon."""
+        if not len(detections):
+            return detections
         polygon = polygon_px(self._config.polygon, self._config.units, width, height)
-        inside = inside_polygon(anchors(decoded.boxes, self._config.anchor), polygon)
-        return decoded if inside.all() else decoded[inside]
+        inside = inside_polygon(anchors(detections.boxes, self._config.anchor), polygon)
+        return detections if inside.all() else detections[inside]
 
 
 def shifted(decoded: Decoded, x: int, y: int) -> Decoded:

@@ -1,7 +1,9 @@
 """What a pipeline knows of one camera from frame to frame: its region, its tracks, its zones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 from msgspec import UNSET
 
 from device.errors import PipelineError
@@ -49,9 +51,16 @@ class Scene:
         return tracked, self._in_zones(tracked, frame)
 
     def predict(self, frame: Frame) -> tuple[Decoded, ZoneFrame]:
-        """Return where the tracks are in a frame that the engine did not see."""
+        """Return where the tracks are in a frame that the engine did not see, as far as they are
+        within the frame and the region."""
         assert self._tracker is not None  # without one, every frame is due
+        height, width = frame.image.shape[:2]
         tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
+        boxes = np.clip(tracked.boxes, 0.0, np.float32([width, height, width, height]))
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        tracked = replace(tracked, boxes=boxes)[visible]
+        if self._roi is not None:
+            tracked = self._roi.keep_detections(tracked, width, height)
         return tracked, self._in_zones(tracked, frame)
 
     def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
