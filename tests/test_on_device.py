@@ -11,15 +11,19 @@ import json
 import re
 import runpy
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_double
 import numpy as np
+import onnx
 import pycuda_double
 import pytest
 from model_fixtures import small_convnet
+from onnx import TensorProto, helper
 
+from device.engine.manifest import DimRange
 from device.errors import SessionError
 from device.runtime.cuda.dlpack import read_capsule
 from device.runtime.session import Session, open_session
@@ -148,6 +152,50 @@ def test_everything_is_enqueued_on_the_stream_of_the_caller(
     assert np.array_equal(session.infer({"x": second})["y"], expected[1])
 
 
+def test_results_keep_the_stream_that_writes_them(
+    session: Session, gpu: cuda_double.CudaDouble, rng: np.random.Generator
+) -> None:
+    handle = ctypes.c_void_p()
+    gpu.cuStreamCreate(ctypes.byref(handle), 1)
+    x = image(rng)
+    expected = session.infer({"x": x})["y"]
+    for targets in ({}, {"y": Foreign(gpu, np.zeros_like(expected))}):
+        stream = Named(handle=handle.value)
+        alive = weakref.ref(stream)
+        result = session.infer_on_device({"x": Foreign(gpu, x)}, targets, stream=stream)["y"]
+        del stream
+        gc.collect()
+        assert alive() is not None  # pycuda and CuPy destroy a stream with its object
+        assert np.array_equal(result.numpy(), expected)
+        del result
+        gc.collect()
+        assert alive() is None
+
+
+def test_new_sizes_wait_for_the_inference_that_is_in_flight(
+    gpu: cuda_double.CudaDouble, tmp_path: Path
+) -> None:
+    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", rows[:1], rows[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    dims = (DimRange(name="n", min=1, opt=2, max=4),)
+    with cuda_double.interpreted_cubins():
+        options = BuildOptions(precision="fp16", dims=dims)
+        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "m.engine", options)
+    stream = ctypes.c_void_p()
+    gpu.cuStreamCreate(ctypes.byref(stream), 1)
+    with open_session(tmp_path / "m.engine") as session:
+        assert [report.implementation for report in session.reports] == ["cuda"]
+        arrays = {n: Foreign(gpu, np.full((n, 8), -1, np.float32)) for n in (2, 3)}
+        results = []  # freeing one waits for the GPU
+        for n, waits in ((2, True), (2, False), (3, True), (3, False)):
+            gpu.calls.clear()
+            results.append(session.infer_on_device({"x": arrays[n]}, stream=stream.value)["y"])
+            assert ("cuEventSynchronize" in gpu.calls) == waits
+            assert gpu.streams[stream.value]  # nobody waits for this one
+
+
 def test_results_outlive_the_session_and_are_freed_with_the_last_reference(
     engines: Path, gpu: cuda_double.CudaDouble, rng: np.random.Generator
 ) -> None:
@@ -196,6 +244,8 @@ REFUSED = [
     (lambda gpu: WithDlpack(gpu, FLOAT, (1, 0)), r"input 'x' is on the CPU; sessions run on GPU 0"),
     (lambda gpu: WithDlpack(gpu, FLOAT, (2, 1)), r"input 'x' is on GPU 1; sessions run on GPU 0"),
     (lambda gpu: DeviceArray(gpu.take(64), SHAPE, "f4"), r"takes 12288 bytes, .* has 64; allocate"),
+    (lambda gpu: Foreign(gpu, FLOAT, typestr=">f4"), r"input 'x' is of >f4; engines have"),
+    (lambda gpu: Foreign(gpu, FLOAT, mask=FLOAT), r"input 'x' has a mask, which engines do not"),
     (lambda gpu: Foreign(gpu, np.zeros(SHAPE, "c8")), r"input 'x' is of complex64; engines have"),
 ]
 

@@ -217,6 +217,28 @@ def test_frames_take_turns_on_the_cores(
     assert cores == [0, 1, 0]
 
 
+def test_plans_are_loaded_into_the_primary_context(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: cuda_double.CudaDouble
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    contexts: list[int] = []
+    load = LoadedPlan.__init__
+
+    def watched(self: LoadedPlan, where: str, data: bytes, core: int) -> None:
+        contexts.append(gpu.current)
+        load(self, where, data, core)
+
+    monkeypatch.setattr(LoadedPlan, "__init__", watched)
+    primary, foreign = gpu.current, 77
+    gpu.current = foreign  # as pycuda.autoinit leaves it
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        assert gpu.current == foreign
+        session.use_dla_core(1)
+        assert gpu.current == foreign
+    assert contexts == [primary] * 3  # two cores in turn, then the one
+
+
 def test_a_plan_that_does_not_load_costs_speed_alone(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

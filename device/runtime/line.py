@@ -100,7 +100,8 @@ class Line:
     ) -> dict[str, Array]:
         """Run on the host's arrays, as `Executor.run` does; `outputs` are those of the line.
 
-        An output without an array is returned in page-locked memory, which the next run overwrites.
+        An output for None is a new array. One that is not asked for is returned in page-locked
+        memory, which the next run overwrites.
         """
         try:
             bound = self._bind((), (), sizes)
@@ -122,7 +123,10 @@ class Line:
                 )
             if target is not None and not _same_memory(array, target):
                 np.copyto(target, array)
-            results[name] = array if target is None else target
+            if target is not None:
+                results[name] = target
+            else:
+                results[name] = array.copy() if name in outputs else array
         return results
 
     def enqueue(

@@ -72,6 +72,7 @@ class OnDevice:
         self._ranges: dict[str, DimRange] = {dim.name: dim for dim in manifest.dims}
         self._memory: dict[str, DeviceMemory] = {}
         self._in_use: list[object] = []
+        self._sizes: dict[str, int] = {}  # of the last inference
         try:
             with CallersContext():
                 self._open(engine, executors)
@@ -102,11 +103,17 @@ class OnDevice:
                 check_stream(self._context, handle)
             queue = self._stream if handle is None else self._stream.other(handle)
             inputs, outputs, sizes = self._read(feeds, targets, queue.handle.value or 0)
+            if sizes != self._sizes:
+                # Tactics may be timed in the memory of the last inference, and its graph freed.
+                self._done.wait()
+                self._sizes = sizes
             self._done.precede(queue)  # the last inference uses the same memory
-            results = _Run(
-                self, queue, sizes, inputs=inputs, targets=outputs, handle=handle
-            ).results()
-            self._done.record(queue)
+            writer = _Writer(handle, stream)
+            run = _Run(self, queue, sizes, inputs=inputs, targets=outputs, writer=writer)
+            try:
+                results = run.results()
+            finally:
+                self._done.record(queue)  # of one that failed, too: a part of it may be enqueued
             if handle is None:
                 queue.wait()
             return results
@@ -175,6 +182,14 @@ class OnDevice:
         return tuple(tensor.name for tensor in self._outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """The caller's stream, which results keep: they name its handle. None: they are ready."""
+
+    handle: int | None
+    stream: object | None
+
+
 class _Run:
     """One inference: where each tensor is, on the GPU or on the host or on both."""
 
@@ -186,13 +201,13 @@ class _Run:
         *,
         inputs: dict[str, DeviceArray],
         targets: dict[str, DeviceArray],
-        handle: int | None,
+        writer: _Writer,
     ) -> None:
         self._session = session
         self._queue = queue
         self._sizes = sizes
         self._targets = targets
-        self._handle = handle
+        self._writer = writer
         self._on_gpu = dict(inputs)
         self._on_host: dict[str, Array] = {}
 
@@ -246,7 +261,7 @@ class _Run:
         if target is None or target.address == array.address:
             return array
         self._queue.copy(target.address, array.address, array.nbytes)  # it is an input, too
-        return target.written_by(self._handle)
+        return target.written_by(self._writer.handle, self._writer.stream)
 
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """Return memory for a tensor: the caller's, the caller's to keep, or the session's."""
@@ -257,11 +272,12 @@ class _Run:
                     f"output {name!r} has the shape {shape} at these sizes, the array for it "
                     f"{target.shape}; give one of {shape}, or none"
                 )
-            return target.written_by(self._handle)
+            return target.written_by(self._writer.handle, self._writer.stream)
         size = math.prod(shape) * dtype.itemsize
         if name in self._session.output_names:
             memory = DeviceMemory(size)
-            return DeviceArray.within(memory, memory.address, shape, dtype, self._handle)
+            owner = (memory, self._writer.stream)
+            return DeviceArray.within(owner, memory.address, shape, dtype, self._writer.handle)
         return DeviceArray(self._session.scratch(name, size), shape, dtype)
 
 

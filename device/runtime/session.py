@@ -190,13 +190,18 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            reports = []
-            for executor, report in zip(self._executors, self.reports, strict=True):
-                before = executor.description
-                executor.use_dla_core(core)
-                reason = report.reason.replace(before, executor.description)
-                reports.append(replace(report, reason=reason))
-            self.reports = tuple(reports)
+            if self._on_device is not None:
+                self._on_device.wait()  # its tasks may still run on the cores of before
+            reports = list(self.reports)
+            try:
+                with undisturbed():
+                    for number, executor in enumerate(self._executors):
+                        before, report = executor.description, reports[number]
+                        executor.use_dla_core(core)
+                        reason = report.reason.replace(before, executor.description)
+                        reports[number] = replace(report, reason=reason)
+            finally:  # those before one that is refused run there already
+                self.reports = tuple(reports)
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Run the engine once and return the time of each segment, in milliseconds.

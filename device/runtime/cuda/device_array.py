@@ -56,9 +56,9 @@ class DeviceArray:
         array._owner = owner
         return array
 
-    def written_by(self, stream: int | None) -> "DeviceArray":
-        """Return the same memory, as written by a stream."""
-        return self.within(self._owner, self.address, self.shape, self.dtype, stream)
+    def written_by(self, stream: int | None, owner: object = None) -> "DeviceArray":
+        """Return the same memory, as written by a stream that lives as long as `owner`."""
+        return self.within((self._owner, owner), self.address, self.shape, self.dtype, stream)
 
     @property
     def ndim(self) -> int:

@@ -114,7 +114,9 @@ def _capsule(where: str, value: Any, stream: int) -> object:  # noqa: ANN401
 
 def _by_interface(where: str, value: object, interface: Mapping[str, Any], stream: int) -> Operand:
     dtype = np.dtype(interface["typestr"])
-    _check_type(where, dtype.name)
+    _check_type(where, dtype.name if dtype.isnative else dtype.str)
+    if interface.get("mask") is not None:
+        raise SessionError(f"{where} has a mask, which engines do not; give the array without it")
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     elements = None if strides is None else tuple(step / dtype.itemsize for step in strides)

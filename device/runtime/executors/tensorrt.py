@@ -81,18 +81,19 @@ class TensorRTExecutor(Executor):
         self._tensors = {name: context.tensors[name] for name in _names(context)}
         self._place = _find(context, implementation)
         self._frame = 0
-        chosen = context.options.dla_core
-        self._plans = (
-            self._load(_cores(context, implementation))
-            if chosen is None
-            else self._load_chosen(chosen)
-        )
+        self._plans: tuple[LoadedPlan, ...] = ()
         try:
             self._cuda = Context()
         except CudaError as error:
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
         try:
-            self._cuda.activate()
+            self._cuda.activate()  # TensorRT loads a plan into the context that is current
+            chosen = context.options.dla_core
+            self._plans = (
+                self._load(_cores(context, implementation))
+                if chosen is None
+                else self._load_chosen(chosen)
+            )
             self._stream = self._cuda.stream()
             self._ports = {
                 port.tensor: (port, *self._take(port))
@@ -100,6 +101,8 @@ class TensorRTExecutor(Executor):
             }
             self._kernels = _port_kernels(self._cuda, context, implementation)
         except BaseException as error:
+            for plan in self._plans:
+                plan.close()
             self._cuda.close()
             if isinstance(error, CudaError):
                 raise SessionError(f"{self._where} cannot be loaded: {error}") from error
@@ -162,6 +165,7 @@ class TensorRTExecutor(Executor):
 
     def use_dla_core(self, core: int) -> None:
         """Load the plan on this core alone, and release it on the others."""
+        self._cuda.activate()
         plans = self._load_chosen(core)
         for plan in self._plans:
             plan.close()
