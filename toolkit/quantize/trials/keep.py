@@ -11,6 +11,7 @@ measured alone and added, leave half of the target, too: a quarter of its power 
 Shares and ratios of powers are means over all samples, which need no such margin.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -90,8 +91,8 @@ def keep_best(
     choosers, apart = _choosers(fitted, ranges, always_float)
     few = _worst(fitted, ranges, always_float, choosers, max(1, MAX_RUNS // len(macs)))
     measure = METRICS[AIM.metric].build(Material(noise, choosers))
-    before = noise.judged(ranges, always_float, choosers)
-    largest = {one.part for one in before.losses if one.metric in {DETECTION_DROP, SCORE_DROP}}
+    drops = noise.judged(ranges, always_float, choosers).losses
+    scores = {loss.part for loss in drops if loss.metric in {DETECTION_DROP, SCORE_DROP}}
     search = least_loss(
         macs,
         lambda keep: measure(ranges, keep | always_float),
@@ -99,8 +100,8 @@ def keep_best(
         error=lambda keep: noise.error(ranges, keep | always_float, choosers),
         error_alone=lambda keep: noise.error(ranges, keep | always_float, few),
         most_float=most_float,
-        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, largest),
-        most_added=MOST_ADDED,
+        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, scores),
+        most_added=MOST_ADDED if scores else math.inf,
         on_progress=on_progress,
     )
     before = noise.judged(ranges, always_float, fitted.judges)
