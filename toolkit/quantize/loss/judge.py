@@ -40,7 +40,8 @@ class Judgement:
 
     `basis`: whether ranges were measured on these samples. `nothing_to_lose`: scores of which
     none is a detection, and probabilities of which none is certain, so that nothing is judged.
-    `no_signal`: outputs that are zero or not finite in FP32 on all samples.
+    `no_signal`: outputs that are zero or not finite in FP32 on all samples. `other_sizes`: outputs
+    that have another size in INT8, such as detections after NMS, whose elements have no partners.
     """
 
     losses: tuple[OutputLoss, ...]
@@ -48,6 +49,7 @@ class Judgement:
     basis: Basis
     nothing_to_lose: tuple[str, ...] = ()
     no_signal: tuple[str, ...] = ()
+    other_sizes: tuple[str, ...] = ()
 
     @property
     def broken(self) -> tuple[OutputLoss, ...]:
@@ -80,7 +82,9 @@ def judge(
     """Judge the parts that `reference` and `candidate` hold for each sample."""
     losses: list[OutputLoss] = []
     no_signal: list[str] = []
-    compared = [part for part in parts if part.name in reference[0]]
+    present = [part for part in parts if part.name in reference[0]]
+    compared = [part for part in present if _same_sizes(part.name, reference, candidate)]
+    other_sizes = tuple(part.name for part in present if part not in compared)
     for part in compared:
         exact = [outputs[part.name] for outputs in reference]
         actual = [outputs[part.name] for outputs in candidate]
@@ -88,10 +92,16 @@ def judge(
         if signal_to_noise is None:
             no_signal.append(part.name)
             continue
-        losses += [signal_to_noise, *_fitting(part, parts, reference, candidate)]
+        losses += [signal_to_noise, *_fitting(part, compared, reference, candidate)]
     judged = {loss.part for loss in losses if loss.judged}
     idle = [part.name for part in compared if part.name not in judged.union(no_signal)]
-    return Judgement(tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal))
+    return Judgement(
+        tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal), other_sizes
+    )
+
+
+def _same_sizes(part: str, reference: Sequence[Parts], candidate: Sequence[Parts]) -> bool:
+    return all(r[part].shape == c[part].shape for r, c in zip(reference, candidate, strict=True))
 
 
 def error_of(

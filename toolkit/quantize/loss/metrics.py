@@ -29,9 +29,8 @@ MIN_RANKED_GAP = 0.2  # detections whose scores are closer have no order
 MIN_IOU = 0.5
 MAX_DETECTIONS = 20  # of a sample
 MAX_QUERIES = 300  # candidates of heads without a grid: queries, or detections in order of score
-MIN_PLACE_SHARE = (
-    0.8  # of the variance of centres; measured: 0.99 for boxes, 0.2 to 0.5 for offsets
-)
+MIN_PLACE_SHARE = 0.8
+"""Of the variance of centres; measured: 0.99 for boxes, 0.2 to 0.5 for offsets."""
 MASK_LEVEL = 0.5
 MIN_MASK_SHARE = 0.01  # of all positions; fewer are peaks, not areas
 
@@ -130,14 +129,24 @@ def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> Ou
 
 
 def powers(reference: NDArray[Any], candidate: NDArray[Any]) -> tuple[float, float]:
-    """Return sum r^2 and sum (c - r)^2 over the elements that are finite in the reference."""
+    """Return sum r^2 and sum (c - r)^2 over the elements that are finite in the reference.
+
+    A candidate of another size, as lists of detections may be, counts as zeros.
+    """
     exact = np.asarray(reference, np.float64).reshape(-1)
-    actual = np.asarray(candidate, np.float64).reshape(-1)
+    actual = of_same_size(candidate, exact).reshape(-1)
     finite = np.isfinite(exact)
     if not finite.all():
         exact, actual = exact[finite], actual[finite]
     error = actual - exact
     return float(exact @ exact), float(error @ error)
+
+
+def of_same_size(candidate: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return a candidate, or zeros if it has not as many elements as the reference."""
+    if candidate.size != reference.size:
+        return np.zeros(reference.shape)
+    return np.asarray(candidate, np.float64)
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -156,7 +165,8 @@ def score_error(reference: Arrays, candidate: Arrays) -> float:
     """
     squares, count = 0.0, 0
     for r, c in zip(reference, candidate, strict=True):
-        exact, actual = np.asarray(r, np.float64), np.asarray(c, np.float64)
+        exact = np.asarray(r, np.float64)
+        actual = of_same_size(c, exact)
         counted = np.asarray(~((exact < COUNTED) & (actual < COUNTED)) & np.isfinite(exact))
         change = (actual - exact)[counted]
         squares, count = squares + float(change @ change), count + change.size
@@ -317,9 +327,11 @@ def _stay_in_place(boxes: Sequence[NDArray[Any]]) -> bool:
     """True unless candidates of a grid have no place of their own in all samples.
 
     The box of a cell is near it, whatever the picture; an offset that a decoder adds to the cell is
-    not. Of one sample, and of heads without a grid, nothing can be said.
+    not. Of one sample, and of heads without a grid, nothing can be said; lists whose length differs
+    from sample to sample come from no grid.
     """
-    if len(boxes) < 2 or len(boxes[0]) <= MAX_QUERIES:
+    counts = {len(one) for one in boxes}
+    if len(boxes) < 2 or len(counts) > 1 or min(counts) <= MAX_QUERIES:
         return True
     corners = all(map(_are_corners, boxes))
     centres = np.stack([sum(np.split(_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])

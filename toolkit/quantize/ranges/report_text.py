@@ -81,7 +81,12 @@ def judgement_lines(judgement: Judgement) -> list[str]:
             f"  output {part}: zero or not finite in FP32 in all of these samples, so there is "
             "nothing to compare with"
         )
-    if not judgement.losses and not judgement.no_signal:
+    for part in judgement.other_sizes:
+        lines.append(
+            f"  output {part}: INT8 gives another number of elements than FP32 in some of these "
+            "samples, so its loss is not judged; export the model without its last steps (NMS)"
+        )
+    if not (judgement.losses or judgement.no_signal or judgement.other_sizes):
         lines.append("  no output is in floating point, so no loss is judged")
     return lines
 
@@ -114,6 +119,7 @@ def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
         ],
         "not_judged": list(judgement.nothing_to_lose),
         "no_signal": list(judgement.no_signal),
+        "other_sizes": list(judgement.other_sizes),
     }
 
 

@@ -29,7 +29,7 @@ from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
 from toolkit.quantize.loss.judge import Judgement, error_of, judge
-from toolkit.quantize.loss.metrics import decibels, powers
+from toolkit.quantize.loss.metrics import decibels, of_same_size, powers
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
@@ -192,7 +192,7 @@ class OutputNoise:
         for exact, actual in zip(*self.compared(assignment, keep_float, samples), strict=True):
             for name in product:
                 finite = np.isfinite(exact[name])
-                array = np.asarray(actual[name], np.float64)[finite]
+                array = of_same_size(actual[name], exact[name])[finite]
                 product[name] += float(np.vdot(array, exact[name][finite]))
                 power[name] += _power(array)
                 signal[name] += _power(exact[name])
