@@ -59,10 +59,16 @@ class Kept:
         return 1.0 - self.search.share
 
     def error_shares(self) -> dict[str, float]:
-        """Node -> its share of the error at the outputs, the largest first."""
-        total = sum(row.cost for row in self.search.costs) or 1.0
-        rows = [row for row in self.search.costs if row.node in self.nodes]
-        return {row.node: row.cost / total for row in sorted(rows, key=lambda row: -row.cost)}
+        """Node -> its share of the error at the outputs, the largest first.
+
+        Nodes whose error is infinite (NaN at an output) share all of it.
+        """
+        costs = {row.node: row.cost for row in self.search.costs}
+        if math.inf in costs.values():
+            costs = {node: float(math.isinf(cost)) for node, cost in costs.items()}
+        total = sum(costs.values()) or 1.0
+        ordered = sorted(self.nodes, key=lambda node: (-costs[node], node))
+        return {node: costs[node] / total for node in ordered}
 
     def reasons(self) -> dict[str, str]:
         """Node -> why it stays in floating point."""
