@@ -107,7 +107,7 @@ def _note_folded(graph: ir.Graph) -> None:
         if value.dtype != constant.dtype:
             value.type = ir.TensorType(constant.dtype)
         if value.shape != constant.shape:
-            value.shape = ir.Shape(constant.shape)
+            value.shape = ir.Shape(constant.shape.numpy())
 
 
 def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
