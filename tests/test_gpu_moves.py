@@ -448,6 +448,24 @@ def test_regions_are_averaged(samples: int, corners: str, rng: np.random.Generat
     close(case, feeds, rel=1e-4)
 
 
+def test_regions_of_images_that_are_not_there_are_of_the_nearest(rng: np.random.Generator) -> None:
+    align = node(
+        "RoiAlign", "x r b", "y", output_height=2, output_width=2, sampling_ratio=1,
+        coordinate_transformation_mode="half_pixel",
+    )  # fmt: skip
+    shapes = {"x": (2, 3, 4, 5), "r": (3, 4), "b": (3,)}
+    program = Case([align], shapes, {}, dtypes={"b": "int64"}, opset=16).lower()
+    feeds = {
+        "x": rng.normal(size=shapes["x"]).astype(np.float32),
+        "r": np.tile(np.array([0, 0, 4, 3], np.float32), (3, 1)),
+    }
+    outside, nearest = (
+        gpu_interpreter.run(program, {**feeds, "b": images})["y"]
+        for images in (ints(-1, 2, 2**40), ints(0, 1, 1))
+    )
+    np.testing.assert_array_equal(outside, nearest)
+
+
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

@@ -82,7 +82,7 @@ REFUSED = {
     ),
     "regions without a word on corners": (
         Case([node("RoiAlign", "x r b", "y", sampling_ratio=2)], REGIONS, {}, dtypes=OF_IMAGES),
-        "has the corners of its opset",
+        "leaves coordinate_transformation_mode to its opset",
     ),
     "computed weights of a transposed convolution": (
         Case([node("ConvTranspose", "x w", "y")], {"x": (1, 2, 3, 3), "w": (2, 2, 1, 1)}, {}),

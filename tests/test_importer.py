@@ -1,6 +1,7 @@
 """What the importer reads, what it decides by itself, and what it refuses in which words."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -497,3 +498,34 @@ def test_a_changed_light_copy_is_laid_over_a_model_and_its_weights() -> None:
     expected = onnx.ModelProto.FromString(light.SerializeToString())
     expected.graph.initializer[1].CopyFrom(tensors[1])
     assert replaced_but_weights(proto, light, more_than=64) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"dims": [-64, -32, 1, 1]}, "Negative dimension"),
+        ({"data_type": TensorProto.STRING}, "STRING data"),
+        ({"float_data": [1.0]}, "one and only one value field"),
+    ],
+)
+def test_faults_of_large_weights_are_refused(
+    fault: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """They do not travel to the checker where they are as they should be."""
+    weights = numpy_helper.from_array(np.ones((64, 32, 1, 1), np.float32), "w")
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, 4, 4])
+        for name, channels in (("x", 32), ("y", 64))
+    ]
+    for name, value in fault.items():
+        if isinstance(value, list):
+            getattr(weights, name)[:] = value
+        else:
+            setattr(weights, name, value)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], "conv")], "g", ends[:1], ends[1:], [weights]
+    )
+    path = tmp_path / "m.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(ImportModelError, match=message):
+        import_model(path)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from model_fixtures import save
 from onnx import helper
 
-from calibration.budget import Budget, BudgetResult
+from calibration.budget import Budget, BudgetResult, NodeCost
 from calibration.errors import CalibrationError
 from calibration.least_loss import least_loss
 from calibration.observer import Histogram, Tally
@@ -21,10 +21,12 @@ from toolkit.cli.commands.calibrate import calibrate
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges import first_layer
 from toolkit.quantize.ranges.half import half_remark
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+from toolkit.quantize.trials.keep import Kept
 
 Samples = list[dict[str, np.ndarray]]
 
@@ -94,6 +96,30 @@ def test_the_report_names_the_nodes_and_what_they_bring(
     assert content["float_share"] == pytest.approx(64 / (64 + 432))
     assert (content["judged_apart"], content["aim_met"]) == (True, True)
     assert [row["beyond_target"] for row in content["before"]] == [True]
+
+
+def test_a_larger_share_is_proposed_where_less_was_allowed(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 12), PLAIN)
+    kept = ranges.kept
+    assert kept is not None
+    missed = replace(kept.search, most_added=-1.0)
+    for most_float, proposed in ((0.5, True), (0.75, False), (1.0, False)):
+        tried = replace(kept, search=missed, most_float=most_float)
+        text = ranges_text(replace(ranges, kept=tried))
+        assert f"{100 * most_float:g} % of the multiplications leave less than 50 %" in text
+        assert ("a larger share may lose less" in text) is proposed
+
+
+def test_nodes_that_give_nan_share_the_error() -> None:
+    costs = tuple(
+        NodeCost(node, 1.0, math.nan, cost)
+        for node, cost in (("a", math.inf), ("b", 2.0), ("c", math.inf))
+    )
+    search = BudgetResult(frozenset("abc"), 0.0, 0.0, 0.0, 0.0, 0.0, costs, (), complete=True)
+    kept = Kept(search, Judgement((), 1, "seen"), 1, apart=True, most_float=0.5)
+    assert kept.error_shares() == {"a": 0.5, "b": 0.0, "c": 0.5}
 
 
 def test_few_samples_choose_and_judge_and_the_report_says_so(

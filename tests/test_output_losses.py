@@ -22,6 +22,7 @@ from toolkit.quantize.loss.parts import (
     output_tensors,
     split_outputs,
 )
+from toolkit.quantize.ranges.report_text import judgement_lines
 
 ANCHORS = 60
 
@@ -373,3 +374,29 @@ def test_the_error_of_scores_counts_those_near_a_detection(rng: np.random.Genera
     candidate[0, :10] = 0.5 - 0.05 / 3
     assert metrics.score_error([exact], [candidate]) == pytest.approx(1.0)
     assert metrics.score_error([exact[:, 10:]], [candidate[:, 10:]]) == 0.0
+
+
+def test_an_output_of_another_size_in_int8_is_reported_and_not_judged(
+    rng: np.random.Generator,
+) -> None:
+    """As lists of detections after NMS; what a decoder pairs with them is not paired either."""
+    boxes, scores = OutputPart("b", "b", "values"), OutputPart("s", "s", "scores")
+    exact = [
+        {"b": rng.normal(size=(1, n, 4)), "s": rng.uniform(0.3, 1, size=(1, n, 2))} for n in (5, 6)
+    ]
+    other = [exact[0], {**exact[1], "b": exact[1]["b"][:, :-1]}]
+    judgement = judge([boxes, scores], exact, other, basis="held out")
+    assert judgement.varying == ("b",)
+    assert {loss.part for loss in judgement.losses} == {"s"}
+    assert not judgement.broken
+    assert "output b: its size depends on the data" in "\n".join(judgement_lines(judgement))
+
+
+def test_lists_whose_length_differs_have_no_grid(rng: np.random.Generator) -> None:
+    lists = []
+    for count in (400, 500):
+        centre, half = rng.uniform(0, 100, (count, 2)), rng.uniform(1, 5, (count, 2))
+        boxes = np.concatenate([centre - half, centre + half], axis=1)
+        lists.append(Candidates(boxes, rng.uniform(0, 1, (count, 2))))
+    drop = metrics.detection_losses("s", lists, lists)[0]
+    assert (drop.metric, drop.value) == (metrics.DETECTION_DROP, 0.0)

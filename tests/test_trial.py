@@ -8,16 +8,19 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from model_fixtures import save, small_convnet
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 import configs
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.trials.trial import TrialModel
 
 Feeds = dict[str, np.ndarray]
+
+UNKNOWN_RANK = helper.make_tensor_value_info("r", TensorProto.FLOAT, None)
 
 
 def prepared(path: Path) -> ir.Model:
@@ -204,3 +207,68 @@ def test_the_light_models_are_tried_exactly(light_models: Path, rng: np.random.G
     assert_same(
         TrialModel(model, optimize=False)(amax, feeds), run_plainly(quantized(model, amax), feeds)
     )
+
+
+def test_outputs_of_any_size_and_rank_are_returned_as_they_are(rng: np.random.Generator) -> None:
+    """The positive elements of a convolution, and a result whose rank a condition decides."""
+    rank = [
+        helper.make_graph([helper.make_node(op, ["c"], ["r"], op)], op, [], [UNKNOWN_RANK])
+        for op in ("Identity", "Flatten")
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+        helper.make_node("ReduceSum", ["c"], ["sum"], "sum", keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["above"], "above"),
+        helper.make_node("If", ["above"], ["y"], "if", then_branch=rank[0], else_branch=rank[1]),
+        helper.make_node("Reshape", ["c", "flat"], ["row"], "row"),
+        helper.make_node("Greater", ["row", "zero"], ["positive"], "positive"),
+        helper.make_node("Compress", ["row", "positive"], ["z"], "some"),
+    ]
+    weights = {
+        "w": rng.normal(size=(4, 3, 3, 3)).astype(np.float32),
+        "zero": np.float32(0.0),
+        "flat": np.array([-1]),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("z", TensorProto.FLOAT, ["count"]),
+        ],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    model = ir.from_proto(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    )
+    x = rng.normal(size=(1, 3, 8, 8)).astype(np.float32)
+    trial = TrialModel(model)
+    for sample in (x, -x, x):
+        exact = run_plainly(model, {"x": sample})
+        outputs = trial({}, {"x": sample}, frozenset(trial.nodes))
+        assert [array.shape for array in outputs.values()] == [array.shape for array in exact]
+
+
+def test_a_model_whose_detections_are_fewer_in_int8_is_calibrated(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+        helper.make_node("Reshape", ["c", "flat"], ["row"], "row"),
+        helper.make_node("Greater", ["row", "zero"], ["positive"], "positive"),
+        helper.make_node("Compress", ["row", "positive"], ["z"], "some"),
+    ]
+    weights = {
+        "w": rng.normal(size=(8, 3, 3, 3)).astype(np.float32),
+        "zero": np.zeros(1, np.float32),
+        "flat": np.array([-1]),
+    }
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"z": ["count"]}, weights)
+    data = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(8)]
+    imported = import_model(path)
+    ranges = measure_ranges(
+        run_passes(imported.model)[0], data, imported.sha256, RangeOptions(), lambda _, share: None
+    )
+    assert ranges.judgement.varying == ("z",)
+    assert not ranges.judgement.broken

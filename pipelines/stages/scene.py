@@ -56,8 +56,8 @@ class Scene:
         assert self._tracker is not None  # without one, every frame is due
         height, width = frame.image.shape[:2]
         tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
-        boxes = np.clip(tracked.boxes, 0.0, np.float32([width, height, width, height]))
-        visible = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        boxes = np.clip(tracked.boxes, 0.0, np.array([width, height] * 2, np.float32))
+        visible = np.asarray((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
         tracked = replace(tracked, boxes=boxes)[visible]
         if self._roi is not None:
             tracked = self._roi.keep_detections(tracked, width, height)

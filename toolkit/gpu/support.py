@@ -123,7 +123,10 @@ def _regions(op: Operation, _: SegmentTensors) -> str | None:
     if op.integer("sampling_ratio", 0) <= 0:
         return "has as many samples as a region is large; kernels take a fixed sampling_ratio"
     if "coordinate_transformation_mode" not in op.attributes:
-        return "has the corners of its opset; kernels take coordinate_transformation_mode"
+        return (
+            "leaves coordinate_transformation_mode to its opset, and opsets differ; kernels take "
+            "one that the node states"
+        )
     return None
 
 

@@ -7,6 +7,7 @@ import onnx
 from google.protobuf.message import Message
 
 _FEW = 1024  # elements; what holds no more is copied as it is
+_TYPED = ("double_data", "float_data", "int32_data", "int64_data", "string_data", "uint64_data")
 
 
 def without_weights(
@@ -15,6 +16,7 @@ def without_weights(
     """Return a copy of a model whose initializers of `more_than` elements have no data.
 
     They are of size 0, or of their own with `keep_dims`, which is no valid model.
+    Those that the checker of ONNX would refuse, but for their type, are copied as they are.
     """
     light = onnx.ModelProto()
     for field, value in proto.ListFields():
@@ -61,7 +63,15 @@ def replaced_but_weights(
 
 
 def _is_large(tensor: onnx.TensorProto, more_than: int) -> bool:
-    return tensor.HasField("raw_data") and math.prod(tensor.dims) > more_than
+    """Whether a tensor has many elements, as raw bytes alone, of numbers, and its own sizes."""
+    return (
+        tensor.HasField("raw_data")
+        and tensor.data_location == onnx.TensorProto.DEFAULT
+        and tensor.data_type != onnx.TensorProto.STRING
+        and all(size > 0 for size in tensor.dims)
+        and math.prod(tensor.dims) > more_than
+        and not any(len(getattr(tensor, name)) for name in _TYPED)
+    )
 
 
 def _copy(target: Message, name: str, value: object) -> None:

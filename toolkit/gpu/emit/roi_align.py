@@ -34,6 +34,7 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
         {
             **order.constants(*names, "ROW_STRIDES", "COLUMN_STRIDES"),
             "COORDINATE_STRIDE": rois.strides[1],
+            "IMAGES": x.shape[0],
             "IMAGE_STRIDE": x.strides[0],
             "SIZES": x.shape[2:],
             "SPATIAL_STRIDES": x.strides[2:],

@@ -4,7 +4,8 @@
                                                             left + (q + (t + 1/2) / S) w)
 
 The region k = (left, top, right, bottom) SCALE - OFFSET has bins of h x w, at least LEAST times the
-number of bins in all. x between its elements is bilinear; it is 0 beyond 1 outside of it.
+number of bins in all. x between its elements is bilinear; it is 0 beyond 1 outside of it. Numbers
+of images are clamped to 0..IMAGES-1, so no address leaves x.
 """
 
 import triton
@@ -28,9 +29,9 @@ def roi_align(
     SHAPE: tl.constexpr, Y_STRIDES: tl.constexpr, X_STRIDES: tl.constexpr,
     ROI_STRIDES: tl.constexpr, BATCH_STRIDES: tl.constexpr, ROW_STRIDES: tl.constexpr,
     COLUMN_STRIDES: tl.constexpr,
-    COORDINATE_STRIDE: tl.constexpr, IMAGE_STRIDE: tl.constexpr, SIZES: tl.constexpr,
-    SPATIAL_STRIDES: tl.constexpr, BINS: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr,
-    LEAST: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+    COORDINATE_STRIDE: tl.constexpr, IMAGES: tl.constexpr, IMAGE_STRIDE: tl.constexpr,
+    SIZES: tl.constexpr, SPATIAL_STRIDES: tl.constexpr, BINS: tl.constexpr, SCALE: tl.constexpr,
+    OFFSET: tl.constexpr, LEAST: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of results). Strides of ROW and COLUMN make an element's bin of its number."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,8 +50,9 @@ def roi_align(
     width = width / BINS[1]
     top += offsets(i, SHAPE, ROW_STRIDES).to(tl.float32) * height
     left += offsets(i, SHAPE, COLUMN_STRIDES).to(tl.float32) * width
-    batch = tl.load(batches + offsets(i, SHAPE, BATCH_STRIDES), mask=mask, other=0).to(tl.int32)
-    source = x + offsets(i, SHAPE, X_STRIDES) + batch * IMAGE_STRIDE
+    batch = tl.load(batches + offsets(i, SHAPE, BATCH_STRIDES), mask=mask, other=0)
+    batch = tl.where(batch < 0, 0, tl.where(batch >= IMAGES, IMAGES - 1, batch))
+    source = x + offsets(i, SHAPE, X_STRIDES) + batch.to(tl.int32) * IMAGE_STRIDE
     total = tl.zeros((BLOCK,), tl.float32)
     for sample in range(SAMPLES * SAMPLES):
         row = top + (sample // SAMPLES + 0.5) * height / SAMPLES

@@ -83,15 +83,11 @@ def _advice(
 
 
 def _without(
-    row: Refusal,
-    candidate: Candidate,
-    shared: SharedPlan,
-    plan: Plan,
-    profile: Profile,
+    row: Refusal, candidate: Candidate, shared: SharedPlan, plan: Plan, profile: Profile
 ) -> float:
     """Return the plan's value with the rule lifted from its nodes.
 
-    Where that gains less than is asked for it is just no less than that.
+    Where that gains less than is asked for, it is any value up to that of the plan.
     """
     rest = {node: why for node, why in candidate.refused.items() if node not in row.nodes}
     candidates = tuple(

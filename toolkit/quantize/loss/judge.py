@@ -96,7 +96,7 @@ def judge(
         if signal_to_noise is None:
             no_signal.append(part.name)
             continue
-        losses += [signal_to_noise, *_fitting(part, parts, reference, candidate)]
+        losses += [signal_to_noise, *_fitting(part, compared, reference, candidate)]
     judged = {loss.part for loss in losses if loss.judged}
     idle = [part.name for part in compared if part.name not in judged.union(no_signal)]
     return Judgement(

@@ -31,9 +31,8 @@ MIN_MARGIN = 0.1  # of the spread of the logits: closer ones are a tie
 MIN_RANKED_GAP = 0.2  # detections whose scores are closer have no order
 MAX_DETECTIONS = 20  # of a sample
 MAX_QUERIES = 300  # candidates of heads without a grid: queries, or detections in order of score
-MIN_PLACE_SHARE = (
-    0.8  # of the variance of centres; measured: 0.99 for boxes, 0.2 to 0.5 for offsets
-)
+MIN_PLACE_SHARE = 0.8
+"""Of the variance of centres; measured: 0.99 for boxes, 0.2 to 0.5 for offsets."""
 MASK_LEVEL = 0.5
 MIN_MASK_SHARE = 0.01  # of all positions; fewer are peaks, not areas
 
@@ -328,9 +327,11 @@ def _stay_in_place(boxes: Sequence[NDArray[Any]]) -> bool:
     """True unless candidates of a grid have no place of their own in all samples.
 
     The box of a cell is near it, whatever the picture; an offset that a decoder adds to the cell is
-    not. Of one sample, and of heads without a grid, nothing can be said.
+    not. Of one sample, and of heads without a grid, nothing can be said; lists whose length differs
+    from sample to sample come from no grid.
     """
-    if len(boxes) < 2 or len(boxes[0]) <= MAX_QUERIES:
+    counts = {len(one) for one in boxes}
+    if len(boxes) < 2 or len(counts) > 1 or min(counts) <= MAX_QUERIES:
         return True
     corners = all(map(have_corners, boxes))
     centres = np.stack([sum(np.split(as_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])

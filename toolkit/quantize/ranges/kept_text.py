@@ -7,6 +7,7 @@ from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.trials.keep import AIM, Kept
 
 SHOWN = 12  # nodes; the JSON holds all
+LARGER = 0.75  # the share that is proposed where less was allowed
 
 
 def kept_lines(ranges: Ranges) -> list[str]:
@@ -30,10 +31,14 @@ def kept_lines(ranges: Ranges) -> list[str]:
         value = "-" if now is None else f"{now.value:.3f}"
         lines.append(f"    {loss_text(loss)}, now {value}")
     if not kept.search.met:
+        larger = (
+            "; a larger share may lose less (`tandem build --keep 75%`)"
+            if kept.most_float < LARGER
+            else ""
+        )
         lines.append(
             f"    {100 * kept.most_float:g} % of the multiplications leave less than "
-            f"{100 * AIM.amount:g} % of a target for other samples than those that choose; a "
-            "larger share may lose less (`tandem build --keep 75%`)"
+            f"{100 * AIM.amount:g} % of a target for other samples than those that choose{larger}"
         )
     shares = list(kept.error_shares().items())
     lines += [

@@ -11,6 +11,7 @@ measured alone and added, leave half of the target, too: a quarter of its power 
 Shares and ratios of powers are means over all samples, which need no such margin.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -58,10 +59,16 @@ class Kept:
         return 1.0 - self.search.share
 
     def error_shares(self) -> dict[str, float]:
-        """Node -> its share of the error at the outputs, the largest first."""
-        total = sum(row.cost for row in self.search.costs) or 1.0
-        rows = [row for row in self.search.costs if row.node in self.nodes]
-        return {row.node: row.cost / total for row in sorted(rows, key=lambda row: -row.cost)}
+        """Node -> its share of the error at the outputs, the largest first.
+
+        Nodes whose error is infinite (NaN at an output) share all of it.
+        """
+        costs = {row.node: row.cost for row in self.search.costs}
+        if math.inf in costs.values():
+            costs = {node: float(math.isinf(cost)) for node, cost in costs.items()}
+        total = sum(costs.values()) or 1.0
+        ordered = sorted(self.nodes, key=lambda node: (-costs[node], node))
+        return {node: costs[node] / total for node in ordered}
 
     def reasons(self) -> dict[str, str]:
         """Node -> why it stays in floating point."""
@@ -90,8 +97,8 @@ def keep_best(
     choosers, apart = _choosers(fitted, ranges, always_float)
     few = _worst(fitted, ranges, always_float, choosers, max(1, MAX_RUNS // len(macs)))
     measure = METRICS[AIM.metric].build(Material(noise, choosers))
-    before = noise.judged(ranges, always_float, choosers)
-    largest = {one.part for one in before.losses if one.metric in {DETECTION_DROP, SCORE_DROP}}
+    drops = noise.judged(ranges, always_float, choosers).losses
+    scores = {loss.part for loss in drops if loss.metric in {DETECTION_DROP, SCORE_DROP}}
     search = least_loss(
         macs,
         lambda keep: measure(ranges, keep | always_float),
@@ -99,8 +106,8 @@ def keep_best(
         error=lambda keep: noise.error(ranges, keep | always_float, choosers),
         error_alone=lambda keep: noise.error(ranges, keep | always_float, few),
         most_float=most_float,
-        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, largest),
-        most_added=MOST_ADDED,
+        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, scores),
+        most_added=MOST_ADDED if scores else math.inf,
         on_progress=on_progress,
     )
     before = noise.judged(ranges, always_float, fitted.judges)

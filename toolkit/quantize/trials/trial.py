@@ -78,11 +78,12 @@ class TrialModel:
         for name in self.outputs:
             self._binding.bind_output(name, "cpu")
         # onnxruntime keeps the arrays of the first run; outputs whose size depends on the sample
-        # (detections after NMS) are bound anew before each run.
+        # (detections after NMS) are bound anew before each run, and so are those of unknown rank,
+        # which onnxruntime shows as scalars.
         self._varying = tuple(
             value.name
             for value in self._session.get_outputs()
-            if not all(isinstance(size, int) for size in value.shape)
+            if not value.shape or not all(isinstance(size, int) for size in value.shape)
         )
         self._fed: dict[str, Any] = {}  # a binding does not keep its inputs alive
 
