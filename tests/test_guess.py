@@ -285,3 +285,12 @@ def test_models_of_others(name, rule, kinds):
     if name == "nudenet-320n":
         assert (len(values["labels"]), values["candidates"][0]["classes"]) == (18, 18)
         assert values["candidates"][0]["preprocess"]["width"] == 320
+
+
+@pytest.mark.parametrize(("image", "says"), [((1, 3, None, None), True), ((1, 3, 48, 320), False)])
+def test_the_height_of_a_line_is_said_where_the_file_leaves_it_open(image, says):
+    line = {"softmax": [1, None, 97]}
+    alphabet = {"character": "\n".join(chr(33 + n) for n in range(95))}
+    proposal = propose(facts(line, metadata=alphabet, image=image))
+    assert proposal.best.kind == "text_recognition"
+    assert any("--input-size 320 48" in note for note in proposal.best.notes) is says

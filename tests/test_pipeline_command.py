@@ -110,6 +110,12 @@ def test_what_does_not_fit_is_one_sentence(
     assert says in str(result.exception)
 
 
+def test_a_sink_that_needs_a_tracker_is_named_without_an_engine(tmp_path: Path) -> None:
+    sink = '[[sinks]]\nkind = "snapshot"\npath = "seen"\n'
+    result = check(tmp_path, colours("test://", sink))
+    assert "a snapshot sink and no [tracker]" in str(result.exception)
+
+
 def test_a_check_as_json_has_the_defaults(tmp_path: Path) -> None:
     result = check(tmp_path, colours("test://"), "--json")
     assert json.loads(result.stdout)["source"]["stall_s"] == 2.0

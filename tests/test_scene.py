@@ -25,9 +25,11 @@ from device.update.bundle import write_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import BOXLESS, Classification
 from pipelines.frame import Frame, Stamp
+from pipelines.load_config import LoadConfig, LoadStep
 from pipelines.results import ClassScores, Detections, Masks, no_detections
 from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model
+from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
@@ -254,6 +256,17 @@ kind = "prometheus"
     port = SerialSink(port="/dev/../etc/passwd")
     with pytest.raises(PipelineError, match="name a port of the board"):
         check_release(msgspec.structs.replace(config, sinks=(port,)))
+
+
+def test_the_load_of_a_board_is_judged_by_frames_that_the_engine_saw(tmp_path, monkeypatch):
+    judged = []
+    monkeypatch.setattr(LoadControl, "frame_done", lambda self, ms: judged.append(round(ms, 2)))
+    load = LoadConfig(slow_ms=1e9, steps=(LoadStep(every_nth=2),))
+    tracker = msgspec.structs.replace(TRACKER, every_nth=4)
+    results = run_all(walking(tmp_path, tracker=tracker, load=load))
+    seen = [one.event for one in results if one.event.predicted is UNSET]
+    assert (len(results), len(seen)) == (8, 2)
+    assert judged == [event.latency_ms["total"] for event in seen]
 
 
 def frame_at(seconds):

@@ -37,10 +37,10 @@ class Heart:
         self._sources, self._sinks = sources, sinks
         self.tick()
 
-    def frame_done(self, latency_ms: float) -> None:
-        """Count a frame with a result, which took so long."""
+    def frame_done(self, latency_ms: float | None) -> None:
+        """Count a frame with a result, which took so long; None: no engine saw it."""
         self._frames += 1
-        if self._control is not None:
+        if self._control is not None and latency_ms is not None:
             self._control.frame_done(latency_ms)
         self.tick()
 

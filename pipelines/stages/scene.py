@@ -56,8 +56,9 @@ class Scene:
         assert self._tracker is not None  # without one, every frame is due
         height, width = frame.image.shape[:2]
         tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
-        boxes = np.clip(tracked.boxes, 0.0, np.array([width, height] * 2, np.float32))
-        visible = np.asarray((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+        size = np.array([width, height, width, height], np.float32)
+        boxes = np.clip(tracked.boxes, np.float32(0.0), size)
+        visible = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
         tracked = replace(tracked, boxes=boxes)[visible]
         if self._roi is not None:
             tracked = self._roi.keep_detections(tracked, width, height)
@@ -71,8 +72,13 @@ class Scene:
 
 
 def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
-    """Raise PipelineError unless zones, lines and snapshots have tracks, the tracker has boxes, and
-    names and classes exist."""
+    """Raise PipelineError unless `check_tracking` passes, and names and classes exist."""
+    check_tracking(config)
+    check_places(config.zones, config.lines, labels)
+
+
+def check_tracking(config: PipelineConfig) -> None:
+    """Raise PipelineError unless the tracker has boxes, and zones, lines and snapshots have it."""
     if config.tracker is not UNSET and isinstance(config.decode, BOXLESS):
         raise PipelineError(
             f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"
@@ -89,4 +95,3 @@ def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
             f"pipeline {config.name!r} has [[zones]] or [[lines]] and no [tracker], which tells"
             " objects apart: add the table [tracker]; its keys have defaults."
         )
-    check_places(config.zones, config.lines, labels)

@@ -168,8 +168,12 @@ def text_recognition(facts: ModelFacts) -> tuple[Candidate, ...]:
     space = not alphabet or output.shape[2] == len(alphabet) + 2
     why = f"one output [N, T, {output.shape[2]}]: characters of a line, CTC"
     decode = TextRecognition(output=output.name, space=space)
-    note = "labels.txt holds the characters, one a line, without blank and space"
-    return (Candidate(decode, "signed", why, (note,)),)
+    notes = ["labels.txt holds the characters, one a line, without blank and space"]
+    if facts.size_is_assumed:
+        notes.append(
+            "lines are 48 pixels high, 32 in older files: `tandem model guess --input-size 320 48`"
+        )
+    return (Candidate(decode, "signed", why, tuple(notes)),)
 
 
 def one_channel(facts: ModelFacts) -> tuple[Candidate, ...]:

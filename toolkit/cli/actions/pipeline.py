@@ -22,6 +22,7 @@ from pipelines.sources.table import open_source
 from pipelines.sources.uri import redact
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
+from pipelines.stages.scene import check_tracking
 from toolkit.errors import GuessError
 from toolkit.guess.rules import guess
 from toolkit.guess.toml_text import model_settings_text, settings_text, string_text
@@ -76,6 +77,7 @@ def check_pipeline(path: Path, engine: Path | None, labels: Path | None, *, as_j
     if engine is not None and labels is not None:
         notes = _check_engine(config, engine, labels)
     else:
+        check_tracking(config)
         notes = [
             "whether an engine fits was not checked: give `tandem pipeline check --engine` and"
             " `--labels`"
