@@ -27,7 +27,11 @@ FORMAT = 1
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of one segment on one board. `problem`: why it has no plan, then no `sha256`."""
+    """What came of one segment on one board. `problem`: why it has no plan, then no `sha256`.
+
+    `limit_s`, `limit_bytes`: of time or memory, if that ended the build. `passing`: something else
+    than TensorRT ended it, such as a kill by the system or a full disk.
+    """
 
     format: int
     segment: str
@@ -36,6 +40,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seconds: float
     refused_layers: tuple[str, ...] = ()
     problem: str | None = None
+    limit_s: float = 0.0
+    limit_bytes: int = 0
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
