@@ -31,7 +31,7 @@ from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.messages import MESSAGES, explain
-from device.runtime.tensorrt.plans import Record, form_for, timing_cache
+from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, open_session
@@ -354,6 +354,25 @@ def test_a_build_that_hangs_is_ended(
     assert prepare(engine, tmp_path / "plans", limits=Limits(60)).problem is None
 
 
+def test_the_least_recently_used_plans_go(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    for number in range(MAX_PLANS + 1):  # of releases and JetPacks before; the first is the oldest
+        for suffix in ("json", "plan", "log"):
+            (plans / f"old{number}.{suffix}").write_text("")
+        os.utime(plans / f"old{number}.json", (number, number))
+    assert not prepare(engine, plans).cached
+    assert len(list(plans.glob("*.json"))) == len(list(plans.glob("*.plan"))) == MAX_PLANS
+    assert not list(plans.glob("old0.*")) + list(plans.glob("old1.*"))
+    (record,) = set(plans.glob("*.json")) - set(plans.glob("old*"))
+    os.utime(record, (0, 0))
+    assert prepare(engine, plans).cached
+    assert record.stat().st_mtime > 0  # what runs is in use
+
+
 def test_a_build_that_the_system_kills_is_tried_again(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +465,18 @@ def test_without_tensorrt_the_report_says_so(engine: Path, tmp_path: Path) -> No
     with open_session(engine, plans=tmp_path) as session:
         (dla,) = [report for report in session.reports if report.processor == "dla0"]
     assert "tensorrt: TensorRT is not installed" in dla.reason
+    assert not dla.degraded  # a computer without a DLA
+
+
+def test_a_board_with_a_dla_and_without_tensorrt_is_degraded(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = replace(read_board(), dla_cores=2)
+    monkeypatch.setattr("device.runtime.executors.table.read_board", lambda: board)
+    with open_session(engine, plans=tmp_path) as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+    assert dla.implementation == "portable"
+    assert "not on the DLA: tensorrt: TensorRT is not installed" in dla.degraded
 
 
 def test_a_version_that_is_none_does_not_end_the_session(

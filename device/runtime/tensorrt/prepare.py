@@ -28,7 +28,9 @@ from device.runtime.tensorrt.plans import (
     find_plan,
     form_for,
     keep_plan,
+    note_use,
     read_plan,
+    remove_unused,
     timing_cache,
 )
 from device.runtime.tensorrt.releases import find_release
@@ -80,24 +82,38 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     written.
     """
     prepared = []
+    kept: set[str] = set()
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         for segment in job.engine.manifest.segments:
             for implementation in segment.implementations:
                 if isinstance(implementation, TensorRT):
-                    prepared.append(_prepare(job, segment, implementation, again=again))
+                    plan = _find(job, implementation)
+                    if isinstance(plan, str):
+                        prepared.append(Prepared(segment.name, False, 0.0, (), plan))
+                        continue
+                    prepared.append(_prepare(job, segment, implementation, plan, again=again))
+                    kept.add(plan.key)
+                    note_use(plan)
+        remove_unused(job.folder, kept)
     except OSError as error:
         raise SessionError(f"{job.folder} cannot be written: {error.strerror}") from error
     return tuple(prepared)
 
 
-def _prepare(job: Job, segment: Segment, implementation: TensorRT, *, again: bool) -> Prepared:
+def _find(job: Job, implementation: TensorRT) -> Plan | str:
+    """Return a segment's place in the store, or why the board can have no plan of it."""
     try:
-        form_for(implementation, job.board)
-    except SessionError as error:  # of the board: no TensorRT, or one without a DLA
-        return Prepared(segment.name, False, 0.0, (), str(error))
-    plan = find_plan(job.folder, job.engine, implementation, job.board)
-    return _ready(job, segment, plan, again=again) or _build(job, segment, implementation, plan)
+        return find_plan(job.folder, job.engine, implementation, job.board)
+    except SessionError as error:  # no TensorRT, or one without a DLA
+        return str(error)
+
+
+def _prepare(
+    job: Job, segment: Segment, implementation: TensorRT, plan: Plan, *, again: bool
+) -> Prepared:
+    ready = _ready(job, segment, plan, again=again)
+    return ready or _build(job, segment, implementation, plan)
 
 
 def _ready(job: Job, segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:
