@@ -172,6 +172,24 @@ def test_results_keep_the_stream_that_writes_them(
         assert alive() is None
 
 
+def test_a_session_closes_its_segments_after_a_fault_on_the_gpu(
+    engines: Path, gpu: cuda_double.CudaDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(engines / "gpu.engine")
+    session.infer_on_device({"x": Foreign(gpu, FLOAT)})
+    (executor,) = session.executors
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("the GPU has a fault")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(gpu, "_cuEventSynchronize", fail, raising=False)
+        with pytest.raises(SessionError, match="the GPU has a fault"):
+            session.close()
+    with pytest.raises(SessionError, match="is closed"):
+        executor.run({}, {}, {})
+
+
 def test_new_sizes_wait_for_the_inference_that_is_in_flight(
     gpu: cuda_double.CudaDouble, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """A release is prepared before its trial: it waits, it is refused with a reason, or it runs."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_without_tensorrt_nothing_is_prepared(
     preparation = Preparation(events.append, tmp_path, timeout_s=1.0, memory_mb=None)
     assert not preparation.start(tmp_path)
     assert preparation.ended(PreparationEnded(0, None)) is None
+
+
+def test_a_preparation_that_cannot_be_watched_is_not_started(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        assert not prepared.preparation.start(prepared.answer.parent)
+    assert prepared.preparation.folder is None
+    assert prepared.preparation._child is None  # ended, not left behind
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
+from device.runtime.tensorrt import prepare as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.messages import MESSAGES, explain
-from device.runtime.tensorrt.plans import form_for, timing_cache
+from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, open_session
@@ -347,6 +348,59 @@ def test_a_build_that_hangs_is_ended(
     assert row.problem is not None
     assert "longer than 5 s" in row.problem
     assert "`tandem-agent prepare --again --timeout-s`" in row.problem
+    # Within the same limit it would end the same way; with a larger one it is tried again.
+    assert prepare(engine, tmp_path / "plans", limits=Limits(5)).cached
+    monkeypatch.delenv("TENSORRT_DOUBLE_FAIL")
+    assert prepare(engine, tmp_path / "plans", limits=Limits(60)).problem is None
+
+
+def test_the_least_recently_used_plans_go(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    for number in range(MAX_PLANS + 1):  # of releases and JetPacks before; the first is the oldest
+        for suffix in ("json", "plan", "log"):
+            (plans / f"old{number}.{suffix}").write_text("")
+        os.utime(plans / f"old{number}.json", (number, number))
+    assert not prepare(engine, plans).cached
+    assert len(list(plans.glob("*.json"))) == len(list(plans.glob("*.plan"))) == MAX_PLANS
+    assert not list(plans.glob("old0.*")) + list(plans.glob("old1.*"))
+    (record,) = set(plans.glob("*.json")) - set(plans.glob("old*"))
+    os.utime(record, (0, 0))
+    assert prepare(engine, plans).cached
+    assert record.stat().st_mtime > 0  # what runs is in use
+
+
+def test_a_build_that_the_system_kills_is_tried_again(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    killed = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "module_command", lambda *_: killed)
+        row = prepare(engine, tmp_path / "plans")
+        assert row.problem is not None
+        assert "SIGKILL" in row.problem
+    row = prepare(engine, tmp_path / "plans")
+    assert (row.problem, row.cached) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("limit", "larger"),
+    [
+        ({}, False),
+        ({"passing": True}, True),
+        ({"limit_s": 60.0}, False),
+        ({"limit_s": 59.0}, True),
+        ({"limit_bytes": 100}, False),
+        ({"limit_bytes": 99}, True),
+    ],
+)
+def test_a_failure_is_tried_again_where_it_may_go_well(limit: dict, larger: bool) -> None:
+    record = Record(format=1, segment="s", board={}, sha256="", seconds=1.0, problem="p", **limit)
+    assert prepare_module._may_go_well(record, Limits(60.0, 100)) == larger
 
 
 def test_a_build_that_takes_all_memory_is_ended(
@@ -411,6 +465,18 @@ def test_without_tensorrt_the_report_says_so(engine: Path, tmp_path: Path) -> No
     with open_session(engine, plans=tmp_path) as session:
         (dla,) = [report for report in session.reports if report.processor == "dla0"]
     assert "tensorrt: TensorRT is not installed" in dla.reason
+    assert not dla.degraded  # a computer without a DLA
+
+
+def test_a_board_with_a_dla_and_without_tensorrt_is_degraded(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = replace(read_board(), dla_cores=2)
+    monkeypatch.setattr("device.runtime.executors.table.read_board", lambda: board)
+    with open_session(engine, plans=tmp_path) as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+    assert dla.implementation == "portable"
+    assert "not on the DLA: tensorrt: TensorRT is not installed" in dla.degraded
 
 
 def test_a_version_that_is_none_does_not_end_the_session(

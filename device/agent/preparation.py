@@ -123,7 +123,12 @@ class Preparation:
             return False
         self._child, self.folder = child, folder
         reader = threading.Thread(target=_read, args=(self._run, child, self._put), daemon=True)
-        reader.start()
+        try:
+            reader.start()
+        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
+            LOG.error("DLA segments cannot be prepared: %s", error)
+            self.stop()
+            return False
         return True
 
     def ended(self, event: PreparationEnded) -> Path | None:

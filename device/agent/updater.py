@@ -320,6 +320,8 @@ class Updater:
             self._reconcile()  # a release may have waited
             return
         desired = self._desired
+        if trial is not None or folder != self._store.slot_folder(self.state.idle):
+            return
         if desired is None or desired.release.blob.sha256 != self._preparing:
             return
         reason = refusal(rows)

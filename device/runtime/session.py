@@ -276,10 +276,12 @@ class Session:
         with self._lock:
             self._closed = True
             self._executors, self._stages = (), ()
-            if self._on_device is not None:
-                self._on_device.close()
-                self._on_device = None
-            self._close_executors()
+            on_device, self._on_device = self._on_device, None
+            try:
+                if on_device is not None:
+                    on_device.close()
+            finally:  # after a fault on the GPU the former fails
+                self._close_executors()
             self._arena = np.empty(0, np.uint8)
 
     def __enter__(self) -> "Session":

@@ -12,7 +12,7 @@ from device.runtime.executors.protocol import (
     LoadRefusedError,
     SegmentContext,
 )
-from device.runtime.tensorrt.board import tensorrt_version
+from device.runtime.tensorrt.board import read_board, tensorrt_version
 
 LOG = logging.getLogger("tandem.session")
 
@@ -92,12 +92,12 @@ def other_ways(context: SegmentContext) -> tuple[str, ...]:
 def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
     """Return why a DLA segment runs on another processor, "" on machines that are no such board.
 
-    They have neither TensorRT nor the GPU of the kernels, and the report gives the reason.
+    They have no TensorRT, no GPU of the kernels and no DLA; the report gives the reason.
     """
     on_dla = segment.processor.startswith("dla")
     if not on_dla or kind.tag == tensorrt.TAG or kind.requested is not None or not refused:
         return ""
-    if kind.tag != cuda.TAG and not tensorrt_version():
+    if kind.tag != cuda.TAG and not tensorrt_version() and not read_board().dla_cores:
         return ""
     return f"segment {segment.name} runs as {kind.name}, not on the DLA: {'; '.join(refused)}"
 

@@ -6,11 +6,14 @@
     timing-<board>   TensorRT's timing cache; times of another power mode or compiler do not count
 
 A record is written after its plan, and a plan is used only with a record that has its digest: an
-interrupted build leaves what was there in use.
+interrupted build leaves what was there in use. The time of a record is that of its last use; the
+least recently used go beyond `MAX_PLANS`.
 """
 
 import hashlib
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,10 +27,15 @@ from device.runtime.tensorrt.board import Board
 from device.runtime.tensorrt.releases import find_release
 
 FORMAT = 1
+MAX_PLANS = 64  # segments of two slots in two power modes, each with all the loadables of a core
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of one segment on one board. `problem`: why it has no plan, then no `sha256`."""
+    """What came of one segment on one board. `problem`: why it has no plan, then no `sha256`.
+
+    `limit_s`, `limit_bytes`: of time or memory, if that ended the build. `passing`: something else
+    than TensorRT ended it, such as a kill by the system or a full disk.
+    """
 
     format: int
     segment: str
@@ -36,6 +44,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seconds: float
     refused_layers: tuple[str, ...] = ()
     problem: str | None = None
+    limit_s: float = 0.0
+    limit_bytes: int = 0
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,26 @@ def keep_plan(plan: Plan, record: Record, built: Path | None) -> None:
         sync_folder(plan.path.parent)
     with replacing(plan.path.with_suffix(".json")) as file:
         file.write(msgspec.json.encode(record))
+
+
+def note_use(plan: Plan) -> None:
+    """Mark a plan as used now. Raises OSError."""
+    os.utime(plan.path.with_suffix(".json"))
+
+
+def remove_unused(folder: Path, kept: Collection[str]) -> None:
+    """Remove the least recently used plans beyond `MAX_PLANS`, such as those of an old JetPack.
+
+    `kept`: keys that stay. Another process may do the same. Raises OSError.
+    """
+    uses: list[tuple[int, Path]] = []
+    for record in folder.glob("*.json"):
+        with suppress(FileNotFoundError):
+            uses.append((record.stat().st_mtime_ns, record))
+    for _, record in sorted(uses, reverse=True)[MAX_PLANS:]:
+        if record.stem not in kept:
+            for suffix in (".json", ".plan", ".log"):
+                record.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def timing_cache(folder: Path, board: Board) -> Path:

@@ -28,7 +28,9 @@ from device.runtime.tensorrt.plans import (
     find_plan,
     form_for,
     keep_plan,
+    note_use,
     read_plan,
+    remove_unused,
     timing_cache,
 )
 from device.runtime.tensorrt.releases import find_release
@@ -75,38 +77,63 @@ class Job:
 def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     """Finish every DLA segment of an engine that has no plan for this board yet.
 
-    `again`: also those that TensorRT refused before. Raises SessionError: `folder` cannot be
+    `again`: also those that TensorRT refused before. What ended at a limit is built again with a
+    larger one, and what the system ended, always. Raises SessionError: `folder` cannot be
     written.
     """
     prepared = []
+    kept: set[str] = set()
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         for segment in job.engine.manifest.segments:
             for implementation in segment.implementations:
                 if isinstance(implementation, TensorRT):
-                    prepared.append(_prepare(job, segment, implementation, again=again))
+                    plan = _find(job, implementation)
+                    if isinstance(plan, str):
+                        prepared.append(Prepared(segment.name, False, 0.0, (), plan))
+                        continue
+                    prepared.append(_prepare(job, segment, implementation, plan, again=again))
+                    kept.add(plan.key)
+                    note_use(plan)
+        remove_unused(job.folder, kept)
     except OSError as error:
         raise SessionError(f"{job.folder} cannot be written: {error.strerror}") from error
     return tuple(prepared)
 
 
-def _prepare(job: Job, segment: Segment, implementation: TensorRT, *, again: bool) -> Prepared:
+def _find(job: Job, implementation: TensorRT) -> Plan | str:
+    """Return a segment's place in the store, or why the board can have no plan of it."""
     try:
-        form_for(implementation, job.board)
-    except SessionError as error:  # of the board: no TensorRT, or one without a DLA
-        return Prepared(segment.name, False, 0.0, (), str(error))
-    plan = find_plan(job.folder, job.engine, implementation, job.board)
-    return _ready(segment, plan, again=again) or _build(job, segment, implementation, plan)
+        return find_plan(job.folder, job.engine, implementation, job.board)
+    except SessionError as error:  # no TensorRT, or one without a DLA
+        return str(error)
 
 
-def _ready(segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:
+def _prepare(
+    job: Job, segment: Segment, implementation: TensorRT, plan: Plan, *, again: bool
+) -> Prepared:
+    ready = _ready(job, segment, plan, again=again)
+    return ready or _build(job, segment, implementation, plan)
+
+
+def _ready(job: Job, segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:
     """Return what the store says of a segment, None if it must be built."""
     record = plan.record
-    if record is None or (record.problem is not None and again):
+    if record is None:
+        return None
+    if record.problem is not None and (again or _may_go_well(record, job.limits)):
         return None
     if record.problem is None and read_plan(plan) is None:
         return None
     return Prepared(segment.name, True, record.seconds, record.refused_layers, record.problem)
+
+
+def _may_go_well(record: Record, limits: Limits) -> bool:
+    """Whether a build that failed is worth another try within these limits."""
+    memory = limits.memory_bytes
+    more_time = 0 < record.limit_s < limits.seconds
+    more_memory = record.limit_bytes > 0 and (memory is None or memory > record.limit_bytes)
+    return record.passing or more_time or more_memory
 
 
 def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> Prepared:
@@ -126,7 +153,8 @@ def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> 
             cache=str(timing_cache(job.folder, job.board)),
         )
         (work / "request.json").write_bytes(msgspec.json.encode(request))
-        answer = _run(job, work, log, segment.name)
+        outcome = _run(job, work, log, segment.name)
+        answer = outcome.answer
         seconds = time.monotonic() - begin
         record = Record(
             format=FORMAT,
@@ -136,6 +164,9 @@ def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> 
             seconds=seconds,
             refused_layers=answer.refused_layers,
             problem=answer.problem,
+            limit_s=outcome.limit_s,
+            limit_bytes=outcome.limit_bytes,
+            passing=outcome.passing,
         )
         keep_plan(plan, record, None if answer.problem else work / "plan")
     return Prepared(segment.name, False, seconds, answer.refused_layers, answer.problem)
@@ -175,7 +206,17 @@ def _write_form(engine: Engine, form: Form, folder: Path) -> None:
             file.write(np.ascontiguousarray(array, dtype=weight.dtype).tobytes())
 
 
-def _run(job: Job, work: Path, log: Path, segment: str) -> Answer:
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a build gave; the limit that ended it, or whether the system did (see `Record`)."""
+
+    answer: Answer
+    limit_s: float = 0.0
+    limit_bytes: int = 0
+    passing: bool = False
+
+
+def _run(job: Job, work: Path, log: Path, segment: str) -> _Outcome:
     """Run the child; a child that dies, hangs or takes too much memory is a problem of its own."""
     build = module_command("device.runtime.tensorrt.build", str(work / "request.json"))
     begin = time.monotonic()
@@ -186,18 +227,26 @@ def _run(job: Job, work: Path, log: Path, segment: str) -> Answer:
             guarded(build), stdout=output, stderr=errors, start_new_session=True
         ) as child,
     ):
-        problem = _watch(job, child, begin, segment)
-    if problem is None and child.returncode != 0:
+        limited = _watch(job, child, begin, segment)
+    if limited is not None:
+        return limited
+    if child.returncode != 0:
         problem = _death(child.returncode, work / "stderr", log)
-    if problem is not None:
-        return Answer(tensorrt=job.board.tensorrt, problem=problem)
+        # TensorRT crashes with another signal; one that ends in order has answered.
+        passing = child.returncode > 0 or child.returncode == -signal.SIGKILL
+        return _Outcome(_failed(job, problem), passing=passing)
     try:
-        return msgspec.json.decode((work / "stdout").read_bytes().splitlines()[-1], type=Answer)
+        answer = (work / "stdout").read_bytes().splitlines()[-1]
+        return _Outcome(msgspec.json.decode(answer, type=Answer))
     except (ValueError, IndexError) as error:
-        return Answer(tensorrt=job.board.tensorrt, problem=f"the build gave no answer ({error})")
+        return _Outcome(_failed(job, f"the build gave no answer ({error})"), passing=True)
 
 
-def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str) -> str | None:
+def _failed(job: Job, problem: str) -> Answer:
+    return Answer(tensorrt=job.board.tensorrt, problem=problem)
+
+
+def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str) -> _Outcome | None:
     """Wait for the child; end it beyond a limit, and return that limit."""
     limits = job.limits
     try:
@@ -205,17 +254,19 @@ def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str)
             seconds = time.monotonic() - begin
             job.on_progress(segment, seconds)
             if seconds > limits.seconds:
-                return (
+                problem = (
                     f"the build took longer than {limits.seconds:.0f} s; give more with "
                     "`tandem-agent prepare --again --timeout-s`"
                 )
+                return _Outcome(_failed(job, problem), limit_s=limits.seconds)
             resident = _resident_bytes(child.pid)
             if limits.memory_bytes is not None and resident > limits.memory_bytes:
-                return (
+                problem = (
                     f"the build took {resident / 2**20:.0f} MiB of memory, the limit is "
                     f"{limits.memory_bytes / 2**20:.0f}; give more with "
                     "`tandem-agent prepare --again --max-memory-mb`"
                 )
+                return _Outcome(_failed(job, problem), limit_bytes=limits.memory_bytes)
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
         return None
