@@ -49,6 +49,8 @@ FOUND = {
     5044508: "a constant that is noted as another",
     5058434: "scales of two axes",
     5058832: "a Constant without a value that is named late",
+    7003474: "a Constant with the value of a function, in none",
+    7038103: "a Constant of two values",
 }
 
 

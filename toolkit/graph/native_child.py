@@ -146,14 +146,24 @@ def _bad_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, str, str]]:
     data = {t.name: t for t in graph.initializer if _elements(t) <= MAX_READ_ELEMENTS}
     opsets = {opset.domain or "": opset.version for opset in proto.opset_import}
     for node in graph.node:
-        if (node.op_type, node.domain) == ("Constant", "") and not node.attribute:
-            yield node.name, node.op_type, "it has no value"
+        if (node.op_type, node.domain) == ("Constant", "") and (reason := _bad_constant(node)):
+            yield node.name, node.op_type, reason
         known = all(name in types for name in node.input if name)
         if node.domain not in ("", "ai.onnx") or node.op_type in SKIPPED or not known:
             continue
         reason = _contradiction(node, types, data, proto, opsets.get("", 1))
         if reason:
             yield node.name, node.op_type, reason
+
+
+def _bad_constant(node: onnx.NodeProto) -> str:
+    if not node.attribute:
+        return "it has no value"
+    if len(node.attribute) > 1:
+        return f"it has {len(node.attribute)} values"
+    if node.attribute[0].ref_attr_name:
+        return "its value is that of a function, and it is in none"
+    return ""
 
 
 def _contradiction(
