@@ -49,6 +49,10 @@ GRAPHS: Mapping[str, str] = {
     "sampled": """(float[1,8,14,12] x, float[1,7,9,2] grid) => (float y) {
         y = GridSample<mode="bilinear">(x, grid)
     }""",
+    "regions": """(float[2,8,14,12] x, float[5,4] rois, int64[5] images) => (float y) {
+        y = RoiAlign<coordinate_transformation_mode="half_pixel", output_height=3, output_width=4,
+            sampling_ratio=2, spatial_scale=0.5>(x, rois, images)
+    }""",
     "reductions": """(float[2,40,96] x) => (float a, float b, int64 c, float d, int64 e, float f) <
         int64[1] last = {-1}, int64[1] k = {7}, int64[2] both = {0,1}> {
         a = ReduceMean<keepdims=0>(x, last)
