@@ -193,6 +193,7 @@ def _reference(bench: _Bench, model: ReferenceModel, precision: Precision) -> Re
         jetpack=bench.request.jetpack,
         data=samples if precision == "int8" else None,
         accept_loss=True,
+        fallback=False,  # the DLA is what is asked
         plan=PlanOptions(forced=_forced(bench, model.on)),
     )
     build_engine(model.model, bench.request.profile, path, options)
@@ -262,6 +263,7 @@ def _network(
         jetpack=bench.request.jetpack,
         dummy_ranges=precision == "int8",
         accept_loss=True,
+        fallback=False,
         plan=PlanOptions(forced=_forced(bench, variant)),
     )
     path = bench.folder / f"{name}.engine"
