@@ -60,8 +60,7 @@ def write_pipeline(request: NewPipeline) -> str:
         )
     text = _text(request)
     config = parse_pipeline(text, request.output)
-    with replacing(request.output) as file:
-        file.write(text.encode())
+    _write(request.output, text)
     return f"{request.output}: {_summary(config)}\nNext: tandem pipeline check {request.output}"
 
 
@@ -97,6 +96,21 @@ def pipeline_schema() -> str:
         "$defs": components,
     }
     return json.dumps(page, indent=2, sort_keys=True)
+
+
+def write_schema(path: Path) -> None:
+    """Write the JSON Schema of pipeline.toml. Raises ConfigError: the file cannot be written."""
+    _write(path, pipeline_schema() + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): check the path."
+        ) from error
 
 
 def _check_engine(config: PipelineConfig, path: Path, labels: Path) -> list[str]:

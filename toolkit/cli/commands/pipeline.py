@@ -81,8 +81,7 @@ def schema(output: Path | None) -> None:
     """
     from toolkit.cli.actions import pipeline as action
 
-    text = action.pipeline_schema()
     if output is None:
-        click.echo(text)
+        click.echo(action.pipeline_schema())
     else:
-        output.write_text(text + "\n")
+        action.write_schema(output)
