@@ -41,6 +41,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.loss.metrics import SQNR
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 from toolkit.quantize.trials.trial import TrialModel
@@ -325,7 +326,7 @@ def _cell(row: Row | None, metric: str = "") -> str:
     if row is None:
         return "-"
     if not metric:
-        return f"{row.sqnr_db:.1f}"
+        return f"**{row.sqnr_db:.1f}**" if SQNR.name in row.beyond else f"{row.sqnr_db:.1f}"
     value = dict(row.task).get(metric)
     if value is None:
         return "-"
