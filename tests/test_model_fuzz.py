@@ -49,6 +49,10 @@ FOUND = {
     5044508: "a constant that is noted as another",
     5058434: "scales of two axes",
     5058832: "a Constant without a value that is named late",
+    9005959: "a node before what it reads",
+    9037256: "Concats of Concats",
+    9055367: "a recurrent layer of an unknown layout",
+    9066405: "a function that cannot be written",
     7003474: "a Constant with the value of a function, in none",
     7038103: "a Constant of two values",
 }

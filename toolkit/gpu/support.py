@@ -168,7 +168,10 @@ def _steps(op: Operation, tensors: SegmentTensors) -> str | None:
     shape = tensors.shape(op.inputs[0])
     if shape is None:
         return None
-    steps = shape[op.integer("layout", 0)]
+    layout = op.integer("layout", 0)
+    if layout not in (0, 1):
+        return f"has layout {layout}; kernels take 0 and 1"
+    steps = shape[layout]
     lengths = tensors.constants.get(op.input(4))
     if steps > MAX_STEPS:
         return f"has {steps} steps; kernels take {MAX_STEPS}"

@@ -141,7 +141,7 @@ def open_model(
     parsed = _parse(data, path)
     origin = model_origin(parsed)
     proto, notes = at_known_opset(
-        parsed, path, lambda proto: ir.to_proto(_inlined(proto, path, plugged))
+        parsed, path, lambda proto: _written(_inlined(proto, path, plugged), path)
     )
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
@@ -351,6 +351,13 @@ def _inlined(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir
     inline = ir_passes.InlinePass(lambda f: f"{f.domain}::{f.name}" not in plugged)
     try:
         return inline(ir.from_proto(proto)).model
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+
+
+def _written(model: ir.Model, path: Path) -> onnx.ModelProto:
+    try:
+        return ir.to_proto(model)
     except _IR_REFUSALS as err:
         raise _not_imported(path, err) from err
 

@@ -106,11 +106,18 @@ class _OperandTypes:
         self._ranges = ranges
         self._position = {node: position for position, node in enumerate(model.graph)}
         self._needs_of: dict[ir.Value, _ReaderNeeds] = {}
-        for node in reversed(list(model.graph)):
+        for node in reversed(list(model.graph)):  # readers first: short chains of calls
             for value in node.outputs:
-                self._needs_of[value] = self._readers_need(value)
+                self._needs_at(value)
         for value in model.graph.inputs:
-            self._needs_of[value] = self._readers_need(value)
+            self._needs_at(value)
+
+    def _needs_at(self, value: ir.Value) -> _ReaderNeeds:
+        """Return what the readers of a value need; nodes may stand before what they read."""
+        needs = self._needs_of.get(value)
+        if needs is None:
+            needs = self._needs_of[value] = self._readers_need(value)
+        return needs
 
     def operands(self, node: ir.Node) -> tuple[int, ...]:
         """Indices of the operands that a GPU node reads in INT8."""
@@ -127,20 +134,20 @@ class _OperandTypes:
         if str(node.name) not in self.on_gpu or node.domain != "":
             return False
         if node.op_type == "Concat":
-            return node in self.rows and self._needs_of[node.outputs[0]].rounded
+            return node in self.rows and self._needs_at(node.outputs[0]).rounded
         source = node.inputs[0] if node.inputs else None
         if source is None or not is_activation(source):
             return False
         if node.op_type == "MaxPool":
-            return self._needs_of[source].rounded and self._needs_of[node.outputs[0]].rounded
+            return self._needs_at(source).rounded and self._needs_at(node.outputs[0]).rounded
         shared = len(node.outputs) > 1 or len(source.uses()) > 1 or _beside_concat(node)
-        return node.op_type in _DATA_MOVEMENT and shared and self._needs_of[source].rounded
+        return node.op_type in _DATA_MOVEMENT and shared and self._needs_at(source).rounded
 
     def _reads_int8(self, node: ir.Node, index: int, value: ir.Value) -> bool:
         needs = self._needs(node, index)
         if Need.INT8 in needs:
             return True
-        free = needs == {Need.EITHER} and self._needs_of[value].rounded
+        free = needs == {Need.EITHER} and self._needs_at(value).rounded
         return free and (self._ranges is None or str(value.name) in self._ranges)
 
     def _readers_need(self, value: ir.Value) -> _ReaderNeeds:
@@ -159,7 +166,7 @@ class _OperandTypes:
             and index == 0
             and _preserves_values(node)
         ):
-            reader_needs = (self._needs_of[value].needs for value in node.outputs)
+            reader_needs = (self._needs_at(value).needs for value in node.outputs)
             return frozenset[Need]().union(*reader_needs) or _FLOAT
         row = self.rows.get(node)
         if row is not None and node.op_type in _PRODUCTS:
@@ -173,10 +180,10 @@ class _OperandTypes:
             return False
         result = node.outputs[0]
         if node.op_type == "Concat":
-            return self._needs_of[result].rounded
+            return self._needs_at(result).rounded
         # MaxPool keeps quantized values exact; in a floating-point Concat it would be copied.
         if node.op_type == "MaxPool" and any(use.node.op_type == "Concat" for use in result.uses()):
-            return self._needs_of[result].rounded
+            return self._needs_at(result).rounded
         return node.op_type in _POOLS or (node.op_type in _SUMS and self._is_summand(node, index))
 
     def _is_summand(self, node: ir.Node, index: int) -> bool:
@@ -204,7 +211,7 @@ class _OperandTypes:
         uses = tuple(value.uses())
         if len(uses) == 1 and uses[0].node.op_type in _ACTIVATIONS and uses[0].idx == 0:
             return self._rounded_after(uses[0].node.outputs[0])
-        return self._needs_of[value].rounded
+        return self._needs_at(value).rounded
 
     def _is_scaled(self, node: ir.Node, index: int) -> bool:
         """True if the node scales an operand per channel and its output is INT8."""
@@ -216,7 +223,7 @@ class _OperandTypes:
         assert factor is not None
         per_channel = [factor[2], factor[3]] == [1, 1] and value[1] == factor[1]
         spatial = any(size != 1 for size in (value[2], value[3]))
-        return per_channel and spatial and self._needs_of[node.outputs[0]].rounded
+        return per_channel and spatial and self._needs_at(node.outputs[0]).rounded
 
 
 _INT8, _EITHER, _FLOAT = (frozenset({need}) for need in (Need.INT8, Need.EITHER, Need.FLOAT))

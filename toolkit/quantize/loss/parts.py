@@ -104,8 +104,9 @@ def output_tensors(model: ir.Model) -> frozenset[str]:
     pending = list(model.graph.outputs)
     while pending:
         value = pending.pop()
-        names.add(str(value.name))
-        pending += _moved(value)
+        if str(value.name) not in names:
+            names.add(str(value.name))
+            pending += _moved(value)
     return frozenset(names)
 
 
@@ -146,15 +147,18 @@ def _moved(value: ir.Value) -> list[ir.Value]:
 
 def _readers(value: ir.Value) -> Iterator[ir.Node | None]:
     """The first nodes that compute with a value; None: it is an output."""
-    if value.is_graph_output():
-        yield None
-    for use in value.uses():
-        node = use.node
-        if node.op_type == "Concat" or (node.op_type in MOVES and use.idx == 0):
-            for result in node.outputs:
-                yield from _readers(result)
-        elif node.op_type != "Shape":
-            yield node
+    pending, seen = [value], {value}
+    while pending:
+        moved = pending.pop()
+        if moved.is_graph_output():
+            yield None
+        for use in moved.uses():
+            node = use.node
+            if node.op_type == "Concat" or (node.op_type in MOVES and use.idx == 0):
+                pending += [result for result in node.outputs if result not in seen]
+                seen.update(node.outputs)
+            elif node.op_type != "Shape":
+                yield node
 
 
 def _is_score(reader: ir.Node | None, output_names: frozenset[str]) -> bool:
@@ -168,13 +172,19 @@ def _is_score(reader: ir.Node | None, output_names: frozenset[str]) -> bool:
 
 def _bounded_by(value: ir.Value) -> str:
     """The operator that bounds all elements of a value to [0, 1], "" if none does."""
-    origin = _origin(value)
-    if origin is None or origin.domain != "":
-        return ""
-    if origin.op_type == "Concat":
-        ops = {_bounded_by(operand) for operand in origin.inputs if operand is not None}
-        return ops.pop() if len(ops) == 1 else ""
-    return origin.op_type if origin.op_type in _BOUNDED else ""
+    ops: set[str] = set()
+    pending, seen = [value], {value}
+    while pending:
+        origin = _origin(pending.pop())
+        if origin is None or origin.domain != "" or origin.op_type not in _BOUNDED | {"Concat"}:
+            return ""
+        if origin.op_type == "Concat":
+            operands = [one for one in origin.inputs if one is not None and one not in seen]
+            seen.update(operands)
+            pending += operands
+        else:
+            ops.add(origin.op_type)
+    return ops.pop() if len(ops) == 1 else ""
 
 
 def _origin(value: ir.Value) -> ir.Node | None:
