@@ -64,11 +64,14 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
         assert found.judgement.basis == "held out"
         assert found.samples == 24  # those that judged the choice join the ranges
         assert found.auto is not None
+        if set(found.auto.gain_db) == {"minmax"}:  # rare: of no held-out sample a class is certain
+            assert found.judgement.nothing_to_lose
+            continue
         assert set(found.auto.gain_db) == set(AUTO_METHODS)
         assert found.auto.gain_db[found.auto.start] >= 0
         gains_db.append(found.auto.gain_db["minmax"])
         assert set(found.table.methods.values()) <= set(AUTO_METHODS)
-    assert max(gains_db) > 0  # 1 to 13 dB; one network in forty has none
+    assert max(gains_db, default=0.0) > 0  # 1 to 13 dB; one network in forty has none
 
 
 def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(

@@ -47,8 +47,16 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "The kernel reads so many indices for one element.", _PORTABLE),
     GpuReason("gpu.grid-sample", r"samples .* dimensions",
         "The kernel samples images, and volumes by linear and nearest.", _PORTABLE),
-    GpuReason("gpu.recurrent-gates", r"clips its sums or couples its gates",
-        "The kernel has the plain gates.", "Export the layer without clip and input_forget."),
+    GpuReason("gpu.roi-align",
+        r"takes the largest sample of a bin|has as many samples as a region is large"
+        r"|leaves coordinate_transformation_mode to its opset",
+        "The kernel averages a number of samples that the node states, at corners that it states.",
+        "Export RoiAlign with mode avg, a sampling_ratio above 0 and its"
+        " coordinate_transformation_mode; others run portable on the CPU."),
+    GpuReason("gpu.recurrent-gates",
+        r"clips its sums or couples its gates|has layout \d+; kernels take",
+        "The kernel has the plain gates, and the layouts of ONNX.",
+        "Export the layer without clip and input_forget, with layout 0 or 1."),
     GpuReason("gpu.recurrent-steps", r"has \d+ steps; kernels take",
         "Each step starts kernels of its own, and their number is limited.",
         "Feed the sequence in parts, with the state as an input and an output."),
