@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import cuda_double
 import numpy as np
 import onnx
 import pytest
@@ -60,7 +61,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory, model: ModelBytes) -> Path:
     reference = ReferenceModel("m", model, {"x": (1, 3, 32, 32)}, ("int8",), on="dla")
     cases = [row for row in rule_models(choose_target("orin-nx-16gb")) if row.case.rule in RULES]
     request = KitRequest("orin-nx-16gb", references=[reference], rules=cases, demo=False)
-    make_kit(folder, request, lambda _: None)
+    with cuda_double.interpreted_cubins():
+        make_kit(folder, request, lambda _: None)
     return folder
 
 
@@ -210,7 +212,8 @@ def test_the_outputs_of_a_dla_come_back_for_the_emulator(
 ) -> None:
     install("10.3.0", tmp_path, monkeypatch)
     (name,) = [row.name for row in load_kit(kit).references]
-    row = dla.run(load_kit(kit), kit, tmp_path, name)
+    with cuda_double.installed():
+        row = dla.run(load_kit(kit), kit, tmp_path, name)
     assert (row.problem, row.item) == ("", name)
     report = Report(
         tandem="", kit="", profile="orin-nx-16gb", seconds=1.0, steps=(), recorded=(row,)
