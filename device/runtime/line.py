@@ -75,8 +75,8 @@ class Line:
             )
             for segment, device in zip(segments, devices, strict=True)
         )
-        made = {name for segment in segments for name in segment.outputs}
-        inputs = (name for segment in segments for name in segment.inputs if name not in made)
+        results = {name for segment in segments for name in segment.outputs}
+        inputs = (name for segment in segments for name in segment.inputs if name not in results)
         self.inputs = tuple(dict.fromkeys(inputs))
         self.outputs = tuple(
             name for segment in segments for name in segment.outputs if name in needed

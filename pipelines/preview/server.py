@@ -7,6 +7,7 @@ a viewer pays one reference a frame.
 import ipaddress
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -186,7 +187,7 @@ class Preview:
 
 
 class _Server6(ThreadingHTTPServer):
-    address_family = 10  # socket.AF_INET6
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -194,9 +195,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     timeout = 10.0  # a viewer that takes nothing for so long is dropped
 
-    def __init__(self, preview: Preview, *request: object) -> None:
+    def __init__(
+        self,
+        preview: Preview,
+        request: socket.socket,
+        client_address: tuple[str, int],
+        server: ThreadingHTTPServer,
+    ) -> None:
         self._preview = preview
-        super().__init__(*request)  # type: ignore[arg-type]  # what socketserver hands over
+        super().__init__(request, client_address, server)
 
     def do_GET(self) -> None:
         """Answer with the page, the figures, or a stream."""

@@ -111,21 +111,21 @@ class Lives:
         )
 
     def _change(self, key: Key, state: ObjectState) -> ObjectEvent | None:
-        said = self._said.get(key)
-        if said is None:
+        published = self._said.get(key)
+        if published is None:
             return ObjectEvent(type="new", after=state)
-        better = state.top_score >= said.top_score + BETTER_SCORE
-        if state.current_zones != said.current_zones or (
-            better and state.frame_time >= said.frame_time + UPDATE_S
+        better = state.top_score >= published.top_score + BETTER_SCORE
+        if state.current_zones != published.current_zones or (
+            better and state.frame_time >= published.frame_time + UPDATE_S
         ):
-            return ObjectEvent(type="update", before=said, after=state)
+            return ObjectEvent(type="update", before=published, after=state)
         return None
 
     def _end(self, key: Key) -> ObjectEvent:
         state = self._known.pop(key)
-        said = self._said.pop(key)
+        published = self._said.pop(key)
         ended = msgspec.structs.replace(state, end_time=state.frame_time, current_zones=())
-        return ObjectEvent(type="end", before=said, after=ended)
+        return ObjectEvent(type="end", before=published, after=ended)
 
 
 def _rows(tracked: Detections) -> list[tuple[Key, float, list[float]]]:

@@ -40,13 +40,13 @@ class FrameResult:
         """Return the objects as `supervision.Detections`; ImportError without that package."""
         from supervision import Detections as Supervised
 
-        found = self.detections
+        objects = self.detections
         labels = [one.label for one in self.event.detections]
         return Supervised(
-            xyxy=found.boxes,
-            confidence=found.scores,
-            class_id=found.class_ids,
-            tracker_id=found.track_ids,
+            xyxy=objects.boxes,
+            confidence=objects.scores,
+            class_id=objects.class_ids,
+            tracker_id=objects.track_ids,
             data={"class_name": np.array(labels)},
         )
 

@@ -100,11 +100,16 @@ class _OnDevice(DeviceSegment):
 
     def use(self, tensor: str, address: int) -> None:
         """Refuse: kernels have their tensors in the workspace."""
-        raise NotImplementedError
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment is at its own address in the workspace; it cannot"
+            f" be put at 0x{address:x}: copy it"
+        )
 
     def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
         """Refuse: kernels have their tensors in C order."""
-        raise NotImplementedError
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
+        )
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
         """Choose tactics and load kernels; see `DeviceSegment.shapes`."""
