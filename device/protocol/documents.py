@@ -51,23 +51,55 @@ class BlobSpec(_Document, frozen=True, kw_only=True):
 
 
 class ReleaseSpec(_Document, frozen=True, kw_only=True):
-    """The bundle that a device shall run and how it is fetched."""
+    """The bundle that a device shall run and how it is fetched.
+
+    `target`: its path in the signed repository; empty for one that is not signed.
+    """
 
     name: Text
     version: Text
     profile: Text
     blob: BlobSpec
+    target: Text = ""
+
+
+class InstallPolicy(_Document, frozen=True, kw_only=True):
+    """What a release must show on the device before it is committed; None: as agent.toml says.
+
+    `min_golden_agreement`, `min_shadow_agreement`: shares from 0 to 1 of outputs that agree with
+    what the bundle recorded, and of live frames on which the old and the new engine agree.
+    `shadow_s`: so long both engines run on live frames; 0: not at all. `max_bytes_per_s` limits the
+    download. `not_before`, `not_after`: the maintenance window in the device's local time, "HH:MM".
+    """
+
+    confirm_after_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
+    max_latency_p95_ms: Annotated[float, Meta(gt=0.0)] | None = None
+    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    max_temperature_c: float | None = None
+    min_golden_agreement: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    min_shadow_agreement: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    shadow_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = 0.0
+    max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
+    not_before: str = ""
+    not_after: str = ""
 
 
 class Desired(_Document, frozen=True, kw_only=True):
     """The desired state. A new `request` tries a release again that was refused, with `retry` also
     one that was rolled back.
+
+    `device`, `counter` and `expires` (RFC 3339, UTC) bind a signed document to one device and to
+    its time: a counter below the last one is a replay.
     """
 
     format: int
     request: Annotated[str, Meta(min_length=1, max_length=64)]
     release: ReleaseSpec
     retry: bool = False
+    device: str = ""
+    counter: Annotated[int, Meta(ge=0)] = 0
+    expires: str = ""
+    policy: InstallPolicy = InstallPolicy()
 
 
 class Running(_Document, frozen=True, kw_only=True):
@@ -105,6 +137,41 @@ class Update(_Document, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class DeviceFacts(_Document, frozen=True, kw_only=True):
+    """What the device is, for rollouts that choose by capability. Empty or 0: not known.
+
+    `bundles`: the SHA-256 of the releases in its slots, which need no download.
+    """
+
+    module: str = ""
+    jetpack: str = ""
+    tensorrt: str = ""
+    dla_cores: int = 0
+    memory_mb: int = 0
+    free_mb: int = 0
+    power_mode: str = ""
+    labels: dict[str, str] = {}
+    bundles: tuple[str, ...] = ()
+
+
+class Measured(_Document, frozen=True, kw_only=True):
+    """What the device measured of a release since it was started, for the gates of a rollout.
+
+    Agreements are shares from 0 to 1, None: not measured.
+    """
+
+    sha256: Sha256
+    frames: int = 0
+    errors: int = 0
+    fps: float = 0.0
+    latency_p50_ms: float = 0.0
+    latency_p95_ms: float = 0.0
+    temperature_c: float | None = None
+    golden_agreement: float | None = None
+    shadow_agreement: float | None = None
+    shadow_frames: int = 0
+
+
 class Reported(_Document, frozen=True, kw_only=True):
     """The reported state; retained. `problems`: sentences on what is wrong with the device."""
 
@@ -117,6 +184,22 @@ class Reported(_Document, frozen=True, kw_only=True):
     pipeline: PipelineReport
     update: Update
     problems: tuple[str, ...] = ()
+    facts: DeviceFacts = DeviceFacts()
+    measured: Measured | None = None
+
+
+class Signature(_Document, frozen=True, kw_only=True):
+    """A signature: the id of the key and the signature, both in hexadecimal."""
+
+    keyid: str
+    sig: str
+
+
+class Signed(_Document, frozen=True, kw_only=True):
+    """A signed document: `payload` is its JSON text, whose UTF-8 bytes are what is signed."""
+
+    payload: str
+    signatures: tuple[Signature, ...]
 
 
 class StateDocument(_Document, frozen=True, kw_only=True):
