@@ -10,14 +10,16 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a new file beside `path` that takes its place, on the disk, when the block is done.
 
-    If the block fails, `path` stays as it was and nothing is left beside it. Raises OSError.
+    `mode`: its permissions, less the umask. If the block fails, `path` stays as it was and nothing
+    is left beside it. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
+from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
@@ -87,6 +88,7 @@ def _run(
             options.topic_prefix,
             username=os.environ.pop("TANDEM_MQTT_USERNAME", None),
             password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
+            tls=_tls(os.environ),
         )
     with (
         open_engine(folder / ENGINE) as engine,
@@ -105,6 +107,16 @@ def _run(
             patient=options.wait_for_source,
             frames=options.frames,
         )
+
+
+def _tls(environment: Mapping[str, str]) -> TlsFiles | None:
+    """Return the files of TLS that the agent names; None: a plain connection."""
+    ca, certificate, key = (
+        environment.get(f"TANDEM_MQTT_{name}") for name in ("CA", "CERTIFICATE", "KEY")
+    )
+    if ca is None:
+        return None
+    return TlsFiles(Path(ca), certificate and Path(certificate), key and Path(key))
 
 
 def _output_files(

@@ -39,6 +39,10 @@ class CompareError(TandemError):
     """Two models, engines or saved outputs cannot be compared."""
 
 
+class FleetError(TandemError):
+    """The folder, keys, certificates or store of a fleet cannot be used as asked."""
+
+
 class NotComparedError(TandemError):
     """`tandem compare` could not run, whose status 1 says that two sides differ."""
 

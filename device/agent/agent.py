@@ -49,7 +49,11 @@ MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 2
 STATS_S = 1.0
 MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
 # Subcommands, each a program of its own.
-PROGRAMS = {"prepare": "device.runtime.tensorrt", "selftest": "device.selftest"}
+PROGRAMS = {
+    "enrol": "device.enrol",
+    "prepare": "device.runtime.tensorrt",
+    "selftest": "device.selftest",
+}
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -238,7 +242,9 @@ def make_parser() -> argparse.ArgumentParser:
         "`tandem deploy`. Runs until SIGTERM.",
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
         "tandem-agent prepare m.engine (finishes DLA segments with TensorRT); "
-        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what only a board can)",
+        "tandem-agent enrol --config agent.toml --claim c.crt --claim-key c.key (asks the fleet "
+        "for a certificate); tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
+        "only a board can)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from device.errors import ConfigError, ProfileError
 from device.profile import load_profile
+from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 
@@ -19,8 +20,19 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every table: frozen, and unknown keys are refused."""
 
 
+class TlsTable(_Table, frozen=True, kw_only=True):
+    """[broker.tls]: PEM files; relative paths are beside agent.toml.
+
+    `ca` vouches for the broker; `certificate` and `key` are this device's.
+    """
+
+    ca: Annotated[str, Meta(min_length=1)]
+    certificate: Annotated[str, Meta(min_length=1)] | None = None
+    key: Annotated[str, Meta(min_length=1)] | None = None
+
+
 class BrokerTable(_Table, frozen=True, kw_only=True):
-    """[broker]: where the broker is and how to log in."""
+    """[broker]: where the broker is and how to log in. Without `tls` the connection is plain."""
 
     host: Annotated[str, Meta(min_length=1)]
     port: Annotated[int, Meta(ge=1, le=65535)] = 1883
@@ -28,6 +40,7 @@ class BrokerTable(_Table, frozen=True, kw_only=True):
     username: str | None = None
     password: str | None = None
     keepalive_s: Annotated[int, Meta(ge=5, le=3600)] = 30
+    tls: TlsTable | None = None
 
     def __repr__(self) -> str:  # a config that is logged must not show the password
         return f"BrokerTable({self.host}:{self.port}, mqtt_version={self.mqtt_version})"
@@ -116,7 +129,37 @@ def load_agent_config(path: Path) -> AgentConfig:
     folder = path.resolve().parent
     state_dir = folder / user_path(config.state_dir)
     profile = _profile_name(config.profile, path, folder)
-    return msgspec.structs.replace(config, state_dir=str(state_dir), profile=profile)
+    broker = msgspec.structs.replace(config.broker, tls=_tls(config, path, folder))
+    return msgspec.structs.replace(config, state_dir=str(state_dir), profile=profile, broker=broker)
+
+
+def tls_files(broker: BrokerTable) -> TlsFiles | None:
+    """Return the files of [broker.tls] of a config that was loaded; None: a plain connection."""
+    tls = broker.tls
+    if tls is None:
+        return None
+    certificate = None if tls.certificate is None else Path(tls.certificate)
+    return TlsFiles(Path(tls.ca), certificate, None if tls.key is None else Path(tls.key))
+
+
+def _tls(config: AgentConfig, path: Path, folder: Path) -> TlsTable | None:
+    """Return [broker.tls] with whole paths; refuse a plain connection outside a bench."""
+    tls = config.broker.tls
+    if tls is None:
+        if not config.dev:
+            raise ConfigError(
+                f"{path}: [broker.tls] is missing: a device takes a plain connection only with "
+                "dev = true, on a bench. Set ca, certificate and key of this device"
+            )
+        return None
+    if (tls.certificate is None) != (tls.key is None):
+        lone = "key" if tls.certificate is None else "certificate"
+        raise ConfigError(f"{path}: [broker.tls] has a {lone} alone: name certificate and key")
+    certificate, key = (
+        None if name is None else str(folder / user_path(name))
+        for name in (tls.certificate, tls.key)
+    )
+    return TlsTable(ca=str(folder / user_path(tls.ca)), certificate=certificate, key=key)
 
 
 def _profile_name(profile: str, path: Path, folder: Path) -> str:

@@ -226,9 +226,13 @@ class PipelineRunner:
         """Return what holds credentials: all users can read a command line, only this one an
         environment."""
         config = self._config
+        tls = config.broker.tls
         values = {
             "TANDEM_MQTT_USERNAME": config.broker.username,
             "TANDEM_MQTT_PASSWORD": config.broker.password,
+            "TANDEM_MQTT_CA": None if tls is None else tls.ca,
+            "TANDEM_MQTT_CERTIFICATE": None if tls is None else tls.certificate,
+            "TANDEM_MQTT_KEY": None if tls is None else tls.key,
             "TANDEM_PLANS": str(Path(config.state_dir) / PLANS),
             "TANDEM_SOURCE": None if config.source is None else config.source.uri,
         }

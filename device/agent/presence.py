@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from device.agent.config import AgentConfig
+from device.agent.config import AgentConfig, tls_files
 from device.agent.reporter import Reporter
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
@@ -171,4 +171,5 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
         username=broker.username,
         password=broker.password,
         keepalive_s=broker.keepalive_s,
+        tls=tls_files(broker),
     )

@@ -221,10 +221,10 @@ class BlobGet(_Document, frozen=True, kw_only=True):
     peer: PeerId = ""
 
 
-D = TypeVar("D", bound=_Document)
+D = TypeVar("D", bound=msgspec.Struct)
 
 
-def encode(document: _Document) -> bytes:
+def encode(document: msgspec.Struct) -> bytes:
     """Return the document as JSON."""
     return msgspec.json.encode(document)
 

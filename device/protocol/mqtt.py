@@ -10,6 +10,7 @@ import logging
 import queue
 import random
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -23,14 +24,17 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from device.errors import BrokerError
 from device.protocol.left_out import LeftOut
 from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
 from device.protocol.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
+from device.protocol.tls import TlsFiles, explain
 
 LOG = logging.getLogger(__name__)
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 CONNECT_TIMEOUT_S = 5.0
 CLOSE_WAIT_S = 1.0
+RENEWAL_S = 10.0  # between two looks whether a certificate was renewed
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
 MAX_UNSENT = 64  # QoS 0
@@ -46,7 +50,10 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Where to connect, who as, and what to subscribe to. The password is not in its repr."""
+    """Where to connect, who as, and what to subscribe to. The password is not in its repr.
+
+    Without `tls` the connection is plain.
+    """
 
     host: str
     port: int
@@ -56,6 +63,7 @@ class LinkSettings:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     keepalive_s: int = 30
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +167,23 @@ class Link:
     def _hold(self) -> tuple[bool, str]:
         """Connect and stay connected; returns whether the broker accepted and why it ended."""
         settings = self._settings
+        where = f"the broker at {settings.host}:{settings.port}"
         try:
-            version = self._version or probe_version(settings.host, settings.port)
-            connection = _Connection(settings, self._put, version, self._session, self._left_out)
+            context = None if settings.tls is None else settings.tls.context()
+            version = self._version or probe_version(settings.host, settings.port, context)
+            connection = _Connection(
+                settings, self._put, version, self._session, self._left_out, context=context
+            )
             self._current = connection
             if self._stopping.is_set():  # close() may have looked before the line above
                 return False, ""
             reason = connection.hold(self._make_will)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error) or "no answer"
-            return False, f"cannot reach the broker at {settings.host}:{settings.port}: {why}"
+        except BrokerError as error:
+            return False, str(error)
+        except OSError as error:
+            return False, f"cannot reach {where}: {explain(error, settings.tls)}"
+        except ValueError as error:
+            return False, f"cannot reach {where}: {error}"
         finally:
             self._current = None
         if connection.giant_topic and self._left_out.ended(
@@ -191,6 +206,8 @@ class _Connection:
         version: MQTTProtocolVersion,
         session: int,
         left_out: LeftOut,
+        *,
+        context: ssl.SSLContext | None,
     ) -> None:
         self.was_up = False  # the broker accepted us
         self._settings = settings
@@ -202,7 +219,8 @@ class _Connection:
         self._reason = ""
         self._closing = False
         self._unsent: deque[paho.MQTTMessageInfo] = deque()
-        self._client = self._make_client()
+        self._stamp = None if settings.tls is None else settings.tls.stamp()
+        self._client = self._make_client(context)
         self._ended = self._client.ended
 
     @property
@@ -228,6 +246,7 @@ class _Connection:
         while not self._ended.wait(self._due_in_s()):
             if self.was_up:
                 self._subscribe(self._left_out.due(time.monotonic()))
+                self._end_if_renewed()
         self._client.loop_stop()
         where = f"the broker at {host}:{port}"
         if self._client.failure:
@@ -237,6 +256,9 @@ class _Connection:
                 f"{where} sent a packet of {self._client.giant_bytes} bytes, the limit is "
                 f"{MAX_PACKET_BYTES}: clear the retained message on the topic {self.giant_topic!r}"
             )
+        if self._client.tls_error is not None:
+            why = explain(self._client.tls_error, self._settings.tls)
+            return f"{where} ended the connection: {why}"
         return self._reason or f"the connection to {where} was lost"
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
@@ -285,9 +307,11 @@ class _Connection:
         except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
             return not self._ended.is_set()
 
-    def _make_client(self) -> Client:
+    def _make_client(self, context: ssl.SSLContext | None) -> Client:
         settings = self._settings
         client = Client(self._version, settings.client_id)
+        if context is not None:
+            client.tls_set_context(context)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
         if settings.username is not None:
@@ -321,9 +345,27 @@ class _Connection:
         return bool(self._asked)
 
     def _due_in_s(self) -> float | None:
-        """Return how long to wait for a subscription to be tried again, None: for ever."""
+        """Return how long to wait for a subscription or a look at the files; None: for ever."""
         due_s = self._left_out.due_s
-        return None if due_s is None else max(0.1, due_s - time.monotonic())
+        wait_s = None if due_s is None else max(0.1, due_s - time.monotonic())
+        if self._settings.tls is None:
+            return wait_s
+        return RENEWAL_S if wait_s is None else min(RENEWAL_S, wait_s)
+
+    def _end_if_renewed(self) -> None:
+        """Disconnect in good order once the files of TLS are new and fit each other."""
+        tls = self._settings.tls
+        if tls is None or tls.stamp() == self._stamp:
+            return
+        self._stamp = tls.stamp()
+        try:
+            tls.context()
+        except BrokerError as error:  # half of the files are written, or they are wrong
+            LOG.error("%s; the connection stays as it is", error)
+            return
+        LOG.info("the certificate was renewed: the connection is made again with it")
+        self._reason = "the certificate was renewed"
+        self._client.disconnect()
 
     def _on_subscribe(
         self,

@@ -1,5 +1,6 @@
 """paho's client, made safe against what a broker may send."""
 
+import ssl
 import threading
 
 import paho.mqtt.client as paho
@@ -14,6 +15,7 @@ class Client(paho.Client):
     """A paho client that reports how its thread ended, also with an exception.
 
     `giant_bytes`, `giant_topic`: of the packet that was too large and ended the connection.
+    `tls_error`: what TLS said as it ended.
     """
 
     def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
@@ -28,6 +30,7 @@ class Client(paho.Client):
         self.failure = ""
         self.giant_bytes = 0
         self.giant_topic = ""
+        self.tls_error: ssl.SSLError | None = None
         self._giant_head = b""
 
     def _sock_recv(self, bufsize: int) -> bytes:
@@ -37,7 +40,11 @@ class Client(paho.Client):
         packet in memory first: of a giant only its topic is read.
         """
         if bufsize <= MAX_PACKET_BYTES:
-            return super()._sock_recv(bufsize)
+            try:
+                return super()._sock_recv(bufsize)
+            except ssl.SSLError as error:  # paho says only that the connection was lost
+                self.tls_error = error
+                raise
         if self._in_packet["command"] & 0xF0 == PUBLISH:
             self._read_giant_topic()
         self.giant_bytes = bufsize

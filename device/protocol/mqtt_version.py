@@ -7,6 +7,7 @@ will). This CONNECT has no will, no name and no password, and reads the same by 
 
 import contextlib
 import socket
+import ssl
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
@@ -25,9 +26,11 @@ FIXED_VERSIONS: dict[str, MQTTProtocolVersion | None] = {
 VERSION_NAMES = {MQTTProtocolVersion.MQTTv5: "5", MQTTProtocolVersion.MQTTv311: "3.1.1"}
 
 
-def probe_version(host: str, port: int) -> MQTTProtocolVersion:
-    """Ask a broker; OSError if nothing can be reached there."""
-    with socket.create_connection((host, port), PROBE_TIMEOUT_S) as connection:
+def probe_version(
+    host: str, port: int, context: ssl.SSLContext | None = None
+) -> MQTTProtocolVersion:
+    """Ask a broker, over TLS with a `context`; OSError if nothing can be reached there."""
+    with _connect(host, port, context) as connection:
         answer = b""
         try:
             connection.sendall(_CONNECT)
@@ -40,6 +43,17 @@ def probe_version(host: str, port: int) -> MQTTProtocolVersion:
             with contextlib.suppress(OSError):  # refused for another reason, and closed
                 connection.sendall(_DISCONNECT)
     return version
+
+
+def _connect(host: str, port: int, context: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection((host, port), PROBE_TIMEOUT_S)
+    if context is None:
+        return plain
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except OSError:
+        plain.close()
+        raise
 
 
 def version_of(connack: bytes) -> MQTTProtocolVersion:

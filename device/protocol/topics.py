@@ -21,6 +21,8 @@ from typing import Annotated
 from msgspec import Meta
 
 PREFIX = "fleet/v1"
+CAST = f"{PREFIX}/cast"  # chunks that all devices read
+PROVISION = "fleet/provision/v1"  # {id}/request, {id}/response: a new device's certificate
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 

@@ -126,6 +126,7 @@ class MqttOut:
             username=broker.username,
             password=broker.password,
             keepalive_s=KEEPALIVE_S,
+            tls=broker.tls,
         )
 
     def _greet(self) -> None:

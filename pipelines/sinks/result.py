@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from device.protocol.messages import Stats
+from device.protocol.tls import TlsFiles
 from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections
 from pipelines.sinks.controls import Controls
@@ -60,6 +61,7 @@ class Broker:
     topic_prefix: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from device.protocol.mqtt import (
     Message,
     queue_putter,
 )
+from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.update.bundle import read_bundle_info
 from toolkit.fleet.blob import Blob
@@ -51,10 +52,14 @@ class BrokerAddress:
     port: int = DEFAULT_PORT
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
 
 
 def parse_broker(
-    text: str, username: str | None = None, password: str | None = None
+    text: str,
+    username: str | None = None,
+    password: str | None = None,
+    tls: TlsFiles | None = None,
 ) -> BrokerAddress:
     """Return the address in `host` or `host:port` ([...] around an IPv6 address)."""
     host, colon, port = text.rpartition(":")
@@ -62,7 +67,7 @@ def parse_broker(
         host, port = text, str(DEFAULT_PORT)
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise BrokerError(f"the broker {text!r} is not host:port, for example 192.168.1.10:1883")
-    return BrokerAddress(host.strip("[]"), int(port), username, password)
+    return BrokerAddress(host.strip("[]"), int(port), username, password, tls)
 
 
 class _Rollout:
@@ -115,6 +120,7 @@ class _Rollout:
             subscriptions=tuple((topic, 1) for topic in self._by_topic),
             username=broker.username,
             password=broker.password,
+            tls=broker.tls,
         )
 
     def _step(self, running: Sequence[Deployment]) -> None:

@@ -1,0 +1,139 @@
+"""The command `tandem-agent enrol`."""
+
+import argparse
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from device.agent.config import AgentConfig, load_agent_config, tls_files
+from device.enrol.request import (
+    EnrolRequest,
+    EnrolResponse,
+    fits_key,
+    make_request,
+    new_key,
+    request_topic,
+    response_topic,
+)
+from device.errors import BrokerError, ConfigError, TandemError
+from device.files import make_folder, replacing
+from device.protocol.documents import decode, encode
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, queue_putter
+from device.protocol.tls import TlsFiles
+
+AGAIN_S = 3.0  # the server may have been away
+
+
+def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float) -> Path:
+    """Make a key, have it certified, and store both where [broker.tls] says.
+
+    A key that is there is used again: an enrolment that was cut off goes on with it. Raises
+    ConfigError or BrokerError; the files that were there stay then.
+    """
+    files = tls_files(config.broker)
+    if files is None or files.certificate is None or files.key is None:
+        raise ConfigError(
+            "agent.toml names no certificate and key in [broker.tls]: that is where they go"
+        )
+    if files.certificate.exists() and not again:
+        raise ConfigError(
+            f"{files.certificate} exists: this device is enrolled. --again asks for a new one"
+        )
+    for path in (files.certificate, files.key):
+        make_folder(path.parent)
+    key = files.key.read_bytes() if files.key.exists() else new_key()
+    if not files.key.exists():
+        with replacing(files.key, 0o600) as file:
+            file.write(key)
+    response = _ask(config, claim, make_request(key, config.device), timeout_s)
+    if response.error:
+        raise ConfigError(f"the fleet refused to enrol {config.device}: {response.error}")
+    certificate = response.certificate.encode()
+    if not fits_key(certificate, key, config.device):
+        raise BrokerError(
+            f"the answer holds no certificate for the key of {config.device}: another server "
+            "answers on this broker"
+        )
+    with replacing(files.certificate) as file:
+        file.write(certificate)
+    return files.certificate
+
+
+def _ask(config: AgentConfig, claim: TlsFiles, csr: bytes, timeout_s: float) -> EnrolResponse:
+    """Send the request until an answer comes."""
+    request_id, broker = secrets.token_hex(16), config.broker
+    settings = LinkSettings(
+        host=broker.host,
+        port=broker.port,
+        client_id=f"tandem-enrol-{request_id[:8]}",
+        subscriptions=((response_topic(request_id), 1),),
+        mqtt_version=broker.mqtt_version,
+        tls=claim,
+    )
+    payload = encode(EnrolRequest(device=config.device, csr=csr.decode()))
+    events: queue.Queue[LinkEvent] = queue.Queue(16)
+    ended = threading.Event()
+    link = Link(settings, queue_putter(events, ended))
+    link.start()
+    until_s, why = time.monotonic() + timeout_s, "nothing answers: `tandem fleet serve` must run"
+    try:
+        while (wait_s := until_s - time.monotonic()) > 0.0:
+            try:
+                event = events.get(timeout=min(AGAIN_S, wait_s))
+            except queue.Empty:
+                link.publish(request_topic(request_id), payload, qos=1)
+                continue
+            if isinstance(event, LinkUp):
+                link.publish(request_topic(request_id), payload, qos=1)
+            elif isinstance(event, LinkDown):
+                why = event.reason
+            else:
+                return decode(event.payload, EnrolResponse)
+    except ValueError as error:
+        raise BrokerError(f"the answer to the enrolment is not understood: {error}") from error
+    finally:
+        ended.set()
+        link.close()
+    raise BrokerError(f"{config.device} was not enrolled within {timeout_s:g} s: {why}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="tandem-agent enrol",
+        description="Makes this device's key and has it certified by its fleet over MQTT. The key "
+        "never leaves the device.",
+        epilog="example: tandem-agent enrol --config agent.toml --claim fleet.claim.crt "
+        "--claim-key fleet.claim.key",
+    )
+    parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
+    parser.add_argument("--claim", required=True, type=Path, help="the claim certificate (PEM)")
+    parser.add_argument("--claim-key", required=True, type=Path, help="its key (PEM)")
+    parser.add_argument("--again", action="store_true", help="replace a certificate that is there")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Enrol; exit status 1 with a sentence if that fails."""
+    options = make_parser().parse_args(argv)
+    try:
+        config = load_agent_config(options.config)
+        ca = tls_files(config.broker)
+        if ca is None:
+            raise ConfigError(f"{options.config}: [broker.tls] is missing")
+        claim = TlsFiles(ca.ca, options.claim, options.claim_key)
+        path = enrol(config, claim, again=options.again, timeout_s=options.timeout)
+    except TandemError as error:
+        print(f"tandem-agent: {error}", file=sys.stderr)
+        return 1
+    print(f"{config.device} is enrolled: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

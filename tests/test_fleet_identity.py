@@ -1,0 +1,393 @@
+"""Certificates, the broker's files and enrolment, against a real mosquitto with these files."""
+
+import datetime as dt
+import os
+import queue
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqtt_fixtures import WAIT_S, free_port, wait_for_port, write_profile
+
+from device.enrol.request import EnrolRequest, fits_key, make_request, new_key
+from device.errors import BrokerError
+from device.protocol import mqtt
+from device.protocol.documents import encode
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
+from device.protocol.tls import TlsFiles
+from toolkit.errors import FleetError
+from toolkit.fleet import certificates
+from toolkit.fleet.broker_files import BrokerFiles, acl_text, write_mosquitto
+from toolkit.fleet.identity import CLAIM, SERVER, Authority
+from toolkit.fleet.provisioning import Provisioning
+
+
+@dataclass
+class FleetBroker:
+    """A mosquitto that runs with the files of a fleet."""
+
+    folder: Path
+    authority: Authority
+    files: BrokerFiles
+    process: "subprocess.Popen[bytes]"
+
+    def tls(self, name: str) -> TlsFiles:
+        """Return the files of a client: a device's are made at its first use."""
+        folder = self.folder / "clients"
+        if name in (SERVER, CLAIM):
+            folder = self.authority.folder
+        elif not (folder / f"{name}.crt").exists():
+            certificates.issue_device(self.authority, name, folder)
+        return TlsFiles(folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetBroker]:
+    folder = tmp_path_factory.mktemp("fleet")
+    authority = certificates.init_identity(
+        folder / "identity", fleet="farm", hosts=("localhost", "127.0.0.1")
+    )
+    files = BrokerFiles(folder / "broker", folder / "identity", free_port())
+    write_mosquitto(files)
+    binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert binary, "mosquitto is missing: apt-get install mosquitto"
+    conf = files.folder / "mosquitto.conf"
+    # Started by root it would become another user, who cannot look into this folder.
+    conf.write_text(conf.read_text() + "user root\n")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([binary, "-c", conf], stdout=log, stderr=log)
+    wait_for_port(files.port, process)
+    yield FleetBroker(folder, authority, files, process)
+    process.kill()
+    process.wait()
+
+
+class Client:
+    """A link with its events."""
+
+    def __init__(self, fleet: FleetBroker, tls: TlsFiles | None, *topics: str) -> None:
+        self.events: queue.Queue[LinkEvent] = queue.Queue()
+        subscriptions = tuple((topic, 1) for topic in topics)
+        name = f"test-{time.monotonic_ns()}"
+        self.link = Link(
+            LinkSettings("127.0.0.1", fleet.files.port, name, subscriptions, tls=tls),
+            self.events.put,
+        )
+        self.link.start()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+    def wait(self, kind: type) -> LinkEvent:
+        until = time.monotonic() + WAIT_S
+        while True:
+            event = self.events.get(timeout=max(0.1, until - time.monotonic()))
+            if isinstance(event, kind):
+                return event
+            assert time.monotonic() < until
+
+    def messages(self, topic: str) -> list[bytes]:
+        """What came so far, up to a message that the caller has sent to itself as a mark."""
+        seen = []
+        while True:
+            event = self.wait(Message)
+            assert isinstance(event, Message)
+            if event.topic == topic:
+                return seen
+            seen.append(event.topic.encode() + b" " + event.payload)
+
+
+def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> None:
+    with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
+        server.wait(LinkUp)
+        with Client(fleet, fleet.tls("board-1"), "fleet/v1/#") as thief:
+            thief.wait(LinkUp)
+            for topic in (
+                "fleet/v1/board-2/reported",
+                "fleet/v1/board-2/desired",
+                "fleet/v1/board-1/desired",  # not even its own: only the fleet decides
+                "fleet/v1/cast/aa/0",
+                "fleet/provision/v1/aa/response",
+                "other",
+            ):
+                thief.link.publish(topic, b"stolen", qos=1)
+            server.link.publish("fleet/v1/board-2/desired", b"secret of board-2", qos=1)
+            server.link.publish("fleet/v1/board-1/desired", b"its own", qos=1)
+            server.link.publish("fleet/v1/board-1/cmd/end/1", b"mark", qos=1)
+            assert thief.messages("fleet/v1/board-1/cmd/end/1") == [
+                b"fleet/v1/board-1/desired its own"
+            ]
+            thief.link.publish("fleet/v1/board-1/reported", b"mine", qos=1)
+            thief.link.publish("fleet/v1/board-1/evt/end", b"mark", qos=1, wait_s=WAIT_S)
+        seen = server.messages("fleet/v1/board-1/evt/end")
+    own = [b"fleet/v1/board-2/desired secret of board-2", b"fleet/v1/board-1/desired its own"]
+    assert seen == [*own, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
+
+
+def test_the_access_list_names_every_topic_that_an_agent_and_its_pipeline_use() -> None:
+    text = acl_text()
+    source = "".join(path.read_text() for path in Path(mqtt.__file__).parent.glob("topics.py"))
+    suffixes = re.findall(r'\{self\.(?:root|prefix)\}/([a-z_/]+)"', source)
+    assert "reported" in suffixes
+    for suffix in suffixes:
+        assert f"/%u/{suffix}" in text, suffix
+
+
+def test_without_a_certificate_nobody_connects_and_the_reason_is_said(fleet: FleetBroker) -> None:
+    with Client(fleet, TlsFiles(fleet.authority.folder / "ca.crt")) as nobody:
+        down = nobody.wait(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert "takes only clients with a certificate" in down.reason
+    with Client(fleet, None) as plain:
+        assert isinstance(plain.wait(LinkDown), LinkDown)
+
+
+def test_a_broker_of_another_fleet_is_not_trusted(fleet: FleetBroker, tmp_path: Path) -> None:
+    certificates.init_identity(tmp_path / "id", fleet="other", hosts=("localhost",))
+    mine = fleet.tls("board-1")
+    with Client(fleet, TlsFiles(tmp_path / "id" / "ca.crt", mine.certificate, mine.key)) as client:
+        down = client.wait(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert "does not vouch for the broker's certificate" in down.reason
+
+
+def test_a_certificate_of_another_fleet_is_refused(fleet: FleetBroker, tmp_path: Path) -> None:
+    other = certificates.init_identity(tmp_path / "id", fleet="other", hosts=("localhost",))
+    certificates.issue_device(other, "board-1", tmp_path / "out")
+    files = TlsFiles(
+        fleet.authority.folder / "ca.crt",
+        tmp_path / "out" / "board-1.crt",
+        tmp_path / "out" / "board-1.key",
+    )
+    with Client(fleet, files) as client:
+        down = client.wait(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert re.search("does not know the CA|of another fleet", down.reason), down.reason
+
+
+def test_a_revoked_device_is_shut_out_at_once_and_for_good(fleet: FleetBroker) -> None:
+    tls = fleet.tls("lost-1")
+    with (
+        Client(fleet, fleet.tls(SERVER), "fleet/v1/lost-1/#") as server,
+        Client(fleet, tls) as client,
+    ):
+        server.wait(LinkUp)
+        client.wait(LinkUp)
+        assert certificates.revoke_device(fleet.authority, "lost-1", fleet.files) == 1
+        until = time.monotonic() + WAIT_S
+        while True:  # the broker reads its files again at the next turn of its loop
+            server.link.publish("fleet/v1/lost-1/cmd/mark/1", b"mark", qos=1)
+            client.link.publish("fleet/v1/lost-1/reported", b"stolen", qos=1, wait_s=1.0)
+            server.link.publish("fleet/v1/lost-1/cmd/end/1", b"end", qos=1)
+            if not [
+                row for row in server.messages("fleet/v1/lost-1/cmd/end/1") if b"stolen" in row
+            ]:
+                break
+            assert time.monotonic() < until, "a revoked device still writes"
+    with Client(fleet, tls) as client:
+        down = client.wait(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert "revoked" in down.reason, down.reason
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert states["lost-1"] == "revoked"
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(
+    fleet: FleetBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "RENEWAL_S", 0.1)
+    certificates.issue_device(fleet.authority, "renews", tmp_path)
+    tls = TlsFiles(tmp_path / "ca.crt", tmp_path / "renews.crt", tmp_path / "renews.key")
+    with Client(fleet, tls) as client:
+        client.wait(LinkUp)
+        (tmp_path / "renews.key").write_text("half of it")  # nothing happens to the connection
+        time.sleep(0.5)
+        assert client.events.empty()
+        certificates.issue_device(fleet.authority, "renews", tmp_path)
+        down = client.wait(LinkDown)
+        assert isinstance(down, LinkDown)
+        assert down.reason == "the certificate was renewed"
+        client.wait(LinkUp)
+
+
+@pytest.mark.parametrize("missing", ["ca", "certificate", "key"])
+def test_a_file_that_cannot_be_read_is_named(
+    fleet: FleetBroker, tmp_path: Path, missing: str
+) -> None:
+    certificates.issue_device(fleet.authority, "files", tmp_path)
+    paths = {
+        "ca": tmp_path / "ca.crt",
+        "certificate": tmp_path / "files.crt",
+        "key": tmp_path / "files.key",
+    }
+    paths[missing].unlink()
+    with pytest.raises(BrokerError, match=rf"\[broker.tls\] {missing}: cannot read"):
+        TlsFiles(**paths).context()
+
+
+def test_a_key_of_another_certificate_is_refused(fleet: FleetBroker, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        certificates.issue_device(fleet.authority, name, tmp_path)
+    with pytest.raises(BrokerError, match="fit each other"):
+        TlsFiles(tmp_path / "ca.crt", tmp_path / "one.crt", tmp_path / "two.key").context()
+
+
+# -- enrolment
+
+
+class Server:
+    """A fleet server with the one service that is tested here."""
+
+    def __init__(self, fleet: FleetBroker) -> None:
+        self._service = Provisioning(fleet.authority)
+        self._events: queue.Queue[LinkEvent | None] = queue.Queue()
+        settings_ = LinkSettings(
+            "127.0.0.1",
+            fleet.files.port,
+            "server",
+            self._service.subscriptions,
+            tls=fleet.tls(SERVER),
+        )
+        self._link = Link(settings_, self._events.put)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Server":
+        self._link.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._events.put(None)
+        self._thread.join()
+        self._link.close()
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            if isinstance(event, Message) and self._service.takes(event.topic):
+                self._service.on_message(event, self._link)
+
+
+def write_board(fleet: FleetBroker, folder: Path, device: str) -> list[str]:
+    """Write agent.toml of a board without a certificate; return the command that enrols it."""
+    write_profile(folder)
+    (folder / "agent.toml").write_text(
+        f'device = "{device}"\nprofile = "test-board.toml"\nstate_dir = "state"\n'
+        f'[broker]\nhost = "127.0.0.1"\nport = {fleet.files.port}\n'
+        f'[broker.tls]\nca = "{fleet.authority.folder}/ca.crt"\n'
+        'certificate = "device.crt"\nkey = "device.key"\n'
+    )
+    claim = fleet.tls(CLAIM)
+    command = [
+        sys.executable,
+        "-m",
+        "device.agent",
+        "enrol",
+        "--config",
+        str(folder / "agent.toml"),
+    ]
+    return [*command, "--claim", str(claim.certificate), "--claim-key", str(claim.key)]
+
+
+def test_an_expected_device_enrols_itself_and_connects(fleet: FleetBroker, tmp_path: Path) -> None:
+    command = write_board(fleet, tmp_path, "new-1")
+    with Server(fleet):
+        refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 1
+        assert "tandem fleet identity expect new-1" in refused.stderr
+        key = (tmp_path / "device.key").read_bytes()
+        certificates.expect(fleet.authority, ["new-1"])
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "device.key").read_bytes() == key  # an enrolment goes on
+        assert (tmp_path / "device.key").stat().st_mode & 0o777 == 0o600
+        again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert (again.returncode, "--again" in again.stderr) == (1, True)
+    tls = TlsFiles(
+        fleet.authority.folder / "ca.crt", tmp_path / "device.crt", tmp_path / "device.key"
+    )
+    with Client(fleet, tls) as client:
+        client.wait(LinkUp)
+
+
+def test_an_answer_that_was_missed_is_given_again_but_no_other_key_is_signed(
+    fleet: FleetBroker,
+) -> None:
+    certificates.expect(fleet.authority, ["twice"])
+    key = new_key()
+    first = certificates.enrol(fleet.authority, "twice", make_request(key, "twice"))
+    again = certificates.enrol(fleet.authority, "twice", make_request(key, "twice"))
+    assert (first.pem, first.serial) == (again.pem, again.serial)
+    with pytest.raises(FleetError, match="is not expected"):
+        certificates.enrol(fleet.authority, "twice", make_request(new_key(), "twice"))
+
+
+def test_requests_that_are_not_the_device_s_own_are_refused(fleet: FleetBroker) -> None:
+    certificates.expect(fleet.authority, ["mine"])
+    with pytest.raises(FleetError, match="a device enrols itself only"):
+        certificates.enrol(fleet.authority, "mine", make_request(new_key(), "other"))
+    request = bytearray(make_request(new_key(), "mine"))
+    with pytest.raises(FleetError, match=r"no PKCS #10|not signed"):
+        certificates.enrol(fleet.authority, "mine", bytes(request[:-80]) + bytes(request[-60:]))
+    with pytest.raises(FleetError, match="is not the id of a device"):
+        certificates.enrol(fleet.authority, "../ca", make_request(new_key(), "../ca"))
+    with pytest.raises(FleetError, match="is not the id of a device"):
+        certificates.expect(fleet.authority, ["fine", SERVER])
+
+
+@settings(max_examples=50, deadline=None)
+@given(payload=st.binary(max_size=200))
+def test_garbage_is_no_request(fleet: FleetBroker, payload: bytes) -> None:
+    response = Provisioning(fleet.authority).answer(payload)
+    assert response is None or response.error
+
+
+def test_a_certificate_in_a_request_gets_an_answer_with_the_reason(fleet: FleetBroker) -> None:
+    request = encode(EnrolRequest(device="board-1", csr="nonsense"))
+    response = Provisioning(fleet.authority).answer(request)
+    assert response is not None
+    assert "no PKCS #10" in response.error or "not expected" in response.error
+
+
+def test_certificates_say_what_they_are_for(fleet: FleetBroker, tmp_path: Path) -> None:
+    issued = certificates.issue_device(fleet.authority, "board-9", tmp_path)
+    leaf = x509.load_pem_x509_certificate(issued.pem)
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    days = (leaf.not_valid_after_utc - dt.datetime.now(dt.timezone.utc)).days
+    assert 725 <= days <= 730
+    key = (tmp_path / "board-9.key").read_bytes()
+    assert fits_key(issued.pem, key, "board-9")
+    assert not fits_key(issued.pem, key, "board-8")
+    assert not fits_key(issued.pem, new_key(), "board-9")
+    with pytest.raises(FleetError, match="has a CA already"):
+        Authority.create(fleet.authority.folder, "again")
+
+
+def test_the_broker_reads_its_files_again_only_if_it_runs_here(
+    fleet: FleetBroker, tmp_path: Path
+) -> None:
+    assert certificates.reload_broker(fleet.files)
+    assert fleet.process.poll() is None
+    (tmp_path / "mosquitto.pid").write_text(str(os.getpid()))  # another program has that number
+    assert not certificates.reload_broker(BrokerFiles(tmp_path, tmp_path, 1))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_old_versions_of_tls_are_refused(fleet: FleetBroker) -> None:
+    context = fleet.tls("board-1").context()
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.check_hostname

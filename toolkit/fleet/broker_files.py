@@ -1,0 +1,134 @@
+"""The configuration of the fleet's broker: mosquitto, or RabbitMQ for more than one machine.
+
+A device's common name is its user name, and the access list lets it read and write its own tree
+alone. mosquitto's defaults are not safe for a fleet: it would lose retained documents in a power
+cut, and Nagle's algorithm would cost a factor of 35 in downloads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from device.files import replacing
+from device.protocol.topics import CAST, PREFIX, PROVISION
+from toolkit.errors import FleetError
+from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER
+
+BrokerKind = Literal["mosquitto", "rabbitmq"]
+MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
+MAX_QUEUED = 1000  # messages a client that is away may leave behind
+MAX_FILES = 65536  # one for each device
+
+# Topic below fleet/v1/DEVICE/ -> what the device may do there. Everything else is denied.
+DEVICE_RIGHTS: tuple[tuple[str, str], ...] = (
+    ("read", "desired"),
+    ("readwrite", "state"),  # it looks for another agent with its id
+    ("write", "reported"),
+    ("write", "blob/get"),
+    ("read", "blob/+/#"),
+    ("write", "tuf/get"),
+    ("read", "tuf/reply/#"),
+    ("readwrite", "cmd/#"),  # answered in place
+    ("write", "evt/#"),
+    ("write", "tele/#"),
+    ("write", "log/#"),
+    # The pipeline's: of several cameras each has its own level.
+    ("write", "status"),
+    ("write", "stats"),
+    ("write", "detections"),
+    ("write", "+/detections"),
+    ("write", "events"),
+    ("write", "+/events"),
+    ("read", "detect/set"),
+    ("read", "+/detect/set"),
+    ("write", "detect/state"),
+    ("write", "+/detect/state"),
+    ("read", "threshold/set"),
+    ("read", "+/threshold/set"),
+    ("write", "threshold/state"),
+    ("write", "+/threshold/state"),
+)
+
+MOSQUITTO = """\
+# Made by `tandem fleet init`; run it with: mosquitto -c {folder}/mosquitto.conf
+# After a change of certificates, crl.pem or acl it is told to read them: kill -HUP its process.
+listener {port}
+cafile {identity}/ca.crt
+certfile {identity}/server.crt
+keyfile {identity}/server.key
+crlfile {identity}/crl.pem
+tls_version tlsv1.2
+require_certificate true
+use_identity_as_username true
+allow_anonymous false
+acl_file {folder}/acl
+pid_file {folder}/mosquitto.pid
+
+# Retained documents survive a power cut: by default they are written every 30 minutes.
+persistence true
+persistence_location {folder}/data/
+autosave_interval 1
+autosave_on_changes true
+persistent_client_expiration 14d
+
+# With Nagle's algorithm a download is 35 times slower.
+set_tcp_nodelay true
+message_size_limit {max_message_bytes}
+max_queued_messages {max_queued}
+max_inflight_messages 20
+connection_messages false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFiles:
+    """Where the broker's files are: `folder` for its own, `identity` for certificates."""
+
+    folder: Path
+    identity: Path
+    port: int
+
+
+def acl_text(revoked: Sequence[str] = ()) -> str:
+    """Return mosquitto's access list. `revoked`: devices that may do nothing any more."""
+    lines = [
+        "# Made by tandem. A device reads and writes its own tree alone: %u is the common name of",
+        "# its certificate. Everything that is not named is denied.",
+        *(f"pattern {right} {PREFIX}/%u/{topic}" for right, topic in DEVICE_RIGHTS),
+        f"pattern read {CAST}/#",
+        "",
+        f"user {SERVER}",
+        f"topic readwrite {PREFIX}/#",
+        f"topic readwrite {CAST}/#",
+        f"topic readwrite {PROVISION}/#",
+        "",
+        f"user {OPERATOR}",
+        f"topic readwrite {PREFIX}/#",
+        "",
+        f"user {CLAIM}",
+        f"topic write {PROVISION}/+/request",
+        f"topic read {PROVISION}/+/response",
+    ]
+    for device in revoked:
+        lines += ["", f"user {device}", f"topic deny {PREFIX}/#", f"topic deny {CAST}/#"]
+    return "\n".join(lines) + "\n"
+
+
+def write_mosquitto(files: BrokerFiles, revoked: Sequence[str] = ()) -> None:
+    """Write mosquitto.conf and acl; nothing is left half-written."""
+    folder = files.folder.resolve()
+    identity = files.identity.resolve()
+    if any(character.isspace() for character in f"{folder}{identity}"):
+        raise FleetError(f"{folder}: mosquitto takes no path with a space: choose another folder")
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    conf = MOSQUITTO.format(
+        folder=folder,
+        identity=identity,
+        port=files.port,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        max_queued=MAX_QUEUED,
+    )
+    for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
+        with replacing(folder / name) as file:
+            file.write(text.encode())

@@ -1,0 +1,184 @@
+"""The folder `identity/` of a fleet: who has a certificate, who may ask for one, who lost it.
+
+ca.key ca.crt crl.pem revoked.json      the CA (see `toolkit.fleet.identity`)
+server.crt server.key                   the broker
+fleet.server.crt/.key fleet.claim.crt/.key fleet.operator.crt/.key   our clients
+devices/ID/SERIAL.crt                   each certificate of a device
+expected/ID                             a device that may enrol itself, once
+"""
+
+import contextlib
+import datetime as dt
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+
+from device.files import make_folder, replacing
+from toolkit.errors import FleetError
+from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
+from toolkit.fleet.identity import (
+    CLAIM,
+    OPERATOR,
+    SERVER,
+    Authority,
+    Issued,
+    check_device,
+    read_certificate,
+    write_private,
+)
+
+RENEW_DAYS = 60  # a certificate that ends sooner is shown as due
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """A device in the identity folder. `not_after`: of its newest certificate, None without one."""
+
+    device: str
+    state: str  # expected | enrolled | revoked
+    serials: tuple[int, ...] = ()
+    not_after: dt.datetime | None = None
+
+
+def init_identity(folder: Path, *, fleet: str, hosts: Sequence[str]) -> Authority:
+    """Make the CA, the broker's certificate for `hosts`, and the clients of the operator."""
+    authority = Authority.create(folder, fleet)
+    key, server = authority.issue_server(hosts)
+    write_private(folder / "server.key", key)
+    _write(folder / "server.crt", server.pem)
+    for name in (SERVER, CLAIM, OPERATOR):
+        key, issued = authority.issue(name)
+        write_private(folder / f"{name}.key", key)
+        _write(folder / f"{name}.crt", issued.pem)
+    for name in ("devices", "expected"):
+        make_folder(folder / name)
+    return authority
+
+
+def issue_device(authority: Authority, device: str, out: Path) -> Issued:
+    """Make key and certificate of a device here and write them to `out`, beside the CA's.
+
+    For benches: a key that was made on the device never leaves it.
+    """
+    check_device(device)
+    make_folder(out)
+    key, issued = authority.issue(device)
+    keep(authority, issued)
+    write_private(out / f"{device}.key", key)
+    _write(out / f"{device}.crt", issued.pem)
+    _write(out / "ca.crt", authority.ca_pem)
+    return issued
+
+
+def keep(authority: Authority, issued: Issued) -> None:
+    """Store a device's certificate, so that it can be revoked."""
+    folder = authority.folder / "devices" / issued.name
+    make_folder(folder)
+    _write(folder / f"{issued.serial}.crt", issued.pem)
+
+
+def expect(authority: Authority, devices: Sequence[str]) -> None:
+    """Let devices enrol themselves, once each."""
+    make_folder(authority.folder / "expected")
+    for device in devices:
+        check_device(device)
+    for device in devices:
+        _write(authority.folder / "expected" / device, b"")
+
+
+def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
+    """Sign the request of an expected device; FleetError if it is not expected.
+
+    A request that was answered is answered again: the device may have missed it.
+    """
+    check_device(device)
+    if not (authority.folder / "expected" / device).exists():
+        earlier = _issued_for(authority, device, csr_pem)
+        if earlier is not None:
+            return earlier
+        raise FleetError(
+            f"the device {device} is not expected: allow it with "
+            f"`tandem fleet identity expect {device}`"
+        )
+    issued = authority.sign_request(csr_pem, device)
+    keep(authority, issued)
+    with contextlib.suppress(FileNotFoundError):  # two servers may serve the same request
+        (authority.folder / "expected" / device).unlink()
+    return issued
+
+
+def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> int:
+    """Revoke all certificates of a device and shut it out of the broker; return how many."""
+    serials = _serials(authority, device)
+    expected = authority.folder / "expected" / device
+    if not serials and not expected.exists():
+        raise FleetError(
+            f"there is no certificate of {device}: `tandem fleet identity list` shows the devices"
+        )
+    with contextlib.suppress(FileNotFoundError):
+        expected.unlink()
+    authority.revoke(serials)
+    write_mosquitto(broker, [row.device for row in identities(authority) if row.state == "revoked"])
+    reload_broker(broker)
+    return len(serials)
+
+
+def reload_broker(broker: BrokerFiles) -> bool:
+    """Let the broker of this machine read its files again; False if it does not run here."""
+    try:
+        pid = int((broker.folder / "mosquitto.pid").read_text())
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except (OSError, ValueError):
+        return False
+    if name != "mosquitto":
+        return False
+    os.kill(pid, signal.SIGHUP)
+    return True
+
+
+def identities(authority: Authority) -> tuple[DeviceIdentity, ...]:
+    """Return all devices, by name."""
+    revoked = authority.revoked()
+    folder = authority.folder
+    enrolled = {path.name for path in (folder / "devices").iterdir() if path.is_dir()}
+    expected = {path.name for path in (folder / "expected").iterdir()}
+    rows = []
+    for device in sorted(enrolled | expected):
+        serials = [n for n in _serials(authority, device) if str(n) not in revoked]
+        if not serials:
+            state = "expected" if device in expected else "revoked"
+            rows.append(DeviceIdentity(device, state))
+            continue
+        ends = [
+            read_certificate(folder / "devices" / device / f"{serial}.crt").not_valid_after_utc
+            for serial in serials
+        ]
+        rows.append(DeviceIdentity(device, "enrolled", tuple(serials), max(ends)))
+    return tuple(rows)
+
+
+def _issued_for(authority: Authority, device: str, csr_pem: bytes) -> Issued | None:
+    """Return the certificate that was issued for the key of a request, unless it was revoked."""
+    key = authority.check_request(csr_pem, device)
+    revoked = authority.revoked()
+    for serial in _serials(authority, device):
+        certificate = read_certificate(authority.folder / "devices" / device / f"{serial}.crt")
+        if certificate.public_key() == key and str(serial) not in revoked:
+            pem = certificate.public_bytes(serialization.Encoding.PEM)
+            return Issued(device, pem, serial, certificate.not_valid_after_utc)
+    return None
+
+
+def _serials(authority: Authority, device: str) -> list[int]:
+    check_device(device)
+    paths = (authority.folder / "devices" / device).glob("*.crt")
+    return sorted(int(path.stem) for path in paths if path.stem.isdigit())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
