@@ -24,6 +24,7 @@ from device.protocol.documents import BlobGet, Reported, decode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
 from device.update.bundle import write_bundle
+from toolkit.fleet.identity import Authority
 
 PROFILE = "test-board"
 DEVICE = "board-1"
@@ -129,21 +130,35 @@ def _password_file(folder: Path, login: tuple[str, str]) -> str:
     path = folder / "passwords"
     command = ("mosquitto_passwd", "-b", "-c", str(path), *login)
     subprocess.run(command, check=True, capture_output=True)
-    # Started by root it would become another user, who cannot look into this folder.
-    return f"user root\npassword_file {path}\n"
+    return f"password_file {path}\n"
+
+
+def _server_certificate(folder: Path) -> str:
+    """Make a CA and the broker's certificate; return the lines of the configuration."""
+    authority = Authority.create(folder / "tls", "tests")
+    key, server = authority.issue_server(("127.0.0.1",))
+    (folder / "tls" / "server.key").write_bytes(key)
+    (folder / "tls" / "server.crt").write_bytes(server.pem)
+    return f"certfile {folder}/tls/server.crt\nkeyfile {folder}/tls/server.key\n"
 
 
 class Mosquitto:
-    """The real broker on a free port, without persistence: a kill loses all that it held."""
+    """The real broker on a free port, without persistence: a kill loses all that it held.
+
+    `tls_port` is for agents that take no plain connection; `ca` vouches for it.
+    """
 
     def __init__(self, folder: Path, login: tuple[str, str] | None = None) -> None:
         binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
         assert binary, "mosquitto is missing: apt-get install mosquitto"
-        self.port = free_port()
+        self.port, self.tls_port = free_port(), free_port()
+        self.ca = folder / "tls" / "ca.crt"
         config = folder / "mosquitto.conf"
         config.write_text(
-            f"listener {self.port} 127.0.0.1\nset_tcp_nodelay true\n"
+            # Started by root it would become another user, who cannot look into this folder.
+            f"user root\nlistener {self.port} 127.0.0.1\nset_tcp_nodelay true\n"
             + ("allow_anonymous true\n" if login is None else _password_file(folder, login))
+            + (f"listener {self.tls_port} 127.0.0.1\n" + _server_certificate(folder))
         )
         self._command = [binary, "-c", str(config)]
         self._log = (folder / "mosquitto.log").open("ab")
@@ -190,8 +205,12 @@ class AgentBox:
         profile: str = PROFILE,
         source: Path | None = None,
         login: tuple[str, str] | None = None,
+        ca: Path | None = None,
     ) -> None:
-        """With a `source` the real pipeline runs, on it; without one the double."""
+        """With a `source` the real pipeline runs, on it; without one the double.
+
+        `ca`: the port is one for TLS.
+        """
         self.device = device
         self.state_dir = folder / "state"
         self.runs_file = folder / "runs.txt"
@@ -208,6 +227,7 @@ class AgentBox:
             f"dev = {str(dev).lower()}\n"
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
             + ("" if login is None else f'username = "{login[0]}"\npassword = "{login[1]}"\n')
+            + ("" if ca is None else f'tls = {{ca = "{ca}"}}\n')
             + f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
             + f"confirm_after_s = {confirm_after_s}\nmax_crashes = {max_crashes}\n"
             + ("" if source is None else f'[source]\nuri = "{source}"\n')

@@ -8,10 +8,12 @@ import pytest
 from mqtt_fixtures import PROFILE, write_profile
 
 import configs
-from device.agent.config import load_agent_config
+from device.agent.config import load_agent_config, tls_files
 from device.errors import ConfigError
+from device.protocol.tls import TlsFiles
 
-MINIMAL = 'device = "b-1"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+PLAIN = 'device = "b-1"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+MINIMAL = PLAIN.replace("[broker]", '[broker]\ntls = {ca = "ca.crt"}')
 
 
 def write(folder: Path, text: str) -> Path:
@@ -56,6 +58,26 @@ def test_mistakes_are_named_with_the_file_and_the_key(
     with pytest.raises(ConfigError, match=message) as info:
         load_agent_config(write(tmp_path, text))
     assert str(tmp_path / "agent.toml") in str(info.value)
+
+
+def test_a_plain_connection_is_for_benches_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[broker.tls\] is missing.*dev = true"):
+        load_agent_config(write(tmp_path, PLAIN))
+    assert load_agent_config(write(tmp_path, "dev = true\n" + PLAIN)).broker.tls is None
+
+
+def test_the_files_of_tls_are_beside_agent_toml(tmp_path: Path) -> None:
+    files = 'tls = {ca = "ca.crt", certificate = "d.crt", key = "/keys/d.key"}'
+    config = load_agent_config(write(tmp_path, PLAIN.replace("[broker]", f"[broker]\n{files}")))
+    tls = tls_files(config.broker)
+    assert tls == TlsFiles(tmp_path / "ca.crt", tmp_path / "d.crt", Path("/keys/d.key"))
+
+
+@pytest.mark.parametrize("lone", ["certificate", "key"])
+def test_a_certificate_goes_with_its_key(tmp_path: Path, lone: str) -> None:
+    files = f'tls = {{ca = "ca.crt", {lone} = "d.pem"}}'
+    with pytest.raises(ConfigError, match=f"has a {lone} alone"):
+        load_agent_config(write(tmp_path, PLAIN.replace("[broker]", f"[broker]\n{files}")))
 
 
 def test_an_unknown_profile_is_refused_with_those_there_are(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_a_damaged_bundle_is_refused_before_it_is_deployed(tmp_path: Path) -> No
 
 
 def test_unsigned_releases_are_refused_unless_dev_is_set(tmp_path: Path, broker: Mosquitto) -> None:
-    box = AgentBox(tmp_path, broker.port, dev=False)
+    box = AgentBox(tmp_path, broker.tls_port, dev=False, ca=broker.ca)
     box.start()
     try:
         bundle = make_bundle(tmp_path / "in")
@@ -390,7 +390,7 @@ def fleet(tmp_path: Path, broker: Mosquitto) -> Iterator[Callable[..., AgentBox]
 
     def start(device: str, **options: Any) -> AgentBox:
         (tmp_path / device).mkdir()
-        boxes.append(AgentBox(tmp_path / device, broker.port, device=device, **options))
+        boxes.append(AgentBox(tmp_path / device, device=device, **{"port": broker.port, **options}))
         boxes[-1].start()
         return boxes[-1]
 
@@ -435,7 +435,7 @@ def test_the_command_names_each_device_that_failed(
     bundle = make_bundle(tmp_path / "in")
     fleet("good-1")
     fleet("other", profile="orin-nano-8gb")
-    fleet("closed", dev=False)
+    fleet("closed", port=broker.tls_port, dev=False, ca=broker.ca)
     named = [f"--device={name}" for name in ("good-1", "other", "closed", "absent")]
     options = [*named, "--broker", f"127.0.0.1:{broker.port}", "--timeout", "8"]
     runner = CliRunner()

@@ -188,7 +188,8 @@ def test_a_revoked_device_is_shut_out_at_once_and_for_good(fleet: FleetBroker) -
     ):
         server.wait(LinkUp)
         client.wait(LinkUp)
-        assert certificates.revoke_device(fleet.authority, "lost-1", fleet.files) == 1
+        revocation = certificates.revoke_device(fleet.authority, "lost-1", fleet.files)
+        assert revocation == certificates.Revocation(1, broker_told=True)
         until = time.monotonic() + WAIT_S
         while True:  # the broker reads its files again at the next turn of its loop
             server.link.publish("fleet/v1/lost-1/cmd/mark/1", b"mark", qos=1)

@@ -24,7 +24,8 @@ def test_both_of_two_agents_with_one_id_say_so(tmp_path: Path, broker: Mosquitto
     for dev in (True, False):  # tells their reports apart
         folder = tmp_path / str(dev)
         folder.mkdir()
-        boxes.append(AgentBox(folder, broker.port, dev=dev))
+        port = broker.port if dev else broker.tls_port
+        boxes.append(AgentBox(folder, port, dev=dev, ca=None if dev else broker.ca))
     with Watcher(broker.port) as watcher:
         try:
             for box in boxes:

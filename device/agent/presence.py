@@ -7,14 +7,18 @@ be connected once. Each finds in the retained state the sessions of the other.
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from device.agent.config import AgentConfig, tls_files
+from device.agent.event_sender import EventSender
+from device.agent.outbox import Outbox
 from device.agent.reporter import Reporter
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
 from device.protocol.topics import Topics
 
 LOG = logging.getLogger("tandem.agent")
+OUTBOX = "outbox.db"  # in state_dir
 LOG_INTERVAL_S = 60.0  # between two log lines about a broker that cannot be reached
 STOPPED_WAIT_S = 2.0
 OWN_KEPT = 16  # connections: a will comes soon after its own, if at all
@@ -59,6 +63,7 @@ class Presence:
         self._topics = topics
         self._link = Link(_settings(config, topics), put, self._will)
         self._reporter = Reporter(self._link, topics.reported)
+        self._events = EventSender(self._link, topics, Outbox(Path(config.state_dir) / OUTBOX))
         self._log_due_s = 0.0
         self._device = config.device
         self._rivals = Rivals()
@@ -103,9 +108,11 @@ class Presence:
             self._link.publish(topic, payload, qos=0)
 
     def report(self, report: Reported, now_s: float) -> None:
-        """Publish the report if it changed."""
+        """Publish the report if it changed, and the events that it tells; offline they wait."""
+        self._events.offer(report)
         if self.online:
             self._reporter.offer(report, now_s)
+            self._events.advance()
 
     def report_due_s(self, report: Reported) -> float | None:
         """Return when `report` has something to publish."""
@@ -118,6 +125,7 @@ class Presence:
         self._rivals.note_own(event.session)
         self._log_due_s = 0.0
         self._reporter.forget()
+        self._events.on_link_up()
         self._publish_state("online")
 
     def on_link_down(self, event: LinkDown) -> None:
@@ -151,6 +159,7 @@ class Presence:
     def close(self) -> None:
         """Disconnect."""
         self._link.close()
+        self._events.close()
 
     def _publish_state(self, state: AgentState, wait_s: float = 0.0) -> None:
         payload = encode(StateDocument(state=state, session=self.session))

@@ -25,6 +25,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device.errors import BrokerError
+from device.protocol.cloud_events import DATA_TYPE, CloudEvent, properties_of, structured
 from device.protocol.left_out import LeftOut
 from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
 from device.protocol.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
@@ -92,6 +93,21 @@ class Message:
 LinkEvent = LinkUp | LinkDown | Message
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Whether the broker has acknowledged a message."""
+
+    _info: paho.MQTTMessageInfo
+
+    @property
+    def acknowledged(self) -> bool:
+        """False also if the connection ended before."""
+        try:
+            return self._info.is_published()
+        except (RuntimeError, ValueError):  # paho: the connection ended before
+            return False
+
+
 class Link:
     """Keeps one connection up in a thread of its own. One thread at a time may publish."""
 
@@ -130,6 +146,11 @@ class Link:
         """
         connection = self._current
         return connection is not None and connection.publish(topic, payload, qos, retain, wait_s)
+
+    def tell(self, topic: str, event: CloudEvent) -> "Receipt | None":
+        """Publish an event with QoS 1; None if the connection is down."""
+        connection = self._current
+        return None if connection is None else connection.tell(topic, event)
 
     def publish_bulk(self, topic: str, payload: bytes) -> bool:
         """Publish with QoS 0, waiting while too much is unsent (backpressure)."""
@@ -272,6 +293,18 @@ class _Connection:
         if qos == 0:
             self._unsent.append(info)
         return wait_s <= 0.0 or self._await_sent(info, wait_s)
+
+    def tell(self, topic: str, event: CloudEvent) -> Receipt | None:
+        if not self.was_up or self._ended.is_set():
+            return None
+        if self._version == MQTTProtocolVersion.MQTTv5:
+            attributes = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            attributes.ContentType = DATA_TYPE
+            attributes.UserProperty = list(properties_of(event))
+            info = self._client.publish(topic, bytes(event.data), 1, properties=attributes)
+        else:
+            info = self._client.publish(topic, structured(event), 1)
+        return Receipt(info) if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS else None
 
     def publish_bulk(self, topic: str, payload: bytes) -> bool:
         while not self._has_room() and not self._ended.is_set():

@@ -6,6 +6,8 @@ fleet/v1/{device}/reported          retained: what it runs and how far an update
 fleet/v1/{device}/blob/get          the device asks for chunks of a blob
 fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
+fleet/v1/{device}/evt/update        CloudEvents: how an update ended
+fleet/v1/{device}/evt/pipeline      CloudEvents: the pipeline's status changed
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
@@ -66,6 +68,10 @@ class Topics:
     def stats(self) -> str:
         """Figures of the running pipeline."""
         return f"{self.root}/stats"
+
+    def event(self, name: str) -> str:
+        """Events of one sort: update, pipeline."""
+        return f"{self.root}/evt/{name}"
 
     @property
     def chunks(self) -> str:

@@ -111,8 +111,16 @@ def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
     return issued
 
 
-def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> int:
-    """Revoke all certificates of a device and shut it out of the broker; return how many."""
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """How many certificates were revoked, and whether the broker runs here and was told."""
+
+    certificates: int
+    broker_told: bool
+
+
+def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Revocation:
+    """Revoke all certificates of a device and shut it out of the broker."""
     serials = _serials(authority, device)
     expected = authority.folder / "expected" / device
     if not serials and not expected.exists():
@@ -123,8 +131,7 @@ def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> int
         expected.unlink()
     authority.revoke(serials)
     write_mosquitto(broker, [row.device for row in identities(authority) if row.state == "revoked"])
-    reload_broker(broker)
-    return len(serials)
+    return Revocation(len(serials), reload_broker(broker))
 
 
 def reload_broker(broker: BrokerFiles) -> bool:
@@ -159,6 +166,13 @@ def identities(authority: Authority) -> tuple[DeviceIdentity, ...]:
         ]
         rows.append(DeviceIdentity(device, "enrolled", tuple(serials), max(ends)))
     return tuple(rows)
+
+
+def is_due(identity: DeviceIdentity) -> bool:
+    """Whether the certificate of a device ends within RENEW_DAYS."""
+    if identity.not_after is None:
+        return False
+    return identity.not_after - dt.datetime.now(dt.timezone.utc) < dt.timedelta(days=RENEW_DAYS)
 
 
 def _issued_for(authority: Authority, device: str, csr_pem: bytes) -> Issued | None:

@@ -1,0 +1,150 @@
+"""Events that wait for the broker, on the disk: nothing final is lost, old telemetry goes first.
+
+SQLite with full syncs: an event that was added survives a power cut. A disk that takes nothing
+costs that alone; the events are then kept in memory.
+"""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device.protocol.cloud_events import CloudEvent
+
+LOG = logging.getLogger("tandem.agent")
+MAX_BYTES = 4 * 1024**2
+MAX_FINAL = 1000  # each is the end of an update: years of them
+MAX_TOLD = 256  # ids of finals that were sent, which are not sent again
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS waiting (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE, topic TEXT NOT NULL, final INTEGER NOT NULL, event BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS told (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An event that was not acknowledged; `topic` is below the device's."""
+
+    id: str
+    topic: str
+    event: CloudEvent
+
+
+class Outbox:
+    """The events of one agent, oldest first."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._database = self._open()
+
+    def add(self, topic: str, event: CloudEvent, *, final: bool) -> None:
+        """Keep an event until `sent`; one of a known id is dropped."""
+        blob = msgspec.json.encode(event)
+
+        def insert(database: sqlite3.Connection) -> None:
+            known = "SELECT 1 FROM told WHERE id = ?"
+            if final and database.execute(known, (event.id,)).fetchone():
+                return
+            database.execute(
+                "INSERT OR IGNORE INTO waiting (id, topic, final, event) VALUES (?, ?, ?, ?)",
+                (event.id, topic, final, blob),
+            )
+            self._drop_oldest(database)
+
+        self._write(insert)
+
+    def waiting(self, count: int) -> tuple[Waiting, ...]:
+        """Return the oldest events."""
+        query = "SELECT id, topic, event FROM waiting ORDER BY number LIMIT ?"
+        with contextlib.suppress(sqlite3.Error):
+            rows = self._database.execute(query, (count,)).fetchall()
+            return tuple(
+                Waiting(name, topic, msgspec.json.decode(blob, type=CloudEvent))
+                for name, topic, blob in rows
+            )
+        return ()
+
+    def sent(self, ids: Iterable[str]) -> None:
+        """Forget events that the broker has acknowledged."""
+        names = tuple(ids)
+
+        def forget(database: sqlite3.Connection) -> None:
+            for name in names:
+                query = "DELETE FROM waiting WHERE id = ? RETURNING final"
+                row = database.execute(query, (name,)).fetchone()
+                if row and row[0]:
+                    database.execute("INSERT OR IGNORE INTO told (id) VALUES (?)", (name,))
+            database.execute(
+                "DELETE FROM told WHERE number <= (SELECT max(number) FROM told) - ?", (MAX_TOLD,)
+            )
+
+        self._write(forget)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def _drop_oldest(self, database: sqlite3.Connection) -> None:
+        """Make room: telemetry first; of finals only the oldest of far too many."""
+        held = "SELECT coalesce(sum(length(event)), 0), coalesce(sum(final), 0) FROM waiting"
+        for final in (0, 1):
+            while True:
+                size, finals = database.execute(held).fetchone()
+                too_much = size > self._max_bytes if not final else finals > MAX_FINAL
+                oldest = "SELECT min(number) FROM waiting WHERE final = ?"
+                (number,) = database.execute(oldest, (final,)).fetchone()
+                if not too_much or number is None:
+                    break
+                database.execute("DELETE FROM waiting WHERE number = ?", (number,))
+
+    def _write(self, action: Callable[[sqlite3.Connection], None]) -> None:
+        """Do it in a transaction; if the disk fails, in memory, with what can still be read."""
+        try:
+            with self._database:
+                action(self._database)
+        except sqlite3.Error as error:
+            LOG.error("the outbox %s takes nothing (%s): events are in memory", self._path, error)
+            memory = _prepared(_connect(":memory:"))
+            with contextlib.suppress(sqlite3.Error), memory:
+                rows = self._database.execute("SELECT * FROM waiting").fetchall()
+                memory.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", rows)
+            self._database.close()
+            self._database = memory
+            with memory:
+                action(memory)
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file; a damaged one is kept aside."""
+        for _ in range(2):
+            try:
+                return _prepared(_connect(self._path))
+            except sqlite3.DatabaseError as error:
+                LOG.error("the outbox %s cannot be read (%s) and begins anew", self._path, error)
+                with contextlib.suppress(OSError):
+                    self._path.replace(self._path.with_suffix(".unreadable"))
+        return _prepared(_connect(":memory:"))
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    # One thread at a time uses it, not always the one that made it.
+    return sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
+
+
+def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
+    """Set full syncs and make the tables."""
+    try:
+        database.execute("PRAGMA journal_mode = TRUNCATE")
+        database.execute("PRAGMA synchronous = FULL")
+        database.executescript(SCHEMA)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database

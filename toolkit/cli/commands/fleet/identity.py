@@ -1,0 +1,102 @@
+"""`tandem fleet identity`: who may connect to the fleet's broker."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from toolkit.cli.commands.fleet.options import fleet_option, json_option
+
+EPILOG = "Example: tandem fleet identity expect board-1 board-2 --fleet fleet"
+
+
+@click.group(epilog=EPILOG)
+def identity() -> None:
+    """Issue, expect, list and revoke the certificates of devices."""
+
+
+@identity.command(epilog="Example: tandem fleet identity issue board-1 --fleet fleet -o board-1/")
+@click.argument("device")
+@click.option("-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path))
+@fleet_option
+@json_option
+def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
+    """Make key and certificate of DEVICE here, for benches; -o is the folder to copy to the board.
+
+    Better let a board enrol itself (`tandem fleet identity expect`): its key never leaves it then.
+    """
+    from toolkit.fleet.certificates import issue_device
+    from toolkit.fleet.identity import Authority
+
+    issued = issue_device(Authority(folder / "identity"), device, output)
+    if as_json:
+        row = {"device": device, "serial": str(issued.serial), "not_after": issued.not_after}
+        click.echo(msgspec.json.encode(row))
+        return
+    click.echo(f"{device} has a certificate until {issued.not_after:%Y-%m-%d}: copy {output} to it")
+
+
+@identity.command(epilog=EPILOG)
+@click.argument("devices", nargs=-1, metavar="DEVICE...")
+@click.option("--list", "list_file", metavar="FILE", help="More ids, one on each line; - for stdin.",
+    type=click.File("r"))  # fmt: skip
+@fleet_option
+@json_option
+def expect(
+    devices: tuple[str, ...], list_file: click.utils.LazyFile | None, folder: Path, as_json: bool
+) -> None:
+    """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate."""
+    from toolkit.fleet.certificates import expect as expect_devices
+    from toolkit.fleet.identity import Authority
+
+    lines = [] if list_file is None else [line.strip() for line in list_file]
+    names = [*devices, *filter(None, lines)]
+    if not names:
+        raise click.UsageError("no device is named: give ids, or --list FILE")
+    expect_devices(Authority(folder / "identity"), names)
+    if as_json:
+        click.echo(msgspec.json.encode({"expected": names}))
+        return
+    click.echo(f"{len(names)} devices may enrol themselves, once each")
+
+
+@identity.command(epilog="Example: tandem fleet identity revoke board-1 --fleet fleet")
+@click.argument("device")
+@fleet_option
+@json_option
+def revoke(device: str, folder: Path, as_json: bool) -> None:
+    """Shut DEVICE out of the broker: it was lost, stolen or retired."""
+    from toolkit.fleet.certificates import revoke_device
+    from toolkit.fleet.folder import broker_files
+    from toolkit.fleet.identity import Authority
+
+    result = revoke_device(Authority(folder / "identity"), device, broker_files(folder))
+    if as_json:
+        row = {"device": device, "revoked": result.certificates, "broker_told": result.broker_told}
+        click.echo(msgspec.json.encode(row))
+        return
+    click.echo(f"{device} is revoked ({result.certificates} certificates)")
+    if not result.broker_told:
+        click.echo(f"copy {folder / 'broker'} and crl.pem to the broker and send it SIGHUP")
+
+
+@identity.command("list", epilog="Example: tandem fleet identity list --fleet fleet")
+@fleet_option
+@json_option
+def list_devices(folder: Path, as_json: bool) -> None:
+    """List the devices: expected, enrolled (until when) or revoked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from toolkit.fleet.certificates import identities, is_due
+    from toolkit.fleet.identity import Authority
+
+    rows = identities(Authority(folder / "identity"))
+    if as_json:
+        click.echo(msgspec.json.encode(rows))
+        return
+    table = Table("device", "state", "until", "", box=None)
+    for row in rows:
+        until = "" if row.not_after is None else f"{row.not_after:%Y-%m-%d}"
+        table.add_row(row.device, row.state, until, "renew it soon" if is_due(row) else "")
+    Console().print(table)
