@@ -57,6 +57,10 @@ class TransferError(TandemError):
     """A blob could not be fetched or does not match its hash."""
 
 
+class TrustError(TandemError):
+    """A signature, a key or signed metadata does not allow what was asked."""
+
+
 class DeployError(TandemError):
     """A device refused a release or rolled it back."""
 

@@ -35,6 +35,7 @@ from device.protocol.documents import (
 )
 from device.runtime.cuda.facts import GpuFacts
 from device.runtime.timing_cache import add_timings, read_timings
+from device.trust.exchange import TRUSTED
 from device.update import slot_store, slots
 from device.update.bundle import hash_folder
 from device.update.part_file import Fetch
@@ -106,7 +107,7 @@ class Board:
         release = ReleaseSpec(name="n", version="1", profile=PROFILE, blob=blob)
         request = os.urandom(4).hex()
         desired = Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
-        self.updater.on_desired(desired)
+        self.updater.on_desired(desired, TRUSTED)
         self.updater.on_part(blob.sha256, "index", index, 0.0)
         for number, chunk in enumerate(chunks):
             self.updater.on_part(blob.sha256, str(number), chunk, 0.0)

@@ -22,6 +22,7 @@ from device.agent.preparation import (
     refusal,
 )
 from device.protocol.messages import Ready
+from device.trust.exchange import TRUSTED
 
 PATIENCE_S = 30.0
 READY = Row(segment="dla0.0", cached=False)
@@ -109,7 +110,7 @@ def test_a_refusal_of_tensorrt_ends_a_release_that_cannot_run_otherwise(
         assert "segment dla0.0 cannot run on this board: it crashed" in board.updater.update.reason
         assert board.updater.state.trial is None
         assert board.pipeline.report.status == "stopped"
-        board.updater.on_desired(board.updater._desired)  # asked for again: still refused
+        board.updater.on_desired(board.updater._desired, TRUSTED)  # asked for again: still refused
         assert board.updater.update.phase == "refused"
 
 

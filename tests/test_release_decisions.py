@@ -18,6 +18,7 @@ from device.agent.trial import (
     judge,
 )
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
+from device.trust.exchange import TRUSTED
 from device.update import slots
 from device.update.decisions import (
     Decision,
@@ -167,7 +168,7 @@ STAGED = SlotState(active="a", a=record(OTHER), b=record(RELEASE, good=False))
 def test_what_is_done_about_a_desired_release(
     state: SlotState, request_: Desired, decision: Decision
 ) -> None:
-    actual = decide(request_, state, profile="p", dev=True)
+    actual = decide(request_, state, profile="p", verdict=TRUSTED)
     assert type(actual) is type(decision)
     if isinstance(actual, Failed | Refuse | Waits) and isinstance(
         decision, Failed | Refuse | Waits

@@ -21,6 +21,7 @@ from device.agent.preparation import Preparation
 from device.agent.updater import READ_AGAIN_S, Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
+from device.trust.exchange import TRUSTED
 from device.update import slots
 from device.update.slot_store import SlotStore
 
@@ -53,7 +54,7 @@ class Board:
         self.pipeline = PipelineRunner(config, "", SLEEPER, self.events.append)
         self.updater = Updater(config, self.store, self.pipeline, lambda: None, preparation)
         self.updater.boot()
-        self.updater.on_desired(self.desired("first"))
+        self.updater.on_desired(self.desired("first"), TRUSTED)
 
     def desired(self, request: str, *, retry: bool = False) -> Desired:
         release = ReleaseSpec(name="good", version="1", profile=PROFILE, blob=self.blob)
@@ -155,7 +156,9 @@ def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
     assert board.updater.update.phase == "postponed"
     blob = msgspec.structs.replace(board.blob, sha256="0" * 64)
     release = ReleaseSpec(name="next", version="2", profile=PROFILE, blob=blob)
-    board.updater.on_desired(Desired(format=DOCUMENT_FORMAT, request="second", release=release))
+    board.updater.on_desired(
+        Desired(format=DOCUMENT_FORMAT, request="second", release=release), TRUSTED
+    )
     assert board.updater.update.phase == "downloading"
     assert board.updater.state.trial is None
 
@@ -169,7 +172,7 @@ def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
     desired = board.desired("second", retry=True)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "open", refuse_to_open)
-        board.updater.on_desired(desired)
+        board.updater.on_desired(desired, TRUSTED)
         now_s = time.monotonic()
         board.updater.advance(now_s)
     assert board.updater.update.phase == "postponed"

@@ -35,13 +35,21 @@ from device.agent.preparation import (
 )
 from device.agent.presence import Presence
 from device.agent.updater import Updater
+from device.agent.verification import (
+    MetadataAsked,
+    Verification,
+    VerificationEnded,
+    VerificationEvent,
+)
 from device.errors import TandemError
-from device.protocol.documents import Desired, Reported, decode, encode
+from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
 from device.start.command import module_command
-from device.update.decisions import running_of
+from device.trust.exchange import TRUSTED, Refused, Verdict
+from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
 
 LOG = logging.getLogger("tandem.agent")
@@ -61,7 +69,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | _Stop
+Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | _Stop
 
 
 class Agent:
@@ -84,7 +92,15 @@ class Agent:
             memory_mb=config.prepare.memory_mb,
         )
         self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
+        self._verification = Verification(
+            self._put,
+            lambda get: self._presence.send(self._topics.tuf_get, encode(get)),
+            device=config.device,
+            trust=config.trust,
+            state_dir=Path(config.state_dir),
+        )
         self._version = _version()
+        self._desired: Desired | None = None
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
@@ -112,6 +128,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
+        self._verification.stop()
         self._updater.shut_down()
         self._report()
         self._presence.publish_stopped()
@@ -123,7 +140,7 @@ class Agent:
 
     def _next_event(self) -> Event | None:
         due = [*self._updater.due_s(online=self._presence.online)]
-        due.append(self._presence.report_due_s(self._reported()))
+        due += (self._presence.report_due_s(self._reported()), self._verification.due_s)
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
         timeout_s = min(max(0.0, due_s - time.monotonic()), MAX_WAIT_S)
         try:
@@ -149,15 +166,23 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
-        elif isinstance(event, LinkUp):
+        elif isinstance(event, MetadataAsked | VerificationEnded):
+            self._on_verdict(self._verification.on_event(event, time.monotonic()))
+        else:
+            self._handle_link(event)
+
+    def _handle_link(self, event: Event | None) -> None:
+        if isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
+            self._verification.on_reconnect(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
         self._pipeline.watch(now_s)
+        self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
         if self._presence.online:
             request = self._updater.next_request(time.monotonic())  # `advance` may take long
@@ -170,6 +195,9 @@ class Agent:
             self._on_desired(message.payload)
         elif message.topic == self._topics.state:
             self._presence.on_own_state(message.payload)
+        elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
+            request, number = message.topic.split("/")[-2:]
+            self._verification.on_reply(request, number, message.payload)
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
@@ -177,15 +205,26 @@ class Agent:
 
     def _on_desired(self, payload: bytes) -> None:
         try:
-            desired = decode(payload, Desired) if payload else None
+            desired, signed = open_desired(payload) if payload else (None, None)
         except ValueError as error:
             self._desired_problem = (
                 f"the desired document is not understood and changes nothing: {error}"
             )
             LOG.error("%s", self._desired_problem)
             return
-        self._desired_problem = ""
-        self._updater.on_desired(desired)
+        self._desired_problem, self._desired = "", desired
+        self._updater.on_desired(desired, self._verdict(payload, signed))
+
+    def _verdict(self, payload: bytes, signed: Signed | None) -> Verdict:
+        """Return what is known of a desired document by now."""
+        if signed is not None:
+            return self._verification.take(payload, time.monotonic())
+        self._verification.forget()
+        return TRUSTED if self._config.dev else Refused(reason=UNSIGNED)
+
+    def _on_verdict(self, verdict: Verdict | None) -> None:
+        if verdict is not None:
+            self._updater.on_desired(self._desired, verdict)
 
     # -- reports
 

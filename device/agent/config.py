@@ -11,6 +11,7 @@ from device.profile import load_profile
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
+from device.trust.exchange import MQTT_REPOSITORY
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
@@ -98,6 +99,19 @@ class SourceTable(_Table, frozen=True, kw_only=True):
     uri: Annotated[str, Meta(min_length=1)]
 
 
+class TrustTable(_Table, frozen=True, kw_only=True):
+    """[trust]: what a signed release is checked by.
+
+    `dir`: the folder with the fleet's root.json and director.json. `repository`: where signed
+    metadata come from: "mqtt:" (the server behind the broker), a URL or a folder. `timeout_s`: so
+    long one check may take.
+    """
+
+    dir: Annotated[str, Meta(min_length=1)] = "trust"
+    repository: Annotated[str, Meta(min_length=1)] = "mqtt:"
+    timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 60.0
+
+
 class AgentConfig(_Table, frozen=True, kw_only=True):
     """agent.toml, checked."""
 
@@ -109,6 +123,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     update: UpdateTable = UpdateTable()
     pipeline: PipelineTable = PipelineTable()
     prepare: PrepareTable = PrepareTable()
+    trust: TrustTable = TrustTable()
     source: SourceTable | None = None
 
 
@@ -130,7 +145,14 @@ def load_agent_config(path: Path) -> AgentConfig:
     state_dir = folder / user_path(config.state_dir)
     profile = _profile_name(config.profile, path, folder)
     broker = msgspec.structs.replace(config.broker, tls=_tls(config, path, folder))
-    return msgspec.structs.replace(config, state_dir=str(state_dir), profile=profile, broker=broker)
+    trust = msgspec.structs.replace(
+        config.trust,
+        dir=str(folder / user_path(config.trust.dir)),
+        repository=_repository(config.trust.repository, folder),
+    )
+    return msgspec.structs.replace(
+        config, state_dir=str(state_dir), profile=profile, broker=broker, trust=trust
+    )
 
 
 def tls_files(broker: BrokerTable) -> TlsFiles | None:
@@ -160,6 +182,12 @@ def _tls(config: AgentConfig, path: Path, folder: Path) -> TlsTable | None:
         for name in (tls.certificate, tls.key)
     )
     return TlsTable(ca=str(folder / user_path(tls.ca)), certificate=certificate, key=key)
+
+
+def _repository(text: str, folder: Path) -> str:
+    """Return where signed metadata come from, a folder as its whole path."""
+    is_name = text == MQTT_REPOSITORY or text.startswith(("http://", "https://"))
+    return text if is_name else str(folder / user_path(text))
 
 
 def _profile_name(profile: str, path: Path, folder: Path) -> str:

@@ -175,7 +175,12 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
         host=broker.host,
         port=broker.port,
         client_id=f"tandem-agent-{config.device}",
-        subscriptions=((topics.desired, 1), (topics.state, 1), (topics.chunks, 0)),
+        subscriptions=(
+            (topics.desired, 1),
+            (topics.state, 1),
+            (topics.chunks, 0),
+            (topics.tuf_replies, 0),
+        ),
         mqtt_version=broker.mqtt_version,
         username=broker.username,
         password=broker.password,

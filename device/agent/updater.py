@@ -37,6 +37,7 @@ from device.agent.trial import (
 from device.errors import BundleError, BundleReadError, StateError, TandemError
 from device.protocol.documents import BlobGet, Desired, Update
 from device.protocol.messages import ChildMessage, Failure
+from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update import slots
 from device.update.boot import with_whole_active
 from device.update.decisions import (
@@ -45,6 +46,7 @@ from device.update.decisions import (
     Live,
     Refuse,
     TryIdle,
+    Verify,
     Waits,
     decide,
     update_of,
@@ -84,6 +86,7 @@ class Updater:
         self._preparation = preparation
         self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
         self._desired: Desired | None = None
+        self._verdict: Verdict = TRUSTED  # on `_desired`
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
         self._trial: Trial | None = None
         self._looked_s = 0.0  # when the trial was last looked at
@@ -145,9 +148,9 @@ class Updater:
 
     # -- desired state
 
-    def on_desired(self, desired: Desired | None) -> None:
-        """Take the desired state; None: it was cleared."""
-        self._desired = desired
+    def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
+        """Take the desired state, None: it was cleared, and what its signatures say."""
+        self._desired, self._verdict = desired, verdict
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -160,13 +163,15 @@ class Updater:
             self.update = update_of_slots(self.state)
             return
         total_bytes = desired.release.blob.bytes
-        decision = decide(desired, self.state, profile=self._config.profile, dev=self._config.dev)
+        decision = decide(desired, self.state, profile=self._config.profile, verdict=self._verdict)
         if not isinstance(decision, FetchIt):
             self._fetching.pause()
         if isinstance(decision, Live):
             self.update = update_of(desired, "live", total_bytes)
         elif isinstance(decision, Refuse):
             self._refuse(desired, decision.reason)
+        elif isinstance(decision, Verify):
+            self.update = update_of(desired, "verifying", reason=decision.reason)
         elif isinstance(decision, Failed):
             received = total_bytes if decision.phase == "rolled_back" else 0
             self.update = update_of(desired, decision.phase, received, decision.reason)
@@ -183,6 +188,8 @@ class Updater:
         One that is asked for again goes on for the new request.
         """
         if desired is None or self.update.phase != "postponed":
+            return False
+        if not isinstance(self._verdict, Trusted):
             return False
         record = self._kept.record(self.state.trial)
         if record.sha256 == desired.release.blob.sha256:

@@ -20,7 +20,15 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 PeerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}\Z")]
 Phase = Literal[
-    "idle", "downloading", "staging", "trial", "postponed", "live", "rolled_back", "refused"
+    "idle",
+    "verifying",
+    "downloading",
+    "staging",
+    "trial",
+    "postponed",
+    "live",
+    "rolled_back",
+    "refused",
 ]
 AgentState = Literal["online", "stopped", "lost"]
 PipelineStatus = Literal[
@@ -219,6 +227,25 @@ class BlobGet(_Document, frozen=True, kw_only=True):
     index: bool = False
     chunks: tuple[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)], ...] = ()
     peer: PeerId = ""
+
+
+class TufGet(_Document, frozen=True, kw_only=True):
+    """A request of the device for a file of the signed repository, such as
+    `metadata/3.root.json`."""
+
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}\Z")]
+    path: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class TufReply(_Document, frozen=True, kw_only=True):
+    """The first line of a part of an answer; the bytes of the part follow it.
+
+    `status`: 200, 404 if there is no such file, 400 for a path that is not served. `parts`: how
+    many the answer has.
+    """
+
+    status: int
+    parts: Annotated[int, Meta(ge=1, le=256)] = 1
 
 
 D = TypeVar("D", bound=msgspec.Struct)

@@ -8,6 +8,8 @@ fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk ha
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
 fleet/v1/{device}/evt/update        CloudEvents: how an update ended
 fleet/v1/{device}/evt/pipeline      CloudEvents: the pipeline's status changed
+fleet/v1/{device}/tuf/get            the device asks for a file of the signed repository
+fleet/v1/{device}/tuf/reply/{id}/{n} part n of the answer to the request of this id
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
@@ -58,6 +60,20 @@ class Topics:
     def blob_get(self) -> str:
         """Requests of the device for chunks."""
         return f"{self.root}/blob/get"
+
+    @property
+    def tuf_get(self) -> str:
+        """Requests of the device for files of the signed repository."""
+        return f"{self.root}/tuf/get"
+
+    @property
+    def tuf_replies(self) -> str:
+        """All parts of all answers to these requests."""
+        return f"{self.root}/tuf/reply/+/+"
+
+    def tuf_reply(self, request: str, part: int) -> str:
+        """The topic of one part of the answer to a request."""
+        return f"{self.root}/tuf/reply/{request}/{part}"
 
     @property
     def detections(self) -> str:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, Phase, Running, Update
+from device.trust.exchange import Refused, Unverified, Verdict
 from device.update.slots import SlotRecord, SlotState
 
 UNSIGNED = (
-    "the release is not signed and this device takes only signed ones; signing is not built yet, "
-    "so set dev = true in agent.toml to take unsigned releases on a bench"
+    "the release is not signed and this device takes only signed ones: deploy it with "
+    "`tandem deploy --fleet`, or set dev = true in agent.toml of a board on a bench"
 )
 
 
@@ -19,6 +20,13 @@ class Live:
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """The release is refused, with the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Nothing is done before its signatures are known to fit; `reason`: what that waits for."""
 
     reason: str
 
@@ -48,24 +56,21 @@ class FetchIt:
     """The release has to be downloaded."""
 
 
-Decision = Live | Refuse | Failed | Waits | TryIdle | FetchIt
+Decision = Live | Refuse | Verify | Failed | Waits | TryIdle | FetchIt
 
 
-def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> Decision:
+def decide(desired: Desired, state: SlotState, *, profile: str, verdict: Verdict) -> Decision:
     """Compare the desired release with the slots, none of which is on trial.
 
-    A release that was refused is tried again for a new request, one that was rolled back only for
-    a new request with `retry`.
+    `verdict`: what its signatures say. A release that was refused is tried again for a new request,
+    one that was rolled back only for a new request with `retry`.
     """
     sha256 = desired.release.blob.sha256
     if _holds(state.record(state.active), sha256):
         return Live()
-    refusal = _refusal(desired, profile, dev)
-    if refusal is not None:
-        return Refuse(refusal)
-    failed = _failed(desired, state)
-    if failed is not None:
-        return failed
+    obstacle = _refusal(desired, profile, verdict) or _failed(desired, state)
+    if obstacle is not None:
+        return obstacle
     if not _holds(state.record(state.idle), sha256):
         return FetchIt()
     waiting = state.postponed
@@ -91,20 +96,22 @@ def _failed(desired: Desired, state: SlotState) -> Failed | None:
     )
 
 
-def _refusal(desired: Desired, profile: str, dev: bool) -> str | None:
-    """Return why the release is refused before a download, or None."""
+def _refusal(desired: Desired, profile: str, verdict: Verdict) -> Refuse | Verify | None:
+    """Return why the release is refused, or not looked at yet, before a download."""
     release = desired.release
     if desired.format != DOCUMENT_FORMAT:
-        return (
+        return Refuse(
             f"the desired document has format {desired.format}, this agent reads "
             f"{DOCUMENT_FORMAT}: update the agent"
         )
     if release.profile != profile:
-        return (
+        return Refuse(
             f"the release {release.name} {release.version} is built for {release.profile}, this "
             f"device is {profile}: build an engine for {profile}"
         )
-    return None if dev else UNSIGNED
+    if isinstance(verdict, Refused):
+        return Refuse(verdict.reason)
+    return Verify(verdict.reason) if isinstance(verdict, Unverified) else None
 
 
 def update_of(desired: Desired, phase: Phase, received_bytes: int = 0, reason: str = "") -> Update:

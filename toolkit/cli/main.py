@@ -61,6 +61,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
+    "fleet": (
+        "toolkit.cli.commands.fleet.group",
+        "fleet",
+        "Make a fleet's keys and publish signed releases.",
+    ),
     "demo": (
         "toolkit.cli.commands.demo",
         "demo",
@@ -88,6 +93,9 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnxruntime": "portable",
     "cv2": "camera",
     "torch": "torch",
+    "tuf": "fleet",
+    "securesystemslib": "fleet",
+    "cryptography": "fleet",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself

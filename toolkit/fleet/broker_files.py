@@ -115,13 +115,19 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_mosquitto(files: BrokerFiles, revoked: Sequence[str] = ()) -> None:
-    """Write mosquitto.conf and acl; nothing is left half-written."""
+def write_mosquitto(
+    files: BrokerFiles, revoked: Sequence[str] = (), into: Path | None = None
+) -> None:
+    """Write mosquitto.conf and acl; nothing is left half-written.
+
+    `into`: a folder that will take the place of the broker's.
+    """
     folder = files.folder.resolve()
+    into = into or folder
     identity = files.identity.resolve()
     if any(character.isspace() for character in f"{folder}{identity}"):
         raise FleetError(f"{folder}: mosquitto takes no path with a space: choose another folder")
-    (folder / "data").mkdir(parents=True, exist_ok=True)
+    (into / "data").mkdir(parents=True, exist_ok=True)
     conf = MOSQUITTO.format(
         folder=folder,
         identity=identity,
@@ -130,5 +136,5 @@ def write_mosquitto(files: BrokerFiles, revoked: Sequence[str] = ()) -> None:
         max_queued=MAX_QUEUED,
     )
     for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
-        with replacing(folder / name) as file:
+        with replacing(into / name) as file:
             file.write(text.encode())

@@ -8,9 +8,10 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +32,9 @@ from device.update.bundle import read_bundle_info
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.deployment import Deployment, DeployProgress, DeployResult
 
+if TYPE_CHECKING:
+    from toolkit.fleet.metadata_server import MetadataServer
+
 __all__ = [
     "BrokerAddress",
     "DeployProgress",
@@ -40,7 +44,7 @@ __all__ = [
     "parse_broker",
 ]
 
-DEFAULT_PORT = 1883
+DEFAULT_PORT, TLS_PORT = 1883, 8883
 MAX_EVENTS = 1024
 
 
@@ -60,26 +64,32 @@ def parse_broker(
     username: str | None = None,
     password: str | None = None,
     tls: TlsFiles | None = None,
+    *,
+    default_port: int = DEFAULT_PORT,
 ) -> BrokerAddress:
     """Return the address in `host` or `host:port` ([...] around an IPv6 address)."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, str(default_port)
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise BrokerError(f"the broker {text!r} is not host:port, for example 192.168.1.10:1883")
     return BrokerAddress(host.strip("[]"), int(port), username, password, tls)
 
 
 class _Rollout:
-    """The deployments of one release over one connection: one thread handles all events."""
+    """The deployments of one release over one connection: one thread handles all events.
+
+    `documents`: what is published to each device; `metadata` answers for what is signed.
+    """
 
     def __init__(
         self,
         blob: Blob,
         desired: Desired,
-        devices: Sequence[str],
+        documents: Mapping[str, bytes],
         *,
         broker: BrokerAddress,
+        metadata: "MetadataServer | None",
         timeout_s: float,
         on_progress: Callable[[DeployProgress], None],
     ) -> None:
@@ -88,8 +98,10 @@ class _Rollout:
         self._desired = desired
         self._deployments = [
             Deployment(blob, desired, device, timeout_s=timeout_s, now_s=now_s)
-            for device in devices
+            for device in documents
         ]
+        self._documents = documents
+        self._metadata = metadata
         self._by_topic = {
             topic: deployment
             for deployment in self._deployments
@@ -117,11 +129,17 @@ class _Rollout:
             host=broker.host,
             port=broker.port,
             client_id=f"tandem-deploy-{self._desired.request[:8]}",
-            subscriptions=tuple((topic, 1) for topic in self._by_topic),
+            subscriptions=tuple((topic, 1) for topic in self._topics()),
             username=broker.username,
             password=broker.password,
             tls=broker.tls,
         )
+
+    def _topics(self) -> tuple[str, ...]:
+        """Return what this side listens to."""
+        if self._metadata is None:
+            return tuple(self._by_topic)
+        return (*self._by_topic, *(d.topics.tuf_get for d in self._deployments))
 
     def _step(self, running: Sequence[Deployment]) -> None:
         """Handle one event; without events send each device one part; without parts wait."""
@@ -156,11 +174,13 @@ class _Rollout:
 
     def _publish(self, deployment: Deployment) -> None:
         deployment.on_link_up()
-        document = encode(self._desired)
+        document = self._documents[deployment.topics.device]
         self._link.publish(deployment.topics.desired, document, qos=1, retain=True)
         self._on_progress(deployment.progress)
 
     def _on_message(self, message: Message) -> None:
+        if self._metadata is not None and self._metadata.handle(self._link, message):
+            return
         deployment = self._by_topic[message.topic]
         try:
             reported = deployment.on_message(message, time.monotonic())
@@ -200,11 +220,18 @@ def deploy_bundle(
     *,
     timeout_s: float = 120.0,
     retry: bool = False,
+    fleet: Path | None = None,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
     """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
     (result,) = deploy_to_devices(
-        bundle, (device,), broker, timeout_s=timeout_s, retry=retry, on_progress=on_progress
+        bundle,
+        (device,),
+        broker,
+        timeout_s=timeout_s,
+        retry=retry,
+        fleet=fleet,
+        on_progress=on_progress,
     )
     return result
 
@@ -216,14 +243,16 @@ def deploy_to_devices(
     *,
     timeout_s: float = 120.0,
     retry: bool = False,
+    fleet: Path | None = None,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
     """Deploy a bundle to all devices at once and return their results, in the same order.
 
     `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
-    devices that have rolled it back before. Raises BrokerError if the broker
-    cannot be reached at the start (later interruptions are waited out), DeployError if a device is
-    no id, or named twice.
+    devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
+    bundle is published there if it is not. Raises BrokerError if the broker cannot be reached at
+    the start (later interruptions are waited out), DeployError if a device is no id, or named
+    twice, TrustError if it cannot be signed.
     """
     for device in devices:
         _check_device(device)
@@ -231,17 +260,44 @@ def deploy_to_devices(
             raise DeployError(f"the device {device} is named twice: name each once")
     info = read_bundle_info(bundle)
     blob = Blob(bundle)
-    desired = Desired(
-        format=DOCUMENT_FORMAT,
-        request=uuid.uuid4().hex,
-        release=ReleaseSpec(
-            name=info.name, version=info.version, profile=info.profile, blob=blob.spec
-        ),
-        retry=retry,
-    )
     try:
+        release = ReleaseSpec(
+            name=info.name, version=info.version, profile=info.profile, blob=blob.spec
+        )
+        desired = Desired(
+            format=DOCUMENT_FORMAT, request=uuid.uuid4().hex, release=release, retry=retry
+        )
+        documents, metadata = _documents(bundle, desired, devices, fleet)
         return _Rollout(
-            blob, desired, devices, broker=broker, timeout_s=timeout_s, on_progress=on_progress
+            blob,
+            desired,
+            documents,
+            broker=broker,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
         ).run()
     finally:
         blob.close()
+
+
+def _documents(
+    bundle: Path, desired: Desired, devices: Sequence[str], fleet: Path | None
+) -> "tuple[dict[str, bytes], MetadataServer | None]":
+    """Return what each device gets, and what answers for its signatures; None without a fleet."""
+    if fleet is None:
+        return dict.fromkeys(devices, encode(desired)), None
+    from toolkit.fleet.director import addressed, next_counter, sign_desired
+    from toolkit.fleet.metadata_server import MetadataServer
+    from toolkit.fleet.publish import publish_bundle
+    from toolkit.fleet.repository import FleetRepository
+
+    repository = FleetRepository(fleet)
+    published = publish_bundle(repository, bundle)
+    repository.refresh(due_only=True)
+    release = msgspec.structs.replace(desired.release, target=published.target)
+    signed, key = msgspec.structs.replace(desired, release=release), repository.director_signer()
+    documents = {
+        device: sign_desired(addressed(signed, device, next_counter()), key) for device in devices
+    }
+    return documents, MetadataServer(fleet / "repository")

@@ -17,6 +17,7 @@ from device.protocol.documents import (
     decode,
 )
 from device.protocol.mqtt import Message
+from device.protocol.signed import open_desired, open_reported
 from device.protocol.topics import Topics
 from toolkit.fleet.blob import INDEX_PART, Blob
 
@@ -137,11 +138,11 @@ class Deployment:
         if message.topic == self.topics.blob_get:
             self._on_request(decode(message.payload, BlobGet), now_s)
         elif message.topic == self.topics.reported:
-            return self._on_report(decode(message.payload, Reported), now_s)
+            return self._on_report(open_reported(message.payload), now_s)
         elif message.topic == self.topics.state:
             self._device_state = decode(message.payload, StateDocument).state
         else:
-            self._on_desired(decode(message.payload, Desired), now_s)
+            self._on_desired(open_desired(message.payload)[0], now_s)
         return self.result is not None
 
     def take_part(self) -> int | str:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,12 +15,19 @@ from device.errors import DeployError, EngineError
 from device.update.bundle import ENGINE, check_bundle
 from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
-from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_to_devices, parse_broker
+from toolkit.fleet.deploy import (
+    BrokerAddress,
+    DeployProgress,
+    DeployResult,
+    deploy_to_devices,
+    parse_broker,
+)
 
 # Phase in the device's report -> text for the user.
 PHASES = {
     "waiting": "waiting for the device",
     "idle": "waiting for the device",
+    "verifying": "checking its signatures",
     "downloading": "downloading",
     "staging": "checking and unpacking",
     "trial": "on trial",
@@ -49,7 +57,12 @@ EPILOG = (
     metavar="ID",
     help="A device's id in agent.toml. Repeatable.",
 )
-@click.option("--broker", required=True, metavar="HOST:PORT", help="The MQTT broker.")
+@click.option("--broker", metavar="HOST:PORT", help="The MQTT broker.  [default: that of --fleet]")
+@click.option(
+    "--fleet",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Sign with the keys of this fleet's folder; publishes the bundle there.",
+)
 @click.option("--username", help="User name for the broker.")
 @click.option(
     "--password",
@@ -70,7 +83,8 @@ EPILOG = (
 def deploy(
     bundle: Path,
     devices: tuple[str, ...],
-    broker: str,
+    broker: str | None,
+    fleet: Path | None,
     username: str | None,
     password: str | None,
     timeout_s: float,
@@ -83,10 +97,12 @@ def deploy(
     fails. It remembers that, and takes the same bundle again only with --retry. Exit status 0 only
     if the release is live on every device.
     """
-    address = parse_broker(broker, username, password)
+    address = _address(broker, fleet, username, password)
     _warn(bundle)
     if as_json:
-        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s, retry=retry)
+        results = deploy_to_devices(
+            bundle, devices, address, timeout_s=timeout_s, retry=retry, fleet=fleet
+        )
         for result in results:
             click.echo(msgspec.json.encode(result).decode())
         if not all(result.live for result in results):
@@ -95,12 +111,31 @@ def deploy(
     with _progress() as progress:
         show = _shower(progress, devices)
         results = deploy_to_devices(
-            bundle, devices, address, timeout_s=timeout_s, retry=retry, on_progress=show
+            bundle,
+            devices,
+            address,
+            timeout_s=timeout_s,
+            retry=retry,
+            fleet=fleet,
+            on_progress=show,
         )
     for result in results:
         if result.live:
             click.echo(_sentence(result))
     _raise_failures(results)
+
+
+def _address(
+    broker: str | None, fleet: Path | None, username: str | None, password: str | None
+) -> BrokerAddress:
+    """Return the broker of the command line, or of the fleet."""
+    if broker is not None:
+        return parse_broker(broker, username, password)
+    if fleet is None:
+        raise click.UsageError("name the broker with --broker, or a fleet with --fleet")
+    from toolkit.fleet.folder import broker_address  # its libraries are not needed without a fleet
+
+    return replace(broker_address(fleet), username=username, password=password)
 
 
 def _warn(bundle: Path) -> None:

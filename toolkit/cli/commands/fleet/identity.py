@@ -38,7 +38,7 @@ def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
 
 @identity.command(epilog=EPILOG)
 @click.argument("devices", nargs=-1, metavar="DEVICE...")
-@click.option("--list", "list_file", metavar="FILE", help="More ids, one on each line; - for stdin.",
+@click.option("--list", "list_file", metavar="FILE", help="More ids, one a line; - for stdin.",
     type=click.File("r"))  # fmt: skip
 @fleet_option
 @json_option

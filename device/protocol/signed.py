@@ -1,0 +1,83 @@
+"""Signatures over documents, and one way to read a document that may be signed.
+
+What is signed are the UTF-8 bytes of `Signed.payload`, as they are: nothing is parsed before its
+signature is checked, and nothing has to be written in a canonical form. The cryptography is
+securesystemslib's, imported when a signature is made or checked.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from device.errors import TrustError
+from device.protocol.documents import Desired, Reported, Signature, Signed, decode, encode
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Key, Signer
+
+MAX_SIGNATURES = 32  # each costs a verification
+
+
+def sign_text(text: str, signers: "Iterable[Signer]") -> Signed:
+    """Sign a document's JSON text with each of the keys."""
+    data = text.encode()
+    signatures = [signer.sign(data) for signer in signers]
+    return Signed(
+        payload=text,
+        signatures=tuple(Signature(keyid=one.keyid, sig=one.signature) for one in signatures),
+    )
+
+
+def count_valid(signed: Signed, keys: "Mapping[str, Key]") -> int:
+    """Return how many of the keys (by their ids) have signed the payload."""
+    from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
+    from securesystemslib.signer import Signature as KeySignature
+
+    data, valid = signed.payload.encode(), set()
+    for signature in signed.signatures[:MAX_SIGNATURES]:
+        key = keys.get(signature.keyid)
+        if key is None:
+            continue
+        try:
+            key.verify_signature(KeySignature(signature.keyid, signature.sig), data)
+        except (UnverifiedSignatureError, VerificationError):
+            continue
+        valid.add(signature.keyid)
+    return len(valid)
+
+
+def open_desired(payload: bytes) -> tuple[Desired, Signed | None]:
+    """Return a desired document and its signatures, None if it has none. Nothing is verified.
+
+    Raises ValueError: it is not understood.
+    """
+    signed = _signed(payload)
+    if signed is None:
+        return decode(payload, Desired), None
+    return decode(signed.payload.encode(), Desired), signed
+
+
+def open_reported(payload: bytes, key: "Key | None" = None) -> Reported:
+    """Return a report, signed or not; with the device's public key only a signed one is taken.
+
+    Raises ValueError: it is not understood. Raises TrustError: the key did not sign it.
+    """
+    signed = _signed(payload)
+    if key is not None and (signed is None or not count_valid(signed, {key.keyid: key})):
+        raise TrustError(
+            f"a report is not signed by the device's key {key.keyid[:12]}...: somebody else "
+            "published it, or the device has a new key"
+        )
+    return decode(payload if signed is None else signed.payload.encode(), Reported)
+
+
+def sign_document(document: Desired | Reported, signers: "Iterable[Signer]") -> bytes:
+    """Return a document with its signatures, as it is published."""
+    return encode(sign_text(encode(document).decode(), signers))
+
+
+def _signed(payload: bytes) -> Signed | None:
+    """Return the envelope of a payload, None if it has none."""
+    try:
+        return decode(payload, Signed)
+    except ValueError:
+        return None

@@ -1,0 +1,40 @@
+"""`python -m device.trust`: check one desired document. See `device.trust.exchange`.
+
+A process of its own, as the libraries of a check take as much memory as the agent itself.
+"""
+
+import sys
+import time
+
+import msgspec
+
+from device.trust.exchange import Line, Refused, Request, Verdict, encode_line
+
+_MISSING = (
+    "a signed release needs the package {name!r}, which is not installed on this board: "
+    "pip install 'tandem-edge[fleet]'"
+)
+
+
+def main() -> int:
+    """Read a request, write requests for files and the verdict."""
+    begun_s = time.monotonic()
+    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
+    sys.stdout.buffer.write(encode_line(Line(verdict=_verdict(request, begun_s))))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _verdict(request: Request, begun_s: float) -> Verdict:
+    try:
+        from device.trust.fetchers import make_fetcher
+        from device.trust.verify import verify
+    except ModuleNotFoundError as error:
+        return Refused(reason=_MISSING.format(name=error.name))
+    deadline_s = begun_s + request.timeout_s
+    fetcher = make_fetcher(request.repository, sys.stdin.buffer, sys.stdout.buffer, deadline_s)
+    return verify(request, fetcher)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

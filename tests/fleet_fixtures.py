@@ -1,0 +1,72 @@
+"""A fleet's folder, and requests of a device answered from it, for the tests of signed releases."""
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import msgspec
+from mqtt_fixtures import DEVICE, make_bundle
+from securesystemslib.signer import CryptoSigner
+
+from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec
+from device.protocol.signed import sign_document
+from device.trust.exchange import Request, Verdict
+from device.trust.fetchers import FolderFetcher
+from device.trust.verify import verify
+from toolkit.fleet.blob import Blob
+from toolkit.fleet.director import addressed
+from toolkit.fleet.publish import publish_bundle
+from toolkit.fleet.repository import make_repository
+
+
+class Fleet:
+    """A fleet's folder with one published release, and the folder of one board."""
+
+    def __init__(self, folder: Path, *, root_keys: int = 2, threshold: int = 2) -> None:
+        self.folder = folder / "fleet"
+        self.repository = make_repository(self.folder, root_keys=root_keys, threshold=threshold)
+        self.bundle = make_bundle(folder / "in")
+        self.release = self.publish(self.bundle)
+        self.trust = folder / "board" / "trust"
+        self.state = folder / "board" / "state"
+        self.served = self.folder / "repository"
+        shutil.copytree(self.folder / "trust", self.trust)
+
+    def publish(self, bundle: Path) -> ReleaseSpec:
+        published = publish_bundle(self.repository, bundle)
+        blob = Blob(bundle)
+        blob.close()
+        return ReleaseSpec(
+            name=published.name,
+            version=published.version,
+            profile=published.profile,
+            blob=blob.spec,
+            target=published.target,
+        )
+
+    def desired(self, counter: int = 1, device: str = DEVICE, **changes: object) -> Desired:
+        document = Desired(format=DOCUMENT_FORMAT, request=f"r{counter}", release=self.release)
+        return msgspec.structs.replace(addressed(document, device, counter), **changes)
+
+    def signed(self, desired: Desired, *signers: CryptoSigner) -> bytes:
+        return sign_document(desired, signers or (self.repository.director_signer(),))
+
+    def verify(self, document: bytes, served: Path | None = None) -> Verdict:
+        """What the board makes of a document, with the metadata of a folder."""
+        request = Request(
+            device=DEVICE,
+            desired=document.decode(),
+            trust_dir=str(self.trust),
+            state_dir=str(self.state),
+        )
+        return verify(request, FolderFetcher(served or self.served))
+
+
+def utc(days: float) -> str:
+    """The time so many days from now, as documents write it."""
+    moment = datetime.now(timezone.utc) + timedelta(days=days)
+    return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+Attack = Callable[[Fleet], bytes]

@@ -1,0 +1,57 @@
+"""Signed releases end to end: a real broker, a real agent without `dev`, and its checks."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
+
+from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.repository import FleetRepository, make_repository
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    mosquitto = Mosquitto(tmp_path)
+    yield mosquitto
+    mosquitto.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FleetRepository:
+    return make_repository(tmp_path / "fleet", root_keys=2, threshold=2)
+
+
+@pytest.fixture
+def board(tmp_path: Path, broker: Mosquitto, fleet: FleetRepository) -> Iterator[AgentBox]:
+    shutil.copytree(fleet.trust, tmp_path / "trust")
+    box = AgentBox(tmp_path, broker.tls_port, dev=False, ca=broker.ca)
+    box.start()
+    yield box
+    box.close()
+
+
+def deploy(broker: Mosquitto, bundle: Path, fleet: Path | None) -> DeployResult:
+    address = BrokerAddress("127.0.0.1", broker.port)
+    return deploy_bundle(bundle, DEVICE, address, timeout_s=2 * WAIT_S, fleet=fleet)
+
+
+def test_a_board_takes_signed_releases_follows_new_keys_and_refuses_the_rest(
+    tmp_path: Path, broker: Mosquitto, fleet: FleetRepository, board: AgentBox
+) -> None:
+    first, second, third = (make_bundle(tmp_path / "in", version=text) for text in "123")
+    assert deploy(broker, first, fleet.fleet).live
+    for role in ("timestamp", "director", "root"):
+        fleet.rotate(role)
+    assert deploy(broker, second, fleet.fleet).live
+    unsigned = deploy(broker, third, None)
+    assert (unsigned.phase, unsigned.sent_bytes) == ("refused", 0)
+    assert "the release is not signed" in unsigned.reason
+    stranger = make_repository(tmp_path / "stranger")
+    foreign = deploy(broker, third, stranger.fleet)
+    assert (foreign.phase, foreign.sent_bytes) == ("refused", 0)
+    assert "is not signed by enough of the keys that root trusts" in foreign.reason
+    back = deploy(broker, first, fleet.fleet)  # from the other slot
+    assert (back.live, back.sent_bytes) == (True, 0)
+    assert [name for name, _pid in board.runs()] == ["good"] * 3

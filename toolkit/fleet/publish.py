@@ -1,0 +1,45 @@
+"""Publishes a bundle in the fleet's repository: from then on a device may install it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.update.bundle import check_bundle
+from toolkit.fleet.blob import Blob
+from toolkit.fleet.repository import FleetRepository, target_path
+
+CHUNK_FORMAT = "fixed"  # all chunks but the last have the same size
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A release in the repository; `target` is its path there."""
+
+    target: str
+    name: str
+    version: str
+    profile: str
+    sha256: str
+    bytes: int
+
+
+def publish_bundle(repository: FleetRepository, bundle: Path) -> Published:
+    """Check a bundle and publish it; once more it changes nothing.
+
+    Raises BundleError: it is damaged. Raises TrustError: its version is published with other bytes,
+    its names cannot be a path, or a key is missing.
+    """
+    info, _ = check_bundle(bundle)
+    target = target_path(info.name, info.version, info.profile)
+    blob = Blob(bundle)
+    blob.close()
+    custom = {
+        "name": info.name,
+        "version": info.version,
+        "profile": info.profile,
+        "index_sha256": blob.spec.index_sha256,
+        "chunk_format": CHUNK_FORMAT,
+    }
+    repository.publish(bundle, target, custom)
+    return Published(
+        target, info.name, info.version, info.profile, blob.spec.sha256, blob.spec.bytes
+    )
