@@ -116,7 +116,11 @@ def _tls(environment: Mapping[str, str]) -> TlsFiles | None:
     )
     if ca is None:
         return None
-    return TlsFiles(Path(ca), certificate and Path(certificate), key and Path(key))
+    return TlsFiles(
+        Path(ca),
+        None if certificate is None else Path(certificate),
+        None if key is None else Path(key),
+    )
 
 
 def _output_files(

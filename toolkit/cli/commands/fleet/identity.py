@@ -1,6 +1,7 @@
 """`tandem fleet identity`: who may connect to the fleet's broker."""
 
 from pathlib import Path
+from typing import IO
 
 import click
 import msgspec
@@ -43,13 +44,13 @@ def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
 @fleet_option
 @json_option
 def expect(
-    devices: tuple[str, ...], list_file: click.utils.LazyFile | None, folder: Path, as_json: bool
+    devices: tuple[str, ...], list_file: IO[str] | None, folder: Path, as_json: bool
 ) -> None:
     """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate."""
     from toolkit.fleet.certificates import expect as expect_devices
     from toolkit.fleet.identity import Authority
 
-    lines = [] if list_file is None else [line.strip() for line in list_file]
+    lines: list[str] = [] if list_file is None else [line.strip() for line in list_file]
     names = [*devices, *filter(None, lines)]
     if not names:
         raise click.UsageError("no device is named: give ids, or --list FILE")
