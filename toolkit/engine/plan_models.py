@@ -19,7 +19,7 @@ from toolkit.errors import PlanError, about
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
-from toolkit.graph.passes import run_passes
+from toolkit.graph.passes import SIZELESS_PASSES, run_passes
 from toolkit.importers.onnx import (
     ImportedModel,
     ModelSource,
@@ -144,6 +144,7 @@ def _planned(
 
     (member,) = request.members
     opened = _open(member, request, report)
+    opened = replace(opened, model=run_passes(opened.model, SIZELESS_PASSES)[0])
     single = _sized(member, opened)
 
     def plan_at(
