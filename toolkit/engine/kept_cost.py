@@ -42,7 +42,7 @@ def _note(nodes: frozenset[str], why: str, instead: str, times: tuple[float, flo
     """`instead`: how to build with them in INT8, "" where there is no way."""
     kept_us, int8_us = times
     return (
-        f"the {len(nodes)} nodes kept in floating point {why} cost "
+        f"the {len(nodes)} node{'s' if len(nodes) > 1 else ''} kept in floating point {why} cost "
         f"{max(0.0, kept_us - int8_us):.0f} us: {kept_us:.0f} us a frame predicted, "
         f"{int8_us:.0f} us with all in INT8{f' ({instead})' if instead else ''}"
     )
