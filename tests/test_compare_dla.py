@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,10 @@ def test_a_range_that_clips_is_named(tmp_path: Path) -> None:
     kept = float(((rounded - [1, 2, 3]) ** 2).sum())
     assert own.clipped_db == pytest.approx(10 * np.log10(87.3**2 / kept), rel=1e-3)
     assert own.costs
-    assert any("its range clips" in reason for reason in why(own))
+    assert own.leaves
+    assert any("its range clips what leaves the DLA" in reason for reason in why(own))
+    inside = replace(own, leaves=False)
+    assert any("its range clips what the layer gives" in reason for reason in why(inside))
     assert clipping_cost_db(np.array([12.7, 3.3]), 0.1) == 0.0
     assert clipping_cost_db(np.full(1000, 1.0), 2 / 127) == 0.0
 

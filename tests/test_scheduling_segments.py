@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_network
 
-from toolkit.partition.solver.segmentation import components, graph_of, segments_of
+from toolkit.partition.solver.segmentation import components, segments_of
 
 
 def random_case(rng: np.random.Generator, processors: tuple[str, ...]):
@@ -49,7 +49,7 @@ def test_dla_tasks_of_different_batches_are_apart(rng):
 def test_pieces_are_connected_and_whole(rng):
     for _ in range(20):
         net, placement = random_case(rng, TWO)
-        graph, row = graph_of(net), [placement[task.name] for task in net.tasks]
+        graph, row = net.graph, [placement[task.name] for task in net.tasks]
         found = components(graph, row, "dla0")
         owner = {task: number for number, piece in enumerate(found) for task in piece}
         assert sorted(owner) == [i for i, processor in enumerate(row) if processor == "dla0"]

@@ -5,14 +5,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import onnx_ir as ir
 
 from calibration.table import CalibrationTable, write_table
+from device.engine.manifest import IMPORTED
+from device.profile import Profile
 from toolkit.engine.options import BuildJob
 from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
-from toolkit.quantize.loss.parts import mixing_concats
+from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges, with_model
 from toolkit.quantize.ranges.table_file import (
@@ -23,13 +26,16 @@ from toolkit.quantize.ranges.table_file import (
     table_of_plain,
 )
 
+CLIPPED = "on the DLA a range of another tool may clip what the model puts out"
+
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """The graph to plan, with its ranges and their report.
 
     `table`: None where the precision is not INT8. `ranges`: how they were measured, None where they
-    were given. `floating`: nodes that stay in floating point unasked, and why.
+    were given. `floating`: nodes that stay in floating point unasked, and why; `off_dla`: those of
+    them that the DLA's ranges would harm.
     """
 
     prepared: Prepared
@@ -37,6 +43,7 @@ class Calibrated:
     ranges: Ranges | None = None
     notes: tuple[str, ...] = ()
     floating: Mapping[str, str] = field(default_factory=dict)
+    off_dla: frozenset[str] = frozenset()
 
     @property
     def kept_for_targets(self) -> frozenset[str]:
@@ -82,7 +89,8 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     options, profile = job.options, job.target.profile
     asked = frozenset(options.ranges.keep_float)
     prepared = prepare(job.graph, profile, job.plan, keep_float=asked)
-    floating = _floating(prepared, job)
+    harmed = _harmed(prepared, job)
+    floating = harmed | _idle(prepared, job)
     range_options = replace(
         with_model(options.ranges, job.imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
@@ -96,7 +104,9 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     if not options.accept_loss:
         check(ranges.judgement, job.imported.name)
     prepared = replace(prepared, model=ranges.model)
-    return Calibrated(prepared, ranges.table, ranges, _notes(job), floating)
+    return Calibrated(
+        prepared, ranges.table, ranges, _notes(job), floating, frozenset(harmed) - asked
+    )
 
 
 def _from_table(job: BuildJob) -> Calibrated:
@@ -116,27 +126,54 @@ def _from_table(job: BuildJob) -> Calibrated:
     fitted = fit_table(with_ranges, original, prepared.model)
     if not early:
         prepared = replace(prepared, model=adjusted_for(prepared.model, table, sha256))
-    floating = _floating(prepared, job)
-    keep_float = tuple(sorted({*fitted.table.keep_float, *floating}))
-    table = msgspec.structs.replace(fitted.table, keep_float=keep_float)
+    harmed = _harmed(prepared, job)
+    table = fitted.table
+    foreign = job.plain is None and foreign_for_dla(table, job.target.profile)
+    if foreign and not job.options.accept_loss:
+        table = with_bounds(table, prepared.model)
+        harmed |= dict.fromkeys(clipped_layers(table, prepared.model), CLIPPED)
+    asked = frozenset(table.keep_float)
+    floating = harmed | _idle(prepared, job)
+    table = msgspec.structs.replace(table, keep_float=tuple(sorted(asked | floating.keys())))
     notes = (*_notes(job), *refused_notes(table), *fitted.notes)
-    return Calibrated(prepared, table, notes=notes, floating=floating)
+    return Calibrated(
+        prepared, table, notes=notes, floating=floating, off_dla=frozenset(harmed) - asked
+    )
+
+
+def foreign_for_dla(table: CalibrationTable, profile: Profile) -> bool:
+    """Whether ranges of another tool meet a DLA, which hands its results on in INT8.
+
+    A GPU hands the last layers on in floating point, so that the same ranges clip nothing there.
+    """
+    return profile.dla is not None and table.method == IMPORTED
+
+
+def with_bounds(table: CalibrationTable, model: ir.Model) -> CalibrationTable:
+    """Return a table whose ranges of scores reach 1."""
+    scores = {name: 1.0 for name in bounded_tensors(model) if table.tensors.get(name, 1.0) < 1.0}
+    return msgspec.structs.replace(table, tensors={**table.tensors, **scores})
+
+
+def clipped_layers(table: CalibrationTable, model: ir.Model) -> frozenset[str]:
+    """Return the layers whose ranges may clip what the model puts out."""
+    return frozenset(node for node, name in output_layers(model).items() if name in table.tensors)
 
 
 def _notes(job: BuildJob) -> tuple[str, ...]:
     return plain_notes(job.plain) if job.plain is not None else ()
 
 
-def _floating(prepared: Prepared, job: BuildJob) -> dict[str, str]:
-    """Return the nodes that stay in floating point unasked, and why.
+def _harmed(prepared: Prepared, job: BuildJob) -> dict[str, str]:
+    """Return the nodes that would give scores and boxes one scale on a DLA, and why each stays."""
+    if job.target.profile.dla is None:
+        return {}
+    mixing = mixing_concats(prepared.model)
+    return {node: f"on the DLA it would give one scale to {mix}" for node, mix in mixing.items()}
 
-    Where there is a DLA: those that would give scores and boxes one scale. Where "best" is
-    requested: those that INT8 does not speed up.
-    """
-    floating: dict[str, str] = {}
-    if job.target.profile.dla is not None:
-        for node, mix in mixing_concats(prepared.model).items():
-            floating[node] = f"on the DLA it would give one scale to {mix}"
-    if job.options.precision == "best":
-        floating |= idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)
-    return floating
+
+def _idle(prepared: Prepared, job: BuildJob) -> dict[str, str]:
+    """Return the nodes that INT8 does not speed up, where "best" is requested, and why."""
+    if job.options.precision != "best":
+        return {}
+    return idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)

@@ -1,4 +1,4 @@
-"""What the nodes cost in speed that a calibration keeps in floating point for its targets."""
+"""What the nodes cost in speed that a build keeps in floating point for the accuracy of INT8."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from device.profile import Profile
-from toolkit.engine.calibrate import Calibrated
+from toolkit.engine.calibrate import CLIPPED, Calibrated
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named
@@ -18,26 +18,53 @@ Planner = Callable[[Calibrated], Plan]
 def kept_cost_notes(
     calibrated: Calibrated, plan: Plan, profile: Profile, make_plan: Planner
 ) -> tuple[str, ...]:
-    """Return a note on the predicted times with and without the kept nodes, none without any.
+    """Return a note on the predicted times with and without each group of kept nodes that is there.
 
     `plan` has the kept nodes where they may run; it prices those on the GPU as in INT8, so what
     FP16 takes longer there is added. Times are those that the plan makes short: see `frame_us`.
     """
-    nodes = calibrated.kept_for_targets
-    if not nodes or calibrated.table is None or profile.gpu is None:
+    if calibrated.table is None or profile.gpu is None:
         return ()
-    others = tuple(name for name in calibrated.table.keep_float if name not in nodes)
-    table = msgspec.structs.replace(calibrated.table, keep_float=others)
-    int8_us = frame_us(make_plan(replace(calibrated, table=table)))
+    clipped = {node for node in calibrated.off_dla if calibrated.floating[node] == CLIPPED}
+    groups = (
+        (calibrated.kept_for_targets, "for the targets", "`tandem build --keep none`"),
+        (clipped, f"because {CLIPPED}", "`tandem build --accept-loss`"),
+        (calibrated.off_dla - clipped, "because they mix scores with other outputs", ""),
+    )
+    present = [(frozenset(nodes), why, instead) for nodes, why, instead in groups if nodes]
+    return tuple(
+        _note(nodes, why, instead, _times(nodes, calibrated, plan, profile, make_plan))
+        for nodes, why, instead in present
+    )
+
+
+def _note(nodes: frozenset[str], why: str, instead: str, times: tuple[float, float]) -> str:
+    """`instead`: how to build with them in INT8, "" where there is no way."""
+    kept_us, int8_us = times
+    return (
+        f"the {len(nodes)} node{'s' if len(nodes) > 1 else ''} kept in floating point {why} cost "
+        f"{max(0.0, kept_us - int8_us):.0f} us: {kept_us:.0f} us a frame predicted, "
+        f"{int8_us:.0f} us with all in INT8{f' ({instead})' if instead else ''}"
+    )
+
+
+def _times(
+    nodes: frozenset[str],
+    calibrated: Calibrated,
+    plan: Plan,
+    profile: Profile,
+    make_plan: Planner,
+) -> tuple[float, float]:
+    """Return the times of a frame with nodes kept in floating point, and with them in INT8."""
+    table = calibrated.table
+    assert table is not None
+    others = tuple(name for name in table.keep_float if name not in nodes)
+    without = msgspec.structs.replace(table, keep_float=others)
+    int8_us = frame_us(make_plan(replace(calibrated, table=without)))
     on_gpu = {row.node for row in plan.placements if row.processor == "gpu"}
     graph = views(calibrated.prepared.model.graph)
     longer_us = half_us(graph, nodes & on_gpu, profile, plan.power_mode) / plan.batching.size
-    kept_us = frame_us(plan) + longer_us
-    return (
-        f"the {len(nodes)} nodes kept in floating point for the targets cost "
-        f"{max(0.0, kept_us - int8_us):.0f} us: {kept_us:.0f} us a frame predicted, "
-        f"{int8_us:.0f} us with all in INT8 (`tandem build --keep none`)",
-    )
+    return frame_us(plan) + longer_us, int8_us
 
 
 def frame_us(plan: Plan) -> float:

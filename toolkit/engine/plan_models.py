@@ -12,6 +12,7 @@ from calibration.table import CalibrationTable
 from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
+from toolkit.engine.calibrate import clipped_layers, foreign_for_dla
 from toolkit.engine.own_ranges import without_qdq
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
@@ -19,7 +20,7 @@ from toolkit.errors import PlanError, about
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
-from toolkit.graph.passes import run_passes
+from toolkit.graph.passes import SIZELESS_PASSES, run_passes
 from toolkit.importers.onnx import (
     ImportedModel,
     ModelSource,
@@ -144,6 +145,7 @@ def _planned(
 
     (member,) = request.members
     opened = _open(member, request, report)
+    opened = replace(opened, model=run_passes(opened.model, SIZELESS_PASSES)[0])
     single = _sized(member, opened)
 
     def plan_at(
@@ -264,6 +266,8 @@ def _load_member(
         prepared = Prepared(graph, dict(ranges or {}))
     if options.precision == "int8" and profile.dla is not None:  # as a build keeps them
         keep |= frozenset(mixing_concats(prepared.model))
+        if member.table is not None and table is not None and foreign_for_dla(table, profile):
+            keep |= clipped_layers(table, prepared.model)
     model = Model(
         member.title,
         prepared.model.graph,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Options that have an effect with --data alone.
 OF_CALIBRATION = (
     *("samples", "save_table", "budget", "keep", "resume", "equalise", "bias_correction"),
-    *("keep_float", "accept_loss"),
+    "keep_float",
 )
 
 
@@ -227,7 +227,8 @@ def _refuse_two_sources(
 def _refuse_unused(data: Path | None, precision: str | None, values: Mapping[str, object]) -> None:
     """Refuse calibration options that would have no effect; `values`: those of all options."""
     if not data:
-        for name in OF_CALIBRATION:
+        of_ranges = () if values["table"] else ("accept_loss",)
+        for name in (*OF_CALIBRATION, *of_ranges):
             if values[name]:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} belongs to calibration; give --data with it.")

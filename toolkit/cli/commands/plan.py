@@ -165,6 +165,8 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if collects:
+            gc.freeze()
+            gc.unfreeze()  # what is there counts as old now: enabling looks through none of it
             gc.enable()
 
 

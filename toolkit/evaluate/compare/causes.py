@@ -39,6 +39,9 @@ CAUSES: Mapping[str, str] = {
 }
 SHARED_SCALE = "a layer shares one scale among its operands"
 CLIPPED = "its range clips what the layer gives"
+CLIPPED_LEAVING = (
+    "its range clips what leaves the DLA; a GPU hands the last layers on in floating point"
+)
 POOL_SCALE = "a pooling rounds its averages at the scale of its input, too coarse for them"
 TABLES = frozenset({"Sigmoid", "Tanh"})
 AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})

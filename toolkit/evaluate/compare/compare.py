@@ -47,7 +47,8 @@ class OwnError:
     SQNR in dB against the exact result, both rounded once; `differing` elements of `elements`, by
     `largest_steps` at most, with the first worst one (`expected` the graph's, `found` the DLA's, in
     steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`; `clipped_db`:
-    what the range of its result costs by clipping, `causes.clipping_cost_db`.
+    what the range of its result costs by clipping, `causes.clipping_cost_db`; `leaves`: the result
+    leaves the segment.
     """
 
     gpu_sqnr_db: float
@@ -60,6 +61,7 @@ class OwnError:
     shared_scale_db: float = 0.0
     shared_reason: str = SHARED_SCALE
     clipped_db: float = 0.0
+    leaves: bool = False
 
     @property
     def cost_db(self) -> float:
@@ -146,6 +148,7 @@ class _Own:
         self.shared_db: float | None = None
         self.shared_reason = SHARED_SCALE
         self.clipped_db = 0.0
+        self.leaves = False
 
     def result(self) -> OwnError:
         worst = self.steps.error().worst
@@ -160,6 +163,7 @@ class _Own:
             shared_scale_db=self.shared_db or 0.0,
             shared_reason=self.shared_reason,
             clipped_db=self.clipped_db,
+            leaves=self.leaves,
         )
 
 
@@ -320,6 +324,7 @@ class Comparer:
             )
             row.add(exact.get(layer.tensor), in_real, free.real())
             row.own = row.own or _Own()
+            row.own.leaves = layer.tensor in trace.leaving
             result = exact_result(layer, gpu)
             variants = causes.Variants(exact_bias.numbers, ideal.numbers)
             _add_own(row.own, layer, alone, variants, (graphs, result))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from device.engine.manifest import UNCALIBRATED
-from toolkit.evaluate.compare.causes import CAUSES, CLIPPED, SHARED_SCALE
+from toolkit.evaluate.compare.causes import CAUSES, CLIPPED, CLIPPED_LEAVING, SHARED_SCALE
 from toolkit.evaluate.compare.compare import (
     LEAST_COST_DB,
     LEAST_SHARED_DB,
@@ -33,7 +33,8 @@ def why(own: OwnError) -> tuple[str, ...]:
         whose = " for one of them" if own.shared_reason == SHARED_SCALE else ""
         reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB{whose})")
     if own.clipped_db >= LEAST_SHARED_DB:
-        reasons.append(f"{CLIPPED} ({_db(own.clipped_db)} dB)")
+        clipped = CLIPPED_LEAVING if own.leaves else CLIPPED
+        reasons.append(f"{clipped} ({_db(own.clipped_db)} dB)")
     return tuple(reasons)
 
 

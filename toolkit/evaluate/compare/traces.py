@@ -56,6 +56,7 @@ class SegmentTrace:
         self.graph: SegmentGraph = segment_graph.read_graph(engine, self.portable, self._where)
         self.nodes: tuple[Node, ...] = tuple(n for n in self.graph.nodes if n.op not in QDQ)
         self._producers = {name: node for node in self.graph.nodes for name in node.outputs}
+        self.leaving = frozenset(self._real(name) for name in segment.outputs)
         self._load(engine)
 
     def _load(self, engine: Engine) -> None:
@@ -118,6 +119,14 @@ class SegmentTrace:
             node = producer
         operands = tuple(self._operand(name) for name in node.inputs if name)
         return Layer(tensor, head, rectified, frozenset(ops), operands)
+
+    def _real(self, name: str) -> str:
+        """Return the tensor that a result of the segment holds in INT8, or itself."""
+        node = self._producers.get(name)
+        while node is not None and node.op in QDQ:
+            name = node.inputs[0]
+            node = self._producers.get(name)
+        return name
 
     def _operand(self, name: str) -> Operand:
         restored = self._producers.get(name)

@@ -47,6 +47,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("infer-shapes", infer_shapes),
 )
 
+# What no size decides: done once where a model is planned at many batches.
+SIZELESS_PASSES = tuple(step for step in PASSES if step.run is fuse_batch_norms)
+
 
 def run_passes(
     model: ir.Model, passes: Sequence[Pass] = PASSES

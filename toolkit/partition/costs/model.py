@@ -62,6 +62,7 @@ class CrossingCost:
 
 
 FREE = NodeCost(0.0, 0.0, 0, 0, "nothing")
+_Key = tuple[tuple[str, ...], ...]
 
 
 class CostModel:
@@ -91,6 +92,7 @@ class CostModel:
         self._class = network_class(self._kernels)
         self._idle = idle_power(profile.name)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
+        self._predicted: dict[tuple[Processor, _Key], NodeCost] = {}
         self._measured = measured
         if measured is not None:
             names = [view.name for view in self._views]
@@ -208,6 +210,18 @@ class CostModel:
         return cost_of
 
     def _costs_of(self, kernels: Sequence[FusedKernel], processor: Processor) -> list[NodeCost]:
+        """Return predicted costs; kernels that come again, as in other plans, are priced once.
+
+        The first kernel, which reads an image, is priced each time.
+        """
+        known = self._predicted
+        keys = [(processor, _key(kernel)) for kernel in kernels]
+        new = [index for index, key in enumerate(keys) if index == 0 or key not in known]
+        costs = self._predict([kernels[index] for index in new], processor)
+        known.update({keys[index]: cost for index, cost in zip(new[1:], costs[1:], strict=True)})
+        return [*costs[:1], *(known[key] for key in keys[1:])]
+
+    def _predict(self, kernels: Sequence[FusedKernel], processor: Processor) -> list[NodeCost]:
         times = self._times(kernels, processor)
         power = self.active_w(processor)
         parameters = energy_parameters(self._constants)
@@ -243,6 +257,13 @@ class CostModel:
             layers = dla_work(kernels, self._precision, board.dla, arrays)
             return dla_times(layers, DlaRates.of(board), dla_parameters(constants))
         raise ValueError(f"profile {board.name} has no {processor}")
+
+
+def _key(kernel: FusedKernel) -> _Key:
+    """Return what tells a kernel from others of its graph: its nodes and tensors."""
+    nodes = tuple(view.name for view in kernel.nodes)
+    reads, writes = (tuple(t.name for t in ts) for ts in (kernel.reads, kernel.writes))
+    return nodes, reads, writes
 
 
 def _retimed(cost: NodeCost, time_us: float) -> NodeCost:

@@ -21,7 +21,7 @@ from toolkit.partition.solver.assess import (
 )
 from toolkit.partition.solver.baselines import costs_of, gpu_only
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution, Task
-from toolkit.partition.solver.segmentation import components, graph_of
+from toolkit.partition.solver.segmentation import components
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,8 @@ def _islands(
     islands = []
     for network in problem.networks:
         homes = [placement[network.name][task.name] for task in network.tasks]
-        graph = graph_of(network)
         for core in sorted({home for home in homes if home != "gpu"}):
-            for piece in components(graph, homes, core):
+            for piece in components(network.graph, homes, core):
                 tasks = tuple(network.tasks[index] for index in piece)
                 if all("gpu" in task.time_us for task in tasks):  # none that the user forced
                     islands.append((network, tasks))

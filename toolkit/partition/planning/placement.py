@@ -29,7 +29,7 @@ from toolkit.partition.solver.assess import overloads, utilisation, value_of, vi
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
-from toolkit.partition.solver.segmentation import components, graph_of
+from toolkit.partition.solver.segmentation import components
 from toolkit.partition.solver.solve import solve
 
 FORCED = "on the DLA, as asked"
@@ -293,7 +293,7 @@ def _stayed(
         for t in network.tasks
     ]
     reasons: dict[str, str] = {}
-    for piece in components(graph_of(network), markers, "cpu"):
+    for piece in components(network.graph, markers, "cpu"):
         tasks = [network.tasks[index] for index in piece]
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}

@@ -35,7 +35,7 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
             for plan, candidate in zip(shared.plans, shared.candidates, strict=True)
         ],
         "utilisation": busy,
-        "schedule": [asdict(interval) for interval in shared.placed.solution.schedule],
+        "schedule": [interval._asdict() for interval in shared.placed.solution.schedule],
         "simulated_utilisation": dict(shared.simulated.utilisation),
     }
 

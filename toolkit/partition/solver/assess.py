@@ -17,7 +17,7 @@ from toolkit.partition.solver.problem import (
     Segment,
     crossing_cost,
 )
-from toolkit.partition.solver.segmentation import TaskGraph, components, graph_of, segments_of
+from toolkit.partition.solver.segmentation import components, segments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,9 @@ def assess(
     problem: Problem,
     network: Network,
     placed: Mapping[str, Processor],
-    graph: TaskGraph | None = None,
 ) -> Cost:
     """Return the cost of one frame; segments run in sequence."""
-    segments = segments_of(network, placed, problem.segment_us, graph)
+    segments = segments_of(network, placed, problem.segment_us)
     crossings = tuple(crossings_of(network, placed, segments))
     load = dict.fromkeys(problem.processors, 0.0)
     energy = 0.0
@@ -159,13 +158,13 @@ class BadComponent:
 
 
 def bad_components(
-    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: TaskGraph
+    problem: Problem, network: Network, placed: Mapping[str, Processor]
 ) -> Iterator[BadComponent]:
     """Yield the components that are too small or too large for a loadable."""
     processors = [placed[task.name] for task in network.tasks]
     limits = problem.limits
     for core in dlas(problem):
-        for component in components(graph, processors, core):
+        for component in components(network.graph, processors, core):
             tasks = [network.tasks[index] for index in component]
             time = sum(task.time_us[core] for task in tasks)
             weights = sum(task.weight_bytes for task in tasks)
@@ -193,7 +192,7 @@ def intermediate_bytes(network: Network, inside: set[str]) -> int:
 def _bad_component_texts(
     problem: Problem, network: Network, placed: Mapping[str, Processor]
 ) -> Iterator[str]:
-    for bad in bad_components(problem, network, placed, graph_of(network)):
+    for bad in bad_components(problem, network, placed):
         first = network.tasks[bad.tasks[0]].name
         yield f"{network.name}: the piece of '{first}' on {bad.processor}: {bad.text}"
 

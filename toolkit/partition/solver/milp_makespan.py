@@ -24,7 +24,7 @@ from toolkit.partition.solver.problem import (
     Segment,
     crossing_cost,
 )
-from toolkit.partition.solver.segmentation import Lane, graph_of, lane_of
+from toolkit.partition.solver.segmentation import Lane, lane_of
 
 _Precedes = dict[tuple[int, int], Expr]  # slots of two networks -> 1 if the first starts before
 
@@ -152,7 +152,7 @@ def _slots(
             program.at_most(chosen - (here - before), 0.0)
             before = here
     names = [task.name for task in network.tasks]
-    for source, reader in graph_of(network).arcs:
+    for source, reader in network.graph.arcs:
         for slot in range(count - 1):
             program.at_least(done[names[source], slot] - done[names[reader], slot])
     part = _Slots(

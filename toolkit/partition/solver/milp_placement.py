@@ -23,9 +23,9 @@ from toolkit.partition.solver.problem import (
     Placement,
     Problem,
     Task,
+    TaskGraph,
     crossing_cost,
 )
-from toolkit.partition.solver.segmentation import TaskGraph, graph_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _goal(
 
 
 def _network_part(program: Program, problem: Problem, network: Network) -> NetworkPart:
-    graph = graph_of(network)
+    graph = network.graph
     on: dict[tuple[str, Processor], Expr] = {}
     for task in network.tasks:
         on |= _task_binaries(program, problem, task)

@@ -5,9 +5,10 @@ A frame runs the segments of its network one after the other; frames of several 
 several frames of one, share the processors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
 from device.engine.manifest import Processor
 from toolkit.errors import PlanError
@@ -67,6 +68,19 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskGraph:
+    """The dependencies between the tasks of a network, by index."""
+
+    parents: tuple[tuple[int, ...], ...]
+    children: tuple[tuple[int, ...], ...]
+
+    @property
+    def arcs(self) -> Iterator[tuple[int, int]]:
+        """All pairs (producer, reader), by the reader."""
+        return ((u, v) for v, sources in enumerate(self.parents) for u in sources)
+
+
+@dataclass(frozen=True)  # no slots: it keeps its graph
 class Network:
     """Tasks in a valid execution order, and the tensors between them."""
 
@@ -74,6 +88,21 @@ class Network:
     tasks: tuple[Task, ...]
     flows: tuple[Flow, ...]
     rate_hz: float | None = None
+
+    @cached_property
+    def graph(self) -> TaskGraph:
+        """The dependencies of the tasks; a search asks for them hundreds of times."""
+        rank = {task.name: index for index, task in enumerate(self.tasks)}
+        parents: list[set[int]] = [set() for _ in rank]
+        children: list[set[int]] = [set() for _ in rank]
+        for flow in self.flows:
+            for target in flow.targets if flow.source is not None else ():
+                source = rank[flow.source or ""]
+                parents[rank[target]].add(source)
+                children[source].add(rank[target])
+        return TaskGraph(
+            tuple(tuple(sorted(p)) for p in parents), tuple(tuple(sorted(c)) for c in children)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +157,7 @@ class Segment:
     tasks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):  # a simulation makes tens of thousands of them
     """The execution of a segment of one frame."""
 
     network: str

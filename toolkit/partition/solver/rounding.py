@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from toolkit.partition.solver.intervals import Figures, Rated, Score
 from toolkit.partition.solver.problem import Direction, Network, Problem, crossing_cost
-from toolkit.partition.solver.segmentation import graph_of
 
 OnDla = npt.NDArray[np.bool_]  # (candidates, tasks), or (tasks)
 
@@ -71,7 +70,7 @@ class Rating:
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem = problem
         self._core = problem.processors[1]
-        self._parents = graph_of(network).parents
+        self._parents = network.graph.parents
         rank = {task.name: index for index, task in enumerate(network.tasks, start=1)}
         flows = [flow for flow in network.flows if flow.targets or flow.output]
         # Column 0 stands for the memory of the GPU, where inputs and outputs are.

@@ -6,56 +6,26 @@ shortest path over lanes is optimal. Two lanes alternate, so that only the first
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from device.engine.manifest import Processor
-from toolkit.partition.solver.problem import Network, Segment
+from toolkit.partition.solver.problem import Network, Segment, TaskGraph
 
 Lane = tuple[Processor, str]
 
 _MAX_STATES = 4000  # beyond it the search is greedy; placements this fragmented are no plans
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGraph:
-    """The dependencies between the tasks of a network, by index."""
-
-    parents: tuple[tuple[int, ...], ...]
-    children: tuple[tuple[int, ...], ...]
-
-    @property
-    def arcs(self) -> Iterator[tuple[int, int]]:
-        """All pairs (producer, reader), by the reader."""
-        return ((u, v) for v, sources in enumerate(self.parents) for u in sources)
-
-
-def graph_of(network: Network) -> TaskGraph:
-    """Return the dependencies of a network's tasks."""
-    rank = {task.name: index for index, task in enumerate(network.tasks)}
-    parents: list[set[int]] = [set() for _ in rank]
-    children: list[set[int]] = [set() for _ in rank]
-    for flow in network.flows:
-        for target in flow.targets if flow.source is not None else ():
-            source = rank[flow.source or ""]
-            parents[rank[target]].add(source)
-            children[source].add(rank[target])
-    return TaskGraph(
-        tuple(tuple(sorted(p)) for p in parents), tuple(tuple(sorted(c)) for c in children)
-    )
-
-
 def segments_of(
     network: Network,
     placement: Mapping[str, Processor],
     segment_us: Mapping[Processor, float],
-    graph: TaskGraph | None = None,
 ) -> tuple[Segment, ...]:
     """Return the segments in execution order with the lowest start cost, then the fewest."""
-    graph = graph or graph_of(network)
     lanes = [lane_of(placement[task.name], task.lane) for task in network.tasks]
     cuts: list[Segment] = []
-    for lane, members in _search(graph, lanes, segment_us):
+    for lane, members in _search(network.graph, lanes, segment_us):
         names = tuple(network.tasks[index].name for index in sorted(members))
         cuts.append(Segment(network.name, lane[0], names))
     return tuple(cuts)

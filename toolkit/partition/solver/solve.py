@@ -35,7 +35,6 @@ from toolkit.partition.solver.milp import GAP, Outcome, Values
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
 from toolkit.partition.solver.rounding import rounded_placements
-from toolkit.partition.solver.segmentation import graph_of
 
 DEFAULT_SECONDS = 20.0
 _LEAST_SECONDS = 0.01  # counted for a program that needs no steps
@@ -269,8 +268,8 @@ class _Search:
         any_bad = False
         for network in self._problem.networks:
             placed, merged = placement[network.name], self._merged[network.name]
-            graph = graph_of(network)
-            for bad in bad_components(self._problem, network, placed, graph):
+            graph = network.graph
+            for bad in bad_components(self._problem, network, placed):
                 any_bad = True
                 inside = {merged.representative[network.tasks[index].name] for index in bad.tasks}
                 neighbours = {i for t in bad.tasks for i in graph.parents[t] + graph.children[t]}

@@ -110,6 +110,21 @@ def output_tensors(model: ir.Model) -> frozenset[str]:
     return frozenset(names)
 
 
+def output_layers(model: ir.Model) -> dict[str, str]:
+    """Return the nodes that compute elements of an output, and their results.
+
+    Left out are those that bound them to [0, 1]: their range is known.
+    """
+    outputs = output_tensors(model)
+    return {
+        str(node.name): str(node.outputs[0].name)
+        for node in model.graph
+        if str(node.outputs[0].name) in outputs
+        and node.domain == ""
+        and node.op_type not in MOVES | _BOUNDED | {"Concat"}
+    }
+
+
 def mixing_concats(model: ir.Model) -> dict[str, str]:
     """Return the Concat nodes that put scores beside other values, and what they mix.
 
