@@ -23,8 +23,9 @@ from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import EngineError, SessionError
+from device.runtime.tensorrt import prepare as prepare_module
 from device.runtime.tensorrt.board import read_board
-from device.runtime.tensorrt.children import Limits
+from device.runtime.tensorrt.children import TIMING, Ended, Limits, run_child
 from device.runtime.tensorrt.plans import Comparison, Record, form_for
 from device.runtime.tensorrt.prepare import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_gpu_release
@@ -39,6 +40,7 @@ from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
 X = (1, 3, 32, 32)
+SMALL = (1, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +78,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuildResult]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine in INT8 with kernels and a form for TensorRT."""
-    return build(tmp_path_factory.mktemp("both"), "int8", "auto").path
+    """An engine in FP16 with kernels, which are interpreted, and a form for TensorRT."""
+    folder = tmp_path_factory.mktemp("both")
+    nodes = [node("Relu", "x", "y")]
+    model = save(folder / "m.onnx", nodes, {"x": list(SMALL)}, {"y": list(SMALL)}, {})
+    options = BuildOptions(precision="fp16", gpu_backend="auto")
+    with cuda_double.interpreted_cubins():
+        return build_engine(model, "orin-nx-16gb", folder / "both.engine", options).path
 
 
-def feeds() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(7).normal(size=X).astype(np.float32)}
+def feeds(shape: tuple[int, ...] = X) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(7).normal(size=shape).astype(np.float32)}
 
 
 def record_of(plans: Path) -> Path:
@@ -221,7 +228,7 @@ def test_auto_times_both_and_keeps_the_faster(
             assert session.reports[0].implementation == "cuda"
             assert reason in session.reports[0].reason
             assert session.reports[0].degraded == ""
-            session.infer(feeds())
+            session.infer(feeds(SMALL))
 
 
 def write(plans: Path, record: Record) -> None:
@@ -239,10 +246,8 @@ def test_a_plan_runs_if_it_is_faster(tensorrt_us: float, faster: bool) -> None:
     [
         ("parse", "cannot read the segment: Unsupported ONNX operator Foo"),
         ("segfault", "crashed (SIGSEGV) while it built the segment"),
-        ("memory", "not enough memory to build"),
         ("type", "is float32 in the engine, and INT32 in this TensorRT"),
         ("crash", "not timed against its kernels: TensorRT crashed (SIGSEGV) while the segment"),
-        ("load", "not timed against its kernels: TensorRT 10.3.0 does not load its plan"),
     ],
 )
 def test_what_tensorrt_refuses_leaves_the_kernels_in_use(
@@ -256,11 +261,42 @@ def test_what_tensorrt_refuses_leaves_the_kernels_in_use(
     monkeypatch.delenv("TENSORRT_DOUBLE_FAIL")
     with open_session(both, plans=tmp_path / "plans") as session:
         (report,) = session.reports
-        session.infer(feeds())
+        session.infer(feeds(SMALL))
     assert report.implementation == "cuda"
-    # A plan that did not load now may load another time: it is timed then, not refused.
-    expected = "was not timed" if failure == "load" else "TensorRT refused it on this board"
-    assert expected in report.reason
+    assert "TensorRT refused it on this board" in report.reason
+    assert prepare(both, tmp_path / "plans").cached
+
+
+@pytest.mark.parametrize(
+    ("ended", "problem", "cached"),
+    [
+        (Ended(answer=b'{"problem": "the GPU has no room"}'), "the GPU has no room", False),
+        (Ended(answer=b"no JSON"), "the timing gave no answer", False),
+        (Ended(problem="killed", passing=True), "killed", False),
+        (Ended(problem="it hung", limit_s=60.0), "it hung", True),
+    ],
+)
+def test_a_plan_that_is_not_timed_waits_for_another_time(
+    ended: Ended, problem: str, cached: bool, both: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            prepare_module,
+            "run_child",
+            lambda task, *rest: ended if task is TIMING else run_child(task, *rest),
+        )
+        for again in (False, cached):
+            row = prepare(both, tmp_path / "plans")
+            assert row.problem is not None
+            assert f"not timed against its kernels: {problem}" in row.problem
+            assert row.cached == again
+    times = b'{"tensorrt_us": 2.0, "cuda_us": 1.0}'
+    monkeypatch.setattr(prepare_module, "run_child", lambda *_: Ended(answer=times))
+    if not cached:  # the plan is there: nothing is built
+        row = prepare(both, tmp_path / "plans")
+        assert (row.problem, row.cached, row.kernels_run) == (None, False, True)
 
 
 def test_a_refusal_without_kernels_is_degraded(
@@ -301,14 +337,14 @@ def test_the_time_of_the_whole_engine_has_a_limit(
     engine = build(tmp_path, "int8", "tensorrt", dla=True).path
     install("10.3.0", tmp_path, monkeypatch)
     monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "hang")
-    limits = Limits(60, None, 2)
+    limits = Limits(60, None, 1)
     with open_engine(engine) as opened:
         job = Job(opened, tmp_path / "plans", read_board(), limits, lambda *_: None)
         rows = prepare_engine(job)
         assert len(rows) == 2  # the first is ended, the second not begun
         for row in rows:
             assert row.problem is not None
-            assert "the preparation of the whole engine took longer than 2 s" in row.problem
+            assert "the preparation of the whole engine took longer than 1 s" in row.problem
             assert "`tandem-agent prepare --total-timeout-s`" in row.problem
         monkeypatch.delenv("TENSORRT_DOUBLE_FAIL")
         rows = prepare_engine(replace(job, limits=Limits(60)))  # tried again without being asked
@@ -393,9 +429,8 @@ def test_a_form_that_is_not_there_says_why() -> None:
     ],
 )
 def test_an_implementation_is_whole(change: dict, message: str, both: Path) -> None:
-    with open_engine(both) as opened:
-        with pytest.raises(EngineError, match=message):
-            check_manifest(changed(opened.manifest, **change), opened.entries)
+    with open_engine(both) as opened, pytest.raises(EngineError, match=message):
+        check_manifest(changed(opened.manifest, **change), opened.entries)
 
 
 def changed(manifest: Manifest, **change: object) -> Manifest:

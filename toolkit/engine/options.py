@@ -21,7 +21,6 @@ from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
-
 GpuBackendName = Literal["cuda", "tensorrt", "auto"]
 
 

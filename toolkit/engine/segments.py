@@ -118,9 +118,7 @@ def _build(
     return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))
 
 
-def _with_tensorrt(
-    built: BuiltSegments, job: BuildJob, dims: Sequence[DimRange]
-) -> BuiltSegments:
+def _with_tensorrt(built: BuiltSegments, job: BuildJob, dims: Sequence[DimRange]) -> BuiltSegments:
     """Give GPU segments their forms for TensorRT, if that is asked for."""
     if job.options.gpu_backend == "cuda":
         return built

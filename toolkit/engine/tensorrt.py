@@ -114,7 +114,8 @@ def plain_segment(piece: ExtractedSegment) -> PlainSegment:
     Raises BuildError: Q/DQ that no range can say.
     """
     if not any(is_dequantize(node) or is_quantize(node) for node in piece.model.graph):
-        return PlainSegment(piece.model, stored={name: StoredWeight(name) for name in piece.weights})
+        stored = {name: StoredWeight(name) for name in piece.weights}
+        return PlainSegment(piece.model, stored=stored)
     model = piece.model.clone()
     _float_borders(piece.name, model.graph)
     try:
@@ -257,9 +258,7 @@ def store_borders(graph: ir.Graph, scales: Mapping[str, float | None], *, half: 
     graph.sort()
 
 
-def _store_input(
-    graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype"
-) -> None:
+def _store_input(graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype") -> None:
     """Let an input be INT8: what a Q made of it, and behind a DQ for nodes in floating point."""
     name, index = str(value.name), list(graph.inputs).index(value)
     stored = ir.Value(name=name, shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
@@ -269,7 +268,8 @@ def _store_input(
         graph.remove(quantize, safe=True)
     readers = list(value.uses())
     if readers:
-        node = _node("DequantizeLinear", [stored, *_pair(graph, name, scale, dtype)], f"{name}_real")
+        operands = [stored, *_pair(graph, name, scale, dtype)]
+        node = _node("DequantizeLinear", operands, f"{name}_real")
         node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
         graph.insert_before(graph[0], node)
         for use in readers:
@@ -277,9 +277,7 @@ def _store_input(
     graph.inputs[index] = stored
 
 
-def _store_output(
-    graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype"
-) -> None:
+def _store_output(graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype") -> None:
     """Let an output be INT8, as a Q makes it, under its name."""
     name = str(value.name)
     value.name = f"{name}_real"
@@ -289,9 +287,7 @@ def _store_output(
     graph.outputs[list(graph.outputs).index(value)] = node.outputs[0]
 
 
-def _pair(
-    graph: ir.Graph, name: str, scale: float, dtype: "np.dtype"
-) -> tuple[ir.Value, ir.Value]:
+def _pair(graph: ir.Graph, name: str, scale: float, dtype: "np.dtype") -> tuple[ir.Value, ir.Value]:
     """Add the scale of a port and its zero point."""
     single = np.array(scale, np.float32)
     constants = (

@@ -71,10 +71,14 @@ def misfit(context: SegmentContext, implementation: TensorRTGpu) -> str | None:
         return f"TensorRT refused it on this board: {plan.record.problem}"
     if read_plan(plan) is None:
         return f"its plan is damaged: {prepare}"
+    return _slower(context, plan.record.compared, prepare)
+
+
+def _slower(context: SegmentContext, compared: Comparison | None, prepare: str) -> str | None:
+    """Return why the kernels of a segment run in the place of its plan; `prepare`: what to do."""
     kernels = _kernels(context)
     if kernels is None:
         return None
-    compared = plan.record.compared
     if compared is None or compared.kernels != kernels_digest(context.engine, kernels):
         return f"its plan was not timed against these kernels on this board: {prepare}"
     return None if compared.tensorrt_is_faster else f"the kernels are faster: {_times(compared)}"

@@ -79,7 +79,9 @@ def main() -> int:
     elif arguments.json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
-        sys.stdout.write("".join(f"{_line(row)}\n" for row in prepared) or "no segments for TensorRT\n")
+        sys.stdout.write(
+            "".join(f"{_line(row)}\n" for row in prepared) or "no segments for TensorRT\n"
+        )
     return int(any(row.problem for row in prepared))
 
 

@@ -7,6 +7,7 @@ from device.runtime.tensorrt.request import Request
 
 _NO_REALS = ("BOOL", "INT32", "INT64")  # shapes and indices, which have no precision
 
+
 class RefusedError(Exception):
     """TensorRT does not build the segment; the text says why."""
 
@@ -61,7 +62,7 @@ def use_timing_cache(config: Any, request: Request) -> None:  # noqa: ANN401
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
 
 
-def ports_of(network: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def ports_of(network: Any, names: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401
     """Return the inputs and outputs of a network by name. Raises RefusedError: one is missing."""
     tensors = {}
     for index in range(network.num_inputs):

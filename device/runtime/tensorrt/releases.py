@@ -102,4 +102,6 @@ def _find(rows: Sequence[_R], version: str) -> _R:
             f"TensorRT calls itself version {version!r}, which is not numbers with dots between; "
             "install the TensorRT of this JetPack"
         ) from error
-    return next(row for row in rows if row.first <= number and (row.end is None or number < row.end))
+    return next(
+        row for row in rows if row.first <= number and (row.end is None or number < row.end)
+    )
