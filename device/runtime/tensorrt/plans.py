@@ -125,11 +125,26 @@ def find_plan(
     form = form_for(implementation, board)
     key = _key(engine, implementation, target_for(engine, segment, implementation), form, board)
     path = folder / f"{key}.plan"
+    return Plan(key, path, _record(path.with_suffix(".json")))
+
+
+def read_records(folder: Path) -> tuple[Record, ...]:
+    """Return the records of a store, the one used last first."""
     try:
-        record = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Record)
-    except (OSError, ValueError):  # there is none, or an interrupted or older one: prepare again
-        return Plan(key, path, None)
-    return Plan(key, path, record if record.format == FORMAT else None)
+        paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:  # another process removes some
+        return ()
+    records = (_record(path) for path in paths)
+    return tuple(record for record in records if record is not None)
+
+
+def _record(path: Path) -> Record | None:
+    """Return a record, None where there is none, or an interrupted or older one: prepare again."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, ValueError):
+        return None
+    return record if record.format == FORMAT else None
 
 
 def target_for(
