@@ -15,6 +15,7 @@ What it cannot show: that a cubin computes what its kernel says, times, and conc
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -52,6 +53,7 @@ class CudaDouble:
         self.graphs: dict[int, list[Work]] = {}
         self.kernels: dict[int, dict] = {}
         self.events: dict[int, tuple[int, list[bool]]] = {}
+        self.reached_s: dict[int, float] = {}
         self.current = 1
         self.owners: dict[int, int] = {}
         self.problem = b"no error"
@@ -189,8 +191,16 @@ class CudaDouble:
     def _cuEventRecord(self, event: int, stream: int | None) -> None:
         at = stream or 0
         reached = [False]
-        self.enqueue(at, lambda: reached.__setitem__(0, True))
+
+        def reach() -> None:
+            reached[0] = True
+            self.reached_s[event] = time.perf_counter()
+
+        self.enqueue(at, reach)
         self.events[event] = (at, reached)
+
+    def _cuEventElapsedTime(self, out: object, begin: int, end: int) -> None:
+        out[0] = (self.reached_s[end] - self.reached_s[begin]) * 1000
 
     def _cuStreamWaitEvent(self, stream: int | None, event: int, flags: int) -> None:
         if event in self.events:

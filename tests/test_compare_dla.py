@@ -1,11 +1,13 @@
 """`tandem compare`: layers small enough that every figure is worked out by hand."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -14,11 +16,15 @@ from emulator_segments import SegmentBuilder
 from model_fixtures import save, small_convnet
 from numpy.typing import NDArray
 from onnx import helper
+from selftest_reports import report
 
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
 from device.errors import TandemError
 from device.runtime.emulation.options import Emulation
+from device.selftest.engines import INPUT
+from device.selftest.report import RECORDED, RecordedRow, write_report
+from device.session import open_session
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.evaluate.compare.causes import (
@@ -314,6 +320,42 @@ def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: 
     assert (found["first"]["differing"], found["first"]["largest"]) == (1, 2.0)
     assert found["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))
     assert found["unknown"] == ["alien"]
+
+
+def board_report(path: Path, engine: Path, run_of: dict[str, np.ndarray]) -> Path:
+    """A report as a board writes it: `x` and what came of it, beside what is of other engines."""
+    data = io.BytesIO()
+    np.savez(data, allow_pickle=False, **{INPUT + "x" if n == "x" else n: a
+                                          for n, a in run_of.items()})  # fmt: skip
+    with open_engine(engine) as opened:
+        rows = (
+            RecordedRow(item="dla-int8", engine_sha256=opened.sha256),
+            RecordedRow(item="other", engine_sha256="cd" * 32),
+            RecordedRow(item="gone", engine_sha256=opened.sha256, problem="it hung"),
+        )
+    written = msgspec.structs.replace(report(), recorded=rows)
+    write_report(path, written, {f"{RECORDED}dla-int8.npz": data.getvalue()})
+    return path
+
+
+def test_the_report_of_a_board_is_laid_beside_the_emulation(built: Built, tmp_path: Path) -> None:
+    engine, model, data = built
+    feeds = {"x": np.load(data / "1.npy")}
+    with open_session(engine, dla="exact") as session:  # the board computes what we say of it
+        kept = feeds | session.infer(feeds)
+    path = board_report(tmp_path / "same.tandem-report", engine, kept)
+    found = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))
+    assert found["sample_names"] == ["the recorded run"]
+    assert found["recorded"]["first"] is None
+    assert [row["tensor"] for row in found["recorded"]["tensors"]] == ["y"]
+    kept["y"].flat[3] += 100.0
+    path = board_report(tmp_path / "other.tandem-report", engine, kept)
+    found = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))["recorded"]
+    assert (found["first"]["tensor"], found["first"]["differing"]) == ("y", 1)
+    assert found["first"]["largest"] == pytest.approx(100.0, rel=1e-3)
+    write_report(path, report(), {})
+    with pytest.raises(TandemError, match=r"no outputs of this engine; it has those of none"):
+        run(engine, "--model", model, "--recorded", path)
 
 
 @pytest.mark.parametrize("content", [b"no archive", b"PK\x03\x04 cut"])

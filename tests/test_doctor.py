@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from device.runtime.tensorrt.plans import FORMAT, Comparison, Record
 from toolkit.cli.commands.doctor import doctor
 from toolkit.cli.doctor import CHECKS, Result, examine, job_of
 from toolkit.cli.doctor_probes import PACKAGES, board_of
@@ -107,6 +109,30 @@ def test_a_whole_board_has_nothing_to_mend(tmp_path: Path) -> None:
     board = machine(tmp_path, files=ORIN_NX, modules=TENSORRT, children=children)
     assert job_of(board) == "board"
     assert [(row.name, row.fix) for row in examine(board, "board") if row.status != "ok"] == []
+
+
+def test_plans_and_their_times_are_told(tmp_path: Path) -> None:
+    board = replace(machine(tmp_path, modules=TENSORRT), plans=tmp_path / "plans")
+    assert check("TensorRT plans", board).found == f"none in {tmp_path / 'plans'}"
+    (tmp_path / "plans").mkdir()
+    compared = Comparison(kernels="", tensorrt_us=812.4, cuda_us=954.0)
+    record = Record(format=FORMAT, segment="gpu.0", board={}, sha256="0", seconds=1.0)
+    for name, one in (
+        ("a", msgspec.structs.replace(record, compared=compared)),
+        ("b", msgspec.structs.replace(record, segment="dla0.0")),
+    ):
+        (tmp_path / "plans" / f"{name}.json").write_bytes(msgspec.json.encode(one))
+    result = check("TensorRT plans", board)
+    assert result.status == "ok"
+    assert result.found == (
+        f"2 plans in {tmp_path / 'plans'}; gpu.0: TensorRT 812 us, kernels 954 us"
+    )
+    refused = msgspec.structs.replace(record, problem="it crashed")
+    (tmp_path / "plans" / "c.json").write_bytes(msgspec.json.encode(refused))
+    result = check("TensorRT plans", board)
+    assert result.status == "warning"
+    assert "gpu.0: it crashed" in result.found
+    assert "tandem-agent prepare --again" in result.fix
 
 
 def test_a_laptop_is_a_host_and_can_build(tmp_path: Path) -> None:

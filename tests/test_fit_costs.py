@@ -1,12 +1,19 @@
 """The fit: every published row accounted for, and constants found again from times made by them."""
 
 import csv
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from selftest_reports import network, on_dla, report
 
 from device.profile import load_profile
+from device.selftest.report import Report, write_report
+from scripts import fit_costs
 from scripts.cost_fit import (
     DlaFit,
     DlaRows,
@@ -18,6 +25,7 @@ from scripts.cost_fit import (
     together,
     weights,
 )
+from scripts.cost_report import summary
 from scripts.cost_rows import BOARDS, CHECKS, FIGURES, MODELS, PARTS, Board, Case, read_rows
 from scripts.fit_costs import model_of
 from scripts.networks import NETWORKS
@@ -187,3 +195,50 @@ def test_engines_together_add_their_rates():
 def test_parts_count_as_their_model():
     assert {model_of(n) for n in ("resnet34:conv2", "resnet34_backbone")} == {"resnet34"}
     assert len(kernels_of(case("alexnet:fc6"), 64)) == 1  # a product with its rectifier
+
+
+def board_report() -> Report:
+    """A selftest's: a network on the DLA ten times slower than any, and rows of no use."""
+    slow = msgspec.structs.replace(
+        network("resnet18", "aa", "dla", on_dla("conv0")), median_ms=15.0, item="resnet18-int8-dla"
+    )
+    return report(slow, network("resnet18", "aa", "gpu"), network("mine", "bb", "dla"))
+
+
+def test_the_command_gives_the_fit_the_reports_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.tandem-report"
+    write_report(path, board_report(), {})
+    fitted: list[Sequence[Report]] = []
+    monkeypatch.setattr(fit_costs, "fit_everything", fitted.append)
+    monkeypatch.setattr(fit_costs, "summary", lambda _: "the summary")
+    monkeypatch.setattr(sys, "argv", ["fit_costs", "--report", str(path), "--report", str(path)])
+    fit_costs.main()
+    assert fitted == [[board_report(), board_report()]]
+    assert capsys.readouterr().out == "the summary\n"
+    path.write_bytes(b"no report")
+    with pytest.raises(SystemExit):
+        fit_costs.main()
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_report_of_a_board_is_fitted_with_the_published_rows() -> None:
+    fit_run = fit_costs.fit_everything([board_report()])
+    (row,) = [p for p in fit_run.times if p.case.source == "selftest of a board"]
+    assert (row.case.network, row.case.engine, row.case.value) == ("resnet18", "dla0", 15.0)
+    assert row.case.board.mode == "MAXN"
+    assert 0 < row.predicted < 15.0
+    # Its device and its model are left out in turn, as those of published rows.
+    assert row.without_device != row.predicted
+    assert row.without_model != row.predicted
+    published = len(read_rows()[0])
+    assert 0 < len(fit_run.times) <= published + 1
+    left_out = [r.reason for r in fit_run.unused if "-int8-" in r.reason]
+    assert left_out == [
+        "resnet18-int8-gpu: not a run on the DLA",
+        "mine-int8-dla: its graph is not public",
+    ]
+    text = summary(fit_run)
+    assert "mine-int8-dla: its graph is not public" in text

@@ -21,7 +21,7 @@ from device.engine.manifest import Manifest
 from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose, without_portable
 from device.engine.tensorrt_manifest import TensorRT
-from device.errors import EngineError
+from device.errors import EngineError, SessionError
 from device.runtime.line_steps import (
     Borders,
     Format,
@@ -212,6 +212,32 @@ def test_a_line_runs_on_addresses_of_the_caller(
         result = stage.line.run({"x": x}, {"y": None}, {})["y"]
         stage.line.run({"x": x + 1}, {"y": None}, {})
         assert np.array_equal(result, expected)
+
+
+@pytest.mark.parametrize("foreign", [77, 0])
+@pytest.mark.parametrize("plans", ["plans", "none"])  # a line with a DLA, and kernels alone
+def test_no_call_of_a_session_leaves_its_context_current(
+    foreign: int, plans: str, engines: Path, gpu: cuda_double.CudaDouble, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    if plans == "plans":
+        prepare_all(engines / "int8.engine", tmp_path / plans)
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    gpu.current = foreign  # as pycuda.autoinit leaves it; 0: a thread that has none
+    session = open_session(engines / "int8.engine", plans=tmp_path / plans)
+    assert gpu.current == foreign
+    for call in (
+        lambda: session.infer({"x": x}),
+        lambda: session.infer(*session.arrays()),
+        lambda: session.segment_times_ms({"x": x}),
+        session.close,
+    ):
+        call()
+        gc.collect()
+        assert gpu.current == foreign
+    with pytest.raises(SessionError, match="closed"):
+        session.infer({"x": x})
 
 
 def test_a_session_gives_back_all_of_the_gpu(

@@ -1,5 +1,6 @@
 """A release is prepared before its trial: it waits, it is refused with a reason, or it runs."""
 
+import shutil
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from device.agent.preparation import (
     built_now,
     refusal,
 )
-from device.protocol.messages import Ready
+from device.protocol.messages import Failure, Ready
 from device.trust.exchange import TRUSTED
 
 PATIENCE_S = 30.0
@@ -52,6 +53,7 @@ class Prepared:
             folder / "state",
             timeout_s=60.0,
             memory_mb=512,
+            total_timeout_s=900.0,
             command=(sys.executable, "-c", script),
         )
         self.board = Board(folder, self.preparation)
@@ -93,7 +95,7 @@ def test_a_trial_waits_for_the_preparation_and_says_what_it_does(prepared: Prepa
     prepared.pump(lambda: board.updater.update.phase == "trial")
     assert board.updater.state.trial == "a"
     command = prepared.calls.read_text()
-    assert "--timeout-s 60 --max-memory-mb 512 --events" in command
+    assert "--timeout-s 60 --total-timeout-s 900 --max-memory-mb 512 --events" in command
     assert str(prepared.preparation.plans) in command
 
 
@@ -152,6 +154,96 @@ def test_what_runs_is_prepared_at_the_start_and_runs_again_with_new_plans(
         board.pipeline.stop("the test")
 
 
+def on_trial(prepared: Prepared) -> None:
+    """Bring a release on trial, and stop the agent during it."""
+    board = prepared.board
+    board.deliver_all()
+    prepared.say(READY)
+    board.updater.advance(0.0)
+    prepared.pump(lambda: board.updater.update.phase == "trial")
+    board.updater.shut_down()
+    prepared.answer.unlink()
+
+
+@pytest.mark.parametrize(("row", "phase"), [(READY, "trial"), (STUCK, "rolled_back")])
+def test_a_trial_that_is_resumed_is_prepared_first(
+    row: Row, phase: str, prepared: Prepared
+) -> None:
+    on_trial(prepared)
+    updater = prepared.board.updater
+    updater.boot()
+    prepared.pump(lambda: "3 s so far" in updater.update.reason)
+    assert (updater.state.trial, updater.update.phase) == ("a", "staging")
+    assert prepared.board.pipeline.report.status == "stopped"
+    assert updater.state.attempts == 0  # it has not begun
+    prepared.say(row)
+    prepared.pump(lambda: updater.update.phase == phase)
+    if phase == "trial":
+        assert updater.state.attempts == 1
+        assert prepared.board.pipeline.report.status == "starting"
+    else:
+        assert "segment dla0.0 cannot run on this board: it crashed" in updater.update.reason
+        assert updater.state.trial is None
+
+
+def test_what_ran_before_runs_while_a_resumed_trial_is_prepared(prepared: Prepared) -> None:
+    on_trial(prepared)
+    updater, pipeline = prepared.board.updater, prepared.board.pipeline
+    record = updater.state.record("a")
+    assert record is not None
+    good = msgspec.structs.replace(updater.state, b=record, active="b")
+    updater._kept.save(good)
+    folder = prepared.board.store.slot_folder("b")
+    shutil.copytree(prepared.board.store.slot_folder("a"), folder, dirs_exist_ok=True)
+    updater.boot()
+    prepared.pump(lambda: pipeline.report.status == "starting")
+    assert updater.update.phase == "staging"
+    # What happens to it is not the trial's.
+    updater.on_pipeline_message(Failure(message="the camera is gone"))
+    assert updater.state.trial == "a"
+    prepared.say(READY)
+    prepared.pump(lambda: updater.update.phase == "trial")
+    prepared.calls.unlink()
+    updater.on_pipeline_message(Failure(message="the camera is gone"))
+    assert updater.state.trial is None
+    prepared.pump(lambda: prepared.preparation.folder is None)
+    assert str(folder) in prepared.calls.read_text()  # it may be of before an update of JetPack
+
+
+def test_an_agent_that_stops_while_a_trial_is_prepared_counts_no_attempt(
+    prepared: Prepared,
+) -> None:
+    on_trial(prepared)
+    updater = prepared.board.updater
+    for _ in range(3):
+        updater.boot()
+        assert updater.update.phase == "staging"
+        updater.shut_down()
+        assert updater.state.attempts == 0
+
+
+def test_a_preparation_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: object())
+    events: list[PreparationEvent] = []
+    preparation = Preparation(
+        events.append,
+        tmp_path,
+        timeout_s=60.0,
+        memory_mb=None,
+        total_timeout_s=0.5,
+        grace_s=0.5,
+        command=(sys.executable, "-c", "import time; time.sleep(600)"),
+    )
+    assert preparation.start(tmp_path)
+    end_s = time.monotonic() + PATIENCE_S
+    while not events and time.monotonic() < end_s:
+        time.sleep(0.01)
+    (event,) = events
+    assert isinstance(event, PreparationEnded)
+    assert event.rows is None
+    assert "the limit total_timeout_s of [prepare] in agent.toml" in event.problem
+
+
 def test_without_tensorrt_nothing_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +273,7 @@ def test_a_preparation_that_cannot_be_watched_is_not_started(
         ((), False, False),
         ((Row(segment="a"),), False, False),
         ((READY,), False, True),
+        ((Row(segment="gpu.0", cached=False, kernels_run=True),), False, False),
         ((OTHER,), False, False),
         ((READY, STUCK), True, True),
     ],

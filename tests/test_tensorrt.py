@@ -26,13 +26,15 @@ from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
+from device.runtime.tensorrt import children
 from device.runtime.tensorrt import prepare as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
+from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.messages import MESSAGES, explain
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
-from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
+from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, open_session
 from toolkit.engine.build import BuildOptions, build_engine
@@ -379,7 +381,7 @@ def test_a_build_that_the_system_kills_is_tried_again(
     install("10.3.0", tmp_path, monkeypatch)
     killed = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "module_command", lambda *_: killed)
+        patch.setattr(children, "module_command", lambda *_: killed)
         row = prepare(engine, tmp_path / "plans")
         assert row.problem is not None
         assert "SIGKILL" in row.problem

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device.runtime.tensorrt.plans import default_folder
 from device.start.command import module_command
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Machine:
     `command`: output of a program, None when it is absent or fails. `isolated`: what a function
     of this file returns in a child process, None when the child fails; drivers and TensorRT can
     take their process down with them. `broker`: "" when an MQTT broker accepts a connection,
-    else why not.
+    else why not. `plans`: the folder of TensorRT's plans.
     """
 
     root: Path
@@ -51,6 +52,7 @@ class Machine:
     isolated: Callable[[str], Mapping[str, str] | None]
     free_bytes: Callable[[], int]
     broker: Callable[[str, int], str]
+    plans: Path = Path()
 
     def text(self, path: str) -> str:
         """Read a small file below the root without its trailing zeros, "" when there is none."""
@@ -85,6 +87,7 @@ def this_machine() -> Machine:
         isolated=_isolated,
         free_bytes=lambda: shutil.disk_usage(Path.cwd()).free,
         broker=mqtt_refusal,
+        plans=default_folder(),
     )
 
 

@@ -90,6 +90,7 @@ class Agent:
             Path(config.state_dir),
             timeout_s=config.prepare.timeout_s,
             memory_mb=config.prepare.memory_mb,
+            total_timeout_s=config.prepare.total_timeout_s,
         )
         self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
         self._verification = Verification(
@@ -280,7 +281,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
         "`tandem deploy`. Runs until SIGTERM.",
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
-        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT); "
+        "tandem-agent prepare m.engine (finishes segments with TensorRT); "
         "tandem-agent enrol --config agent.toml --claim c.crt --claim-key c.key (asks the fleet "
         "for a certificate); tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
         "only a board can)",

@@ -83,13 +83,14 @@ class PipelineTable(_Table, frozen=True, kw_only=True):
 
 
 class PrepareTable(_Table, frozen=True, kw_only=True):
-    """[prepare]: the limits of TensorRT while it builds one DLA segment of a release.
+    """[prepare]: the limits of TensorRT while it builds one segment of a release.
 
-    `timeout_s`: so long it may take. `memory_mb`: MiB that it may hold; None: three quarters of
-    what the machine or the service has.
+    `timeout_s`: so long it may take; `total_timeout_s`: all segments of the release together.
+    `memory_mb`: MiB that it may hold; None: three quarters of what the machine or the service has.
     """
 
     timeout_s: Seconds = 1800.0
+    total_timeout_s: Seconds = 7200.0
     memory_mb: Annotated[int, Meta(ge=16)] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Finishes the DLA segments of a slot with this board's TensorRT, in a child, before it runs.
+"""Finishes the segments of a slot with this board's TensorRT, in a child, before it runs.
 
 The child is `tandem-agent prepare`: it keeps plans on the disk, so that most starts take no longer
 than its own. What it says and that it ended arrive as events.
@@ -25,15 +25,20 @@ from device.update.bundle import ENGINE
 LOG = logging.getLogger("tandem.agent")
 PLANS = "plans"  # folder of the state folder
 _COMMAND = module_command("device.runtime.tensorrt")
+_GRACE_S = 60.0  # the child keeps its limit itself, unless it hangs
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A DLA segment. `problem`: why it has no plan; `others`: the ways that it can run in then."""
+    """A segment. `problem`: why it has no plan; `others`: the ways that it can run in then.
+
+    `kernels_run`: the board timed its plan, and its kernels are faster.
+    """
 
     segment: str
     cached: bool = True
     problem: str | None = None
     others: tuple[str, ...] = ()
+    kernels_run: bool = False
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +83,8 @@ def refusal(rows: tuple[Row, ...]) -> str | None:
 
 
 def built_now(rows: tuple[Row, ...]) -> bool:
-    """Whether a plan was built that was not there before."""
-    return any(row.problem is None and not row.cached for row in rows)
+    """Whether a plan was built that was not there before, and runs."""
+    return any(row.problem is None and not row.cached and not row.kernels_run for row in rows)
 
 
 class Preparation:
@@ -92,17 +97,24 @@ class Preparation:
         *,
         timeout_s: float,
         memory_mb: int | None,
+        total_timeout_s: float = 7200.0,
+        grace_s: float = _GRACE_S,
         command: tuple[str, ...] = _COMMAND,
     ) -> None:
-        """`timeout_s`, `memory_mb`: of the build of one segment, see `[prepare]` of agent.toml."""
+        """`timeout_s`, `memory_mb`: of the build of one segment, see `[prepare]` of agent.toml.
+
+        `total_timeout_s`: of the child, which has `grace_s` more to end by itself.
+        """
         self.plans = state_dir / PLANS
         self.folder: Path | None = None
         self._put = put
         limit_mb = max(1, default_limit_bytes() >> 20) if memory_mb is None else memory_mb
         self._options = (
             "--plans", str(self.plans), "--timeout-s", f"{timeout_s:g}",
+            "--total-timeout-s", f"{total_timeout_s:g}",
             "--max-memory-mb", str(limit_mb), "--events",
         )  # fmt: skip
+        self._total_s, self._grace_s = total_timeout_s, grace_s
         self._command = command
         self._child: subprocess.Popen[bytes] | None = None
         self._run = 0
@@ -119,14 +131,18 @@ class Preparation:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            LOG.error("DLA segments cannot be prepared: %s", error.strerror)
+            LOG.error("the segments cannot be prepared: %s", error.strerror)
             return False
         self._child, self.folder = child, folder
-        reader = threading.Thread(target=_read, args=(self._run, child, self._put), daemon=True)
+        limit = _Limit(child, self._total_s, self._grace_s)
+        reader = threading.Thread(
+            target=_read, args=(self._run, child, self._put, limit), daemon=True
+        )
         try:
+            limit.start()
             reader.start()
         except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
-            LOG.error("DLA segments cannot be prepared: %s", error)
+            LOG.error("the segments cannot be prepared: %s", error)
             self.stop()
             return False
         return True
@@ -146,15 +162,40 @@ class Preparation:
     def stop(self) -> None:
         """End the child with all that it started; what it has built so far is kept."""
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.killpg(self._child.pid, signal.SIGKILL)
+            _kill(self._child)
             self._child.wait()
         self._run += 1
         self._child = self.folder = None
 
 
+class _Limit(threading.Timer):
+    """Ends a child that is not done long after its own limit. `reason`: why it was ended, or ""."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", total_s: float, grace_s: float) -> None:
+        super().__init__(total_s + grace_s, self._end)
+        self.daemon = True
+        self.reason = ""
+        self._child, self._total_s = child, total_s
+
+    def _end(self) -> None:
+        self.reason = (
+            f"it took longer than {self._total_s:.0f} s in all, the limit total_timeout_s of "
+            "[prepare] in agent.toml; what it has built is kept"
+        )
+        _kill(self._child)
+
+
+def _kill(child: "subprocess.Popen[bytes]") -> None:
+    """End a child with all that it started."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.killpg(child.pid, signal.SIGKILL)
+
+
 def _read(
-    run: int, child: "subprocess.Popen[bytes]", put: Callable[[PreparationEvent], None]
+    run: int,
+    child: "subprocess.Popen[bytes]",
+    put: Callable[[PreparationEvent], None],
+    limit: _Limit,
 ) -> None:
     """Turn the child's output into events."""
     stdout, stderr = child.stdout, child.stderr
@@ -174,7 +215,8 @@ def _read(
         elif line.segment:
             put(Preparing(run, line.segment, line.seconds))
     status = child.wait()
+    limit.cancel()
     drain.join()
     last = b"".join(errors).decode(errors="replace").strip().splitlines()[-1:]
-    problem = "" if rows is not None else f"{(*last, f'exit status {status}')[0]}"
-    put(PreparationEnded(run, rows, problem))
+    problem = limit.reason or (*last, f"exit status {status}")[0]
+    put(PreparationEnded(run, rows, "" if rows is not None else problem))

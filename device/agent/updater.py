@@ -21,6 +21,7 @@ from device.agent.preparation import (
     Preparation,
     PreparationEnded,
     Preparing,
+    Row,
     built_now,
     refusal,
 )
@@ -74,7 +75,7 @@ class Updater:
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
-        `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
+        `preparation` finishes the segments of a slot with TensorRT; None: nothing does.
         """
         self.update = Update(phase="idle")
         self._config = config
@@ -85,6 +86,7 @@ class Updater:
         self._report = report
         self._preparation = preparation
         self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
+        self._resuming = False  # a trial waits for its preparation after a restart
         self._desired: Desired | None = None
         self._verdict: Verdict = TRUSTED  # on `_desired`
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
@@ -112,16 +114,16 @@ class Updater:
         """Start the active slot, or resume the trial that was interrupted."""
         self._kept.boot()
         if self.state.trial is not None:
-            self._start_trial(self.state.trial)
+            if not self._prepare_trial(self.state.trial):
+                self._start_trial(self.state.trial)
             return
         self._start_active()
-        if self._preparation is not None and self.state.active is not None:
-            self._preparation.start(self._store.slot_folder(self.state.active))
+        self._prepare_active()
         self.update = update_of_slots(self.state)
 
     def shut_down(self) -> None:
         """Stop the pipeline; an attempt that is running does not count."""
-        if self.state.trial is not None:
+        if self._on_trial:
             self._kept.note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
         self._fetching.pause()
@@ -300,10 +302,45 @@ class Updater:
             self.update = update_of(desired, "staging", desired.release.blob.bytes)
         return True
 
+    def _prepare_active(self) -> None:
+        """Finish what runs, which may be of before a JetPack update; it runs meanwhile."""
+        if self._preparation is not None and self.state.active is not None:
+            self._preparation.start(self._store.slot_folder(self.state.active))
+
+    def _prepare_trial(self, slot: Slot) -> bool:
+        """Finish a trial that is resumed, as `_prepare_active`; return whether it waits for that.
+
+        The attempt does not count meanwhile.
+        """
+        if self._preparation is None or not self._preparation.start(self._store.slot_folder(slot)):
+            return False
+        self._resuming = True
+        self._kept.note(slots.suspend(self.state))
+        self.update = update_of_record(self._kept.record(slot), "staging")
+        return True
+
+    def _resume_trial(self, slot: Slot, rows: tuple[Row, ...]) -> None:
+        """Start a trial that was prepared after a restart, or roll it back: it cannot run here."""
+        self._resuming = False
+        self._kept.note(slots.resume(self.state))
+        reason = refusal(rows)
+        if reason is not None:
+            self._roll_back(reason)
+        else:
+            self._start_trial(slot)
+
+    @property
+    def _on_trial(self) -> bool:
+        """Whether the pipeline that runs is that of a trial."""
+        return self.state.trial is not None and not self._resuming
+
     def on_preparing(self, event: Preparing) -> None:
-        """Note the progress of a build."""
+        """Note the progress of a build; the active slot runs while a resumed trial waits for it."""
         if self._preparation is None or not self._preparation.is_running(event):
             return
+        idle = self._pipeline.report.status == "stopped" and self._pipeline.restart_at_s is None
+        if self._resuming and idle and self.state.active is not None:
+            self._start_active()
         if self.update.phase == "staging":
             reason = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
             self.update = msgspec.structs.replace(self.update, reason=reason)
@@ -314,21 +351,29 @@ class Updater:
         if folder is None:
             return
         if event.rows is None:
-            LOG.error("DLA segments were not prepared: %s", event.problem)
+            LOG.error("the segments were not prepared: %s", event.problem)
         rows = event.rows or ()
         for row in rows:
             if row.problem is not None:
-                LOG.warning("segment %s does not run on the DLA: %s", row.segment, row.problem)
+                LOG.warning(
+                    "segment %s does not run through TensorRT: %s", row.segment, row.problem
+                )
         active, trial = self.state.active, self.state.trial
-        if trial is None and active is not None and folder == self._store.slot_folder(active):
+        if trial is not None:
+            if self._resuming:
+                self._resume_trial(trial, rows)
+            return
+        if active is not None and folder == self._store.slot_folder(active):
             if built_now(rows):
-                LOG.info("the pipeline starts again, with the DLA segments that were prepared")
+                LOG.info("the pipeline starts again, with the segments that were prepared")
                 self._start_active()
             self._reconcile()  # a release may have waited
-            return
+        elif folder == self._store.slot_folder(self.state.idle):
+            self._try_prepared(rows)
+
+    def _try_prepared(self, rows: tuple[Row, ...]) -> None:
+        """Try the release in the idle slot, or refuse it: it cannot run on this board."""
         desired = self._desired
-        if trial is not None or folder != self._store.slot_folder(self.state.idle):
-            return
         if desired is None or desired.release.blob.sha256 != self._preparing:
             return
         reason = refusal(rows)
@@ -426,6 +471,7 @@ class Updater:
         self._kept.roll_back(reason)
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
+        self._prepare_active()
         self._reconcile()
 
     def _postpone(self, verdict: Postpone, now_s: float) -> None:
@@ -446,6 +492,7 @@ class Updater:
         self._pipeline.stop("the trial is postponed")
         self._kept.note(slots.postpone(self.state, verdict.reason))
         self._start_active()
+        self._prepare_active()
         self._reconcile()
 
     def _try_postponed(self) -> None:
@@ -485,7 +532,7 @@ class Updater:
 
     def on_pipeline_message(self, message: ChildMessage) -> None:
         """Roll a trial back at a failure."""
-        if self.state.trial is not None and isinstance(message, Failure):
+        if self._on_trial and isinstance(message, Failure):
             self._roll_back(message.message)
 
     def on_pipeline_exit(self, reason: str, *, crashed: bool, now_s: float) -> None:
@@ -493,7 +540,7 @@ class Updater:
 
         Any other pipeline is restarted by `advance`.
         """
-        if self.state.trial is not None:
+        if self._on_trial:
             self._roll_back(reason)
             return
         LOG.error("%s", reason)
@@ -524,11 +571,12 @@ class Updater:
         self._kept.give_up_active(reason, record.request)
         self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
+        self._prepare_active()
         self._reconcile()
 
     def _restart(self) -> None:
         """Start again what died, or what the system could not start."""
-        if self.state.trial is not None:
+        if self.state.trial is not None and self._on_trial:
             self._kept.note(slots.resume(self.state))
             self._start_trial(self.state.trial, fresh=False)
             return
@@ -551,6 +599,17 @@ class Updater:
 
     def _no_crashes(self) -> Crashes:
         return Crashes(self._config.update.max_crashes, self._config.update.crash_window_s)
+
+
+def _said(event: PreparationEnded) -> tuple[Row, ...]:
+    """Log what a preparation could not do; return its rows."""
+    if event.rows is None:
+        LOG.error("the segments were not prepared: %s", event.problem)
+    rows = event.rows or ()
+    for row in rows:
+        if row.problem is not None:
+            LOG.warning("segment %s does not run through TensorRT: %s", row.segment, row.problem)
+    return rows
 
 
 def _failure(desired: Desired, reason: str) -> SlotFailure:

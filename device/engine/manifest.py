@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.preprocessing import Preprocessing
-from device.engine.tensorrt_manifest import TensorRT
+from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
 
 FORMAT_VERSION = 1
 
@@ -81,7 +81,7 @@ class Portable(_Value, frozen=True, kw_only=True, tag="portable", tag_field="kin
     weights: tuple[str, ...] = ()
 
 
-Implementation = Union[Portable, Cuda, TensorRT]  # noqa: UP007  (as above)
+Implementation = Union[Portable, Cuda, TensorRT, TensorRTGpu]  # noqa: UP007  (as above)
 
 
 class Segment(_Value, frozen=True, kw_only=True):

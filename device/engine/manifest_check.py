@@ -205,6 +205,7 @@ RULES: tuple[Rule, ...] = (
     _entry_references,
     cuda_check.cuda,
     tensorrt_check.tensorrt,
+    tensorrt_check.tensorrt_gpu,
     memory_check.crossings,
     memory_check.buffers,
     memory_check.overlaps,

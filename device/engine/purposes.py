@@ -7,7 +7,7 @@ import msgspec
 from device.engine.container import Entry
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import Implementation, Manifest, Portable, Processor, Segment
-from device.engine.tensorrt_manifest import TensorRT
+from device.engine.tensorrt_manifest import Form, TensorRT, TensorRTGpu
 
 KERNELS = "GPU kernels"
 KERNEL_WEIGHTS = "weights of GPU kernels"
@@ -74,14 +74,21 @@ def _entries(implementation: Implementation, processor: Processor) -> Iterator[t
         yield implementation.weights, KERNEL_WEIGHTS if on_gpu else FALLBACK_WEIGHTS
     elif isinstance(implementation, TensorRT):
         for form in (implementation.ranged, implementation.typed):
-            yield form.model, TENSORRT_MODELS
-            for weight in form.weights:
-                yield weight.entry, SHARED_WEIGHTS
-                if weight.scales is not None:
-                    yield weight.scales, TENSORRT_MODELS
+            yield from _form_entries(form)
         for port in (*implementation.enter, *implementation.leave):
             yield from _entries(port, "gpu")
+    elif isinstance(implementation, TensorRTGpu):
+        for form in implementation.forms:
+            yield from _form_entries(form)
     else:
         yield implementation.model, PORTABLE_MODELS
         for name in implementation.weights:
             yield name, PORTABLE_WEIGHTS
+
+
+def _form_entries(form: Form) -> Iterator[tuple[str, str]]:
+    yield form.model, TENSORRT_MODELS
+    for weight in form.weights:
+        yield weight.entry, SHARED_WEIGHTS
+        if weight.scales is not None:
+            yield weight.scales, TENSORRT_MODELS

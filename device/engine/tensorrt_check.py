@@ -1,13 +1,13 @@
-"""The rules for `tensorrt` implementations in a manifest."""
+"""The rules for `tensorrt` and `tensorrt_gpu` implementations in a manifest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite, prod
 
 from device.engine.cuda_check import of_port
 from device.engine.cuda_manifest import Cuda, Workspace
 from device.engine.manifest import ITEM_BYTES, TensorInfo
 from device.engine.manifest_facts import Facts
-from device.engine.tensorrt_manifest import Form, Port, TensorRT, Weight
+from device.engine.tensorrt_manifest import Form, Port, TensorRT, TensorRTGpu, Weight
 
 MAX_WEIGHT_BYTES = 2**30
 """Of the weights of one form; a DLA loadable holds at most 512 MiB, in half the bytes."""
@@ -33,12 +33,39 @@ def tensorrt(facts: Facts) -> Iterator[str]:
                     yield f"{where}: its ports are not the segment's inputs and outputs, in order"
                 for port in ports:
                     yield from _port(where, port)
-            for tensor, amax in implementation.ranges.items():
-                if not (isfinite(amax) and amax > 0):
-                    yield f"{where}: tensor {tensor!r} has the range {amax}; it must be above 0"
+            yield from _ranges(where, implementation.ranges)
             yield from _port_kernels(facts, where, implementation)
             for form in (implementation.ranged, implementation.typed):
                 yield from _form(facts, where, form)
+
+
+def tensorrt_gpu(facts: Facts) -> Iterator[str]:
+    """A form or the reason why there is none; all sizes at its borders are known before a run."""
+    for segment in facts.manifest.segments:
+        for implementation in segment.implementations:
+            if not isinstance(implementation, TensorRTGpu):
+                continue
+            where = f"segment {segment.name!r}, tensorrt_gpu"
+            for name, form, problem in (
+                ("ranged", implementation.ranged, implementation.ranged_problem),
+                ("typed", implementation.typed, implementation.typed_problem),
+            ):
+                if (form is None) != bool(problem):
+                    yield f"{where}: {name} needs a form, or the reason why there is none"
+            if not implementation.forms:
+                yield f"{where}: it has no form; at least one is needed"
+            for tensor in (*segment.inputs, *segment.outputs):
+                if tensor in facts.tensors and None in facts.tensors[tensor].shape:
+                    yield f"{where}: the size of tensor {tensor!r} is known only when run"
+            yield from _ranges(where, implementation.ranges)
+            for form in implementation.forms:
+                yield from _form(facts, where, form)
+
+
+def _ranges(where: str, ranges: Mapping[str, float]) -> Iterator[str]:
+    for tensor, amax in ranges.items():
+        if not (isfinite(amax) and amax > 0):
+            yield f"{where}: tensor {tensor!r} has the range {amax}; it must be above 0"
 
 
 def _port(where: str, port: Port) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""The `tensorrt` implementation of a segment: ONNX that the board's TensorRT makes an engine of.
+"""The implementations of a segment through TensorRT: ONNX that the board makes an engine of.
 
-A segment is there in two forms, one for each way that TensorRT takes INT8 on the DLA. Both read the
-weights of the engine file, so that those are stored once:
+A segment is there in two forms, one for each way that TensorRT takes INT8. Both read the weights of
+the engine file, so that those are stored once:
 
     ranged  TensorRT 8.5 to 10.7: a float network, and the range of each tensor
-    typed   TensorRT from 11.4.1 on: a strongly typed network in FP16, with Q/DQ in INT8
+    typed   TensorRT from 11.4.1 on, on the GPU from 10.8 on: a strongly typed network, with Q/DQ in
+            INT8
 """
 
 from typing import Literal
@@ -75,3 +76,26 @@ class TensorRT(_Value, frozen=True, kw_only=True, tag="tensorrt", tag_field="kin
     take_turns: bool = False
     ranged_problem: str = ""
     typed_problem: str = ""
+
+
+class TensorRTGpu(_Value, frozen=True, kw_only=True, tag="tensorrt_gpu", tag_field="kind"):
+    """A segment for TensorRT on the GPU, beside kernels (`cuda`) or in their place.
+
+    Its inputs and outputs are in C order and in the manifest's types. `precision`: the lowest of
+    its layers. A form that is None has a problem, which says why. `ranges`: amax of each tensor of
+    `ranged`, in INT8. `half_nodes`: those that compute in floating point in an INT8 segment.
+    """
+
+    precision: Literal["fp32", "fp16", "int8"]
+    ranged: Form | None = None
+    typed: Form | None = None
+    ranges: dict[str, float] = {}
+    half_nodes: tuple[str, ...] = ()
+    ranged_problem: str = ""
+    typed_problem: str = ""
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that there are; one in FP32 is both."""
+        forms = [form for form in (self.ranged, self.typed) if form is not None]
+        return tuple(forms[:1] if self.ranged == self.typed else forms)

@@ -7,7 +7,7 @@ and write them there, without copies.
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
 from device.runtime.cuda.device_array import DeviceArray
-from device.runtime.cuda.sharing import undisturbed
+from device.runtime.cuda.sharing import CallersContext, undisturbed
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
@@ -37,9 +37,14 @@ Array = npt.NDArray[Any]
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
 
+_IN_CUDA = frozenset({"cuda", "tensorrt"})  # executors that make the primary context current
+
 
 class Session:
-    """An engine, ready to run. One call runs at a time; others wait."""
+    """An engine, ready to run. One call runs at a time; others wait.
+
+    No call leaves another CUDA context current in the caller's thread than it found there.
+    """
 
     def __init__(
         self,
@@ -101,6 +106,10 @@ class Session:
                 if stage.line is not None:
                     stack.callback(stage.line.close)
             self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
+            in_cuda = any(report.implementation in _IN_CUDA for report in self.reports)
+            self._callers: Callable[[], AbstractContextManager[None]] = (
+                CallersContext if in_cuda else nullcontext
+            )
             self._close_executors = stack.pop_all().close
 
     @property
@@ -175,10 +184,11 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for stage in self._stages:
-                preferred = stage.arrays(known)
-                inputs.update({n: preferred[n] for n in inputs if n in preferred})
-                outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
+            with self._callers():
+                for stage in self._stages:
+                    preferred = stage.arrays(known)
+                    inputs.update({n: preferred[n] for n in inputs if n in preferred})
+                    outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
         return inputs, outputs
 
     def use_dla_core(self, core: int) -> None:
@@ -232,25 +242,23 @@ class Session:
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            if self._on_device is not None:
-                self._on_device.wait()
             stages = self._stages
             if watch is not None:
                 stages = single_stages(self._segments, self._executors)
-            for stage in stages:
-                begin = time.perf_counter()
-                results = stage.run(
-                    {name: values[name] for name in stage.inputs},
-                    {
+            with self._callers():
+                if self._on_device is not None:
+                    self._on_device.wait()
+                for stage in stages:
+                    begin = time.perf_counter()
+                    outputs = {
                         name: targets[name] if name in targets else self._array_of(name, sizes)
                         for name in stage.outputs
                         if stage.line is None or name in self._outputs
-                    },
-                    sizes,
-                )
-                values.update(results)
-                if watch is not None:
-                    watch(stage.name, time.perf_counter() - begin)
+                    }
+                    inputs = {name: values[name] for name in stage.inputs}
+                    values.update(stage.run(inputs, outputs, sizes))
+                    if watch is not None:
+                        watch(stage.name, time.perf_counter() - begin)
         return values
 
     def _array_of(self, name: str, sizes: Mapping[str, int]) -> Array | None:
@@ -277,11 +285,12 @@ class Session:
             self._closed = True
             self._executors, self._stages = (), ()
             on_device, self._on_device = self._on_device, None
-            try:
-                if on_device is not None:
-                    on_device.close()
-            finally:  # after a fault on the GPU the former fails
-                self._close_executors()
+            with undisturbed():
+                try:
+                    if on_device is not None:
+                        on_device.close()
+                finally:  # after a fault on the GPU the former fails
+                    self._close_executors()
             self._arena = np.empty(0, np.uint8)
 
     def __enter__(self) -> "Session":

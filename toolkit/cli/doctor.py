@@ -127,6 +127,14 @@ CHECKS: tuple[Check, ...] = (
         "sudo apt-get install tensorrt python3-libnvinfer",
     ),
     Check(
+        "TensorRT plans",
+        probes.plans,
+        (),
+        ("board",),
+        "a segment without a plan runs on the GPU's kernels, and one without these on the CPU",
+        "tandem-agent prepare --again m.engine, after the reason is gone",
+    ),
+    Check(
         "DLA cores",
         probes.dla,
         (),

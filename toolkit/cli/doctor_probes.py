@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device.profile import JetPack, PowerMode, Profile, dla_era, list_profiles, load_jetpacks
+from device.runtime.tensorrt.plans import read_records
 from device.selftest import sensors
 from toolkit.machine import Machine
 
@@ -25,6 +26,7 @@ CUDLA = (
 )
 TENSORRT_LIBRARY = "usr/lib/aarch64-linux-gnu/libnvinfer.so.*"
 LOW_MEMORY_MB = 2000
+_MAX_PLANS = 4  # that are named, those used last
 # GStreamer element -> what it is for, Debian package, whether only a Jetson has it.
 ELEMENTS: tuple[tuple[str, str, str, bool], ...] = (
     ("rtspsrc", "network cameras", "gstreamer1.0-plugins-good", False),
@@ -138,6 +140,25 @@ def tensorrt(machine: Machine) -> Finding:
     if library is None or "error" in library:
         return Finding("missing", "neither the Python module nor libnvinfer")
     return Finding("warning", f"libnvinfer {library['version']} without its Python module")
+
+
+def plans(machine: Machine) -> Finding:
+    """Read which segments TensorRT has finished, and what plans and kernels took on the GPU."""
+    records = read_records(machine.plans)
+    if not records:
+        missing = not machine.module("tensorrt")
+        return Finding("missing" if missing else "ok", f"none in {machine.plans}")
+    finished = [record for record in records if record.problem is None]
+    parts = [f"{len(finished)} plans in {machine.plans}"]
+    parts += [
+        f"{record.segment}: TensorRT {record.compared.tensorrt_us:.0f} us, kernels "
+        f"{record.compared.cuda_us:.0f} us"
+        for record in finished[:_MAX_PLANS]
+        if record.compared is not None
+    ]
+    refused = [f"{r.segment}: {r.problem}" for r in records if r.problem is not None]
+    parts += refused[:_MAX_PLANS]
+    return Finding("warning" if refused else "ok", "; ".join(parts))
 
 
 def _reinstall(machine: Machine) -> str:

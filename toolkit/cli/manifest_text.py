@@ -32,7 +32,7 @@ def manifest_text(manifest: Manifest) -> str:
             lines.append(f"{title} {name}: {tensor.dtype} {shape}")
     lines += [_dimension(dim) for dim in manifest.dims]
     for segment in manifest.segments:
-        kinds = ", ".join(type(item).__name__.lower() for item in segment.implementations)
+        kinds = ", ".join(str(i.__struct_config__.tag) for i in segment.implementations)
         us = sum(row.predicted_us for row in manifest.plan if row.segment == segment.name)
         lines.append(
             f"segment {segment.name} on {segment.processor}: {len(segment.nodes)} nodes, "

@@ -1,6 +1,6 @@
 """Plan + lowered segments -> the manifest and the entries of an engine file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -44,20 +44,22 @@ def assemble(
     provenance: Provenance,
     cuda: Mapping[str, GpuSegment] | None = None,
     compile_port: PortCompiler | None = None,
+    tensorrt: Mapping[str, TensorRTSegment] | None = None,
     take_turns: bool = False,
     preprocessing: Preprocessing | UnsetType = UNSET,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries.
 
     `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name;
-    `compile_port`: makes kernels for the ports of DLA segments; `take_turns`: frames go to all
+    `compile_port`: makes kernels for the ports of DLA segments; `tensorrt`: the GPU segments that
+    TensorRT may run, by name; `take_turns`: frames go to all
     DLA cores in turn; `preprocessing`: image -> input, where it is known.
     """
     kernels = cuda or {}
-    tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
+    tensors = border_tensors(model, lowered, scales, {dim.name for dim in dims})
     ranges = {dim.name: dim for dim in dims}
     sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
-    finalised = {
+    finalised = dict(tensorrt or {}) | {
         planned.name: tensorrt_segment(piece, tensors, compile_port, take_turns=take_turns)
         for planned, piece in zip(segments, lowered, strict=True)
         if planned.processor.startswith("dla")
@@ -93,19 +95,23 @@ def assemble(
 
 
 def _implementations(
-    piece: ExtractedSegment, gpu: GpuSegment | None, dla: TensorRTSegment | None
+    piece: ExtractedSegment, gpu: GpuSegment | None, finalised: TensorRTSegment | None
 ) -> tuple[Implementation, ...]:
     """The implementations of a segment, best first."""
     portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
-    return (*(best.implementation for best in (dla, gpu) if best is not None), portable)
+    return (*(best.implementation for best in (finalised, gpu) if best is not None), portable)
 
 
-def _tensors(
+def border_tensors(
     model: ir.Model,
     lowered: Sequence[ExtractedSegment],
     scales: Mapping[str, float],
-    dims: set[str],
+    dims: Collection[str],
 ) -> dict[str, TensorInfo]:
+    """Return what the manifest says of the tensors at the borders of segments, by name.
+
+    `dims`: the names of the dynamic dimensions. Raises BuildError: a rank is not known.
+    """
     values = {str(value.name): value for value in model.graph.inputs}
     values.update({str(v.name): v for node in model.graph for v in node.outputs})
     names = [str(value.name) for value in model.graph.inputs]
@@ -121,7 +127,7 @@ def _tensors(
     }
 
 
-def _shape(value: ir.Value, dims: set[str]) -> tuple[Dim, ...]:
+def _shape(value: ir.Value, dims: Collection[str]) -> tuple[Dim, ...]:
     if value.shape is None:
         raise BuildError(
             f"The rank of tensor {value.name!r} is not known before running, so it cannot enter, "
@@ -179,7 +185,7 @@ def _model_entry(segment: str) -> str:
 def _entries(
     lowered: Sequence[ExtractedSegment],
     cuda: Mapping[str, GpuSegment],
-    dla: Mapping[str, TensorRTSegment],
+    finalised: Mapping[str, TensorRTSegment],
 ) -> dict[str, np.ndarray]:
     entries: dict[str, np.ndarray] = {}
     for piece in lowered:
@@ -191,7 +197,7 @@ def _entries(
             _model_entry(piece.name),
             np.frombuffer(serialize_segment(piece), dtype=np.uint8),
         )
-    parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in dla.values()]
+    parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in finalised.values()]
     added = {name: array for part in parts for name, array in part.items()}
     for name, array in added.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)

@@ -271,6 +271,7 @@ def _assemble(
         built.plan.segments,
         built.extracted,
         cuda={**built.gpu.segments, **built.fallback.segments},
+        tensorrt=built.tensorrt,
         take_turns=job.target.profile.dla_cores > 1
         and goal_named(job.plan.objective).frames_in_flight,
         compile_port=None if backend is None else partial(compile_port, backend),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
-from device.engine.tensorrt_manifest import TensorRT
+from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
 from toolkit.engine.calibrate import Calibrated
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.segments import BuiltSegments
@@ -32,13 +32,19 @@ def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tu
 
 
 def _refused_forms(manifest: Manifest) -> Iterable[str]:
-    """Yield a note for each DLA segment that no TensorRT of an era takes."""
+    """Yield a note for each segment that no TensorRT of an era takes."""
     for segment in manifest.segments:
         for one in segment.implementations:
             if isinstance(one, TensorRT) and (one.ranged_problem or one.typed_problem):
                 where = "any board" if one.ranged_problem else "JetPack from 7.2.2 on"
                 yield (
                     f"segment {segment.name} does not run on the DLA on {where}: "
+                    f"{one.ranged_problem or one.typed_problem}"
+                )
+            if isinstance(one, TensorRTGpu) and (one.ranged_problem or one.typed_problem):
+                releases = "before 10.8" if one.ranged_problem else "from 10.8 on"
+                yield (
+                    f"segment {segment.name} does not run through TensorRT {releases}: "
                     f"{one.ranged_problem or one.typed_problem}"
                 )
 
@@ -49,9 +55,31 @@ def gpu_notes(
     """Return notes on the kernels, and one for each GPU segment without any."""
     on_gpu = [segment for segment in built.plan.segments if segment.processor == "gpu"]
     no_compiler = (NO_COMPILER,) if on_gpu and backend is None and options.kernels else ()
-    portable = (_note(segment, manifest) for segment in on_gpu if segment.place == "portable")
+    portable = (
+        _note(segment, manifest, through_tensorrt=segment.name in built.tensorrt)
+        for segment in on_gpu
+        if segment.place == "portable"
+    )
     fallback = _fallback_notes(built) if backend is not None else ()
-    return (*no_compiler, *built.gpu.notes, *portable, *fallback)
+    return (*no_compiler, *built.gpu.notes, *portable, *fallback, *_tensorrt_notes(built))
+
+
+def _tensorrt_notes(built: BuiltSegments) -> Iterable[str]:
+    """Yield what a board's TensorRT is for, and which GPU segments it cannot have."""
+    both = [name for name in built.tensorrt if name in built.gpu.segments]
+    if both:
+        yield (
+            f"{len(both)} GPU segments carry kernels and a form for TensorRT; "
+            "`tandem-agent prepare` times both on the board, and the faster runs"
+        )
+    alone = [name for name in built.tensorrt if name not in built.gpu.segments]
+    if alone:
+        yield (
+            f"{', '.join(alone)}: no kernels, only a form for TensorRT; where the board's TensorRT "
+            "refuses it, the CPU runs it. `tandem build --gpu-backend auto` has both"
+        )
+    for name, reason in built.no_tensorrt.items():
+        yield f"segment {name} has no form for TensorRT: {reason}"
 
 
 def _fallback_notes(built: BuiltSegments) -> Iterable[str]:
@@ -72,7 +100,7 @@ def _fallback_notes(built: BuiltSegments) -> Iterable[str]:
             )
 
 
-def _note(segment: PlannedSegment, manifest: Manifest) -> str:
+def _note(segment: PlannedSegment, manifest: Manifest, *, through_tensorrt: bool) -> str:
     """Return the refused nodes of a segment without kernels, their reasons and its crossings."""
     reasons = list(dict.fromkeys(segment.no_kernel.values()))
     clauses = reasons[:_MAX_REASONS]
@@ -87,7 +115,8 @@ def _note(segment: PlannedSegment, manifest: Manifest) -> str:
         clauses.append(
             f"{into_bytes} bytes cross to the CPU and {out_bytes} back in every inference"
         )
-    return f"segment {segment.name} has no GPU kernels, it runs portable: {'; '.join(clauses)}"
+    where = "through TensorRT, or portable" if through_tensorrt else "portable"
+    return f"segment {segment.name} has no GPU kernels, it runs {where}: {'; '.join(clauses)}"
 
 
 def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:

@@ -21,6 +21,8 @@ from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
+GpuBackendName = Literal["cuda", "tensorrt", "auto"]
+
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
@@ -40,6 +42,8 @@ class BuildOptions:
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
     engine runs portable. `fallback`: segments on a DLA have GPU kernels beside what TensorRT makes.
+    `gpu_backend`: what GPU segments carry: kernels, forms for the board's TensorRT in their place,
+    or both ("auto"), of which the board keeps the faster.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -57,6 +61,7 @@ class BuildOptions:
     tactics: TacticOptions = field(default_factory=TacticOptions)
     kernels: bool = True
     fallback: bool = True
+    gpu_backend: GpuBackendName = "cuda"
 
 
 @dataclass(frozen=True, slots=True)

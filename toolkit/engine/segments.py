@@ -7,12 +7,19 @@ to 10 are gone through again. A segment that is refused then runs portable as a 
 
 Segments on a DLA get kernels, too, of the same graph with the same scales: for boards on which
 TensorRT refuses them. Where they cannot have any, the plan stays as it is.
+
+With another GPU backend than "cuda", GPU segments get forms for TensorRT, too: also those without a
+kernel, which TensorRT may run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from device.engine.manifest import DimRange
+from toolkit.engine.assemble import border_tensors
 from toolkit.engine.options import BuildJob
+from toolkit.engine.tensorrt import TensorRTSegment
+from toolkit.engine.tensorrt_gpu import tensorrt_gpu_segment
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.segments import (
     GpuBackend,
@@ -32,7 +39,8 @@ Quantizer = Callable[[Mapping[str, str]], QuantizedModel]
 class BuiltSegments:
     """The plan as it was cut in the end, its segments extracted, and the kernels by segment.
 
-    `fallback`: the kernels of segments on a DLA.
+    `fallback`: the kernels of segments on a DLA. `tensorrt`: the forms of GPU segments;
+    `no_tensorrt`: why others of them have none.
     """
 
     plan: Plan
@@ -40,6 +48,8 @@ class BuiltSegments:
     extracted: tuple[ExtractedSegment, ...]
     gpu: GpuSegments = field(default_factory=GpuSegments)
     fallback: GpuSegments = field(default_factory=GpuSegments)
+    tensorrt: Mapping[str, TensorRTSegment] = field(default_factory=dict)
+    no_tensorrt: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_segments(
@@ -51,10 +61,10 @@ def build_segments(
     Raises as `toolkit.gpu.segments.lower_gpu_segments` and `compile_gpu_segments`.
     """
     (plan,) = shared.plans
-    built = _build(plan, quantizer, backend)
+    built = _build(plan, quantizer, backend, job)
     if built.gpu.refused:
         plan = cut_again(shared, job.target.profile, job.plan, built.gpu.refused).plans[0]
-        built = _build(plan, quantizer, backend, again=True)
+        built = _build(plan, quantizer, backend, job, again=True)
     built = replace(built, plan=run_portable(built.plan, built.gpu.refused))
     if backend is None or not job.options.fallback:
         return built
@@ -83,7 +93,12 @@ def _first_tactics(program: KernelProgram) -> KernelProgram:
 
 
 def _build(
-    plan: Plan, quantizer: Quantizer, backend: GpuBackend | None, *, again: bool = False
+    plan: Plan,
+    quantizer: Quantizer,
+    backend: GpuBackend | None,
+    job: BuildJob,
+    *,
+    again: bool = False,
 ) -> BuiltSegments:
     """Go through steps 7 to 10. `again`: what is still refused stops nothing."""
     quantized = quantizer({node: s.name for s in plan.segments for node in s.nodes})
@@ -91,10 +106,32 @@ def _build(
     extracted = extract_segments(quantized.model, quantized.segment_of, names)
     built = BuiltSegments(plan, quantized, extracted)
     if backend is None:
-        return built
+        return _with_tensorrt(built, job, job.imported.dims)
     on_gpu = [segment for segment in plan.segments if segment.place == "gpu"]
     programs = lower_gpu_segments(backend, on_gpu, extracted)
     if programs.refused and not again:
         return replace(built, gpu=GpuSegments(refused=programs.refused))
+    built = _with_tensorrt(built, job, programs.dims or job.imported.dims)
+    if job.options.gpu_backend == "tensorrt":
+        on_gpu = [segment for segment in on_gpu if segment.name not in built.tensorrt]
     gpu = compile_gpu_segments(backend, on_gpu, programs)
     return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))
+
+
+def _with_tensorrt(built: BuiltSegments, job: BuildJob, dims: Sequence[DimRange]) -> BuiltSegments:
+    """Give GPU segments their forms for TensorRT, if that is asked for."""
+    if job.options.gpu_backend == "cuda":
+        return built
+    quantized, names = built.quantized, {dim.name for dim in dims}
+    tensors = border_tensors(quantized.model, built.extracted, quantized.scales, names)
+    forms: dict[str, TensorRTSegment] = {}
+    reasons: dict[str, str] = {}
+    for segment, piece in zip(built.plan.segments, built.extracted, strict=True):
+        if segment.processor != "gpu":
+            continue
+        form = tensorrt_gpu_segment(piece, tensors, built.plan.precision)
+        if isinstance(form, str):
+            reasons[segment.name] = form
+        else:
+            forms[segment.name] = form
+    return replace(built, tensorrt=forms, no_tensorrt=reasons)

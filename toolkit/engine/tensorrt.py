@@ -1,4 +1,7 @@
-"""A DLA segment -> its `tensorrt` implementation: two ONNX forms that share the file's weights."""
+"""A DLA segment -> its `tensorrt` implementation: two ONNX forms that share the file's weights.
+
+`toolkit.engine.tensorrt_gpu` makes those of GPU segments of the same steps.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +11,21 @@ import numpy as np
 import onnx_ir as ir
 
 from device.engine.manifest import TensorInfo
-from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, Port, TensorRT, Weight
+from device.engine.tensorrt_manifest import (
+    WEIGHTS_FILE,
+    Form,
+    Port,
+    TensorRT,
+    TensorRTGpu,
+    Weight,
+)
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.export.half import MIN_SCALE, beyond_scales, rounded_up, to_half
 from toolkit.gpu.ports import PortCompiler, Way
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
-from toolkit.quantize.qdq.nodes import is_dequantize, quant_params_of
+from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize, quant_params_of
 from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
@@ -27,14 +37,14 @@ _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
 @dataclass(frozen=True, slots=True)
 class TensorRTSegment:
-    """A segment's `tensorrt` implementation with the entries that it adds to the engine file."""
+    """A segment through TensorRT, with the entries that it adds to the engine file."""
 
-    implementation: TensorRT
+    implementation: TensorRT | TensorRTGpu
     entries: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class StoredWeight:
     """A weight as the engine file has it: entry * scales along an axis, or the entry itself."""
 
     entry: str
@@ -43,7 +53,7 @@ class _Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
+class PlainSegment:
     """A segment in float. `amax`: of each tensor that INT8 reads; `half`: nodes in FP16.
 
     `stored`: its large weights, by their names in `model`.
@@ -52,7 +62,7 @@ class _Plain:
     model: ir.Model
     amax: Mapping[str, float] = field(default_factory=dict)
     half: tuple[str, ...] = ()
-    stored: Mapping[str, _Stored] = field(default_factory=dict)
+    stored: Mapping[str, StoredWeight] = field(default_factory=dict)
 
 
 def tensorrt_segment(
@@ -67,12 +77,12 @@ def tensorrt_segment(
     `tensors`: those at its borders. `compile_port` None: no kernels are made for its ports. Raises
     BuildError: the segment has Q/DQ that no calibration cache can hold, or a weight beyond float16.
     """
-    plain = _plain(piece)
+    plain = plain_segment(piece)
     entries: dict[str, np.ndarray] = {}
     ports = [_ports(names, tensors, plain) for names in (piece.inputs, piece.outputs)]
-    ranged = _form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
+    ranged = write_form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
     typed_model = _typed(plain, (*ports[0], *ports[1]))
-    typed = _form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
+    typed = write_form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
     kernels = [
         [] if compile_port is None
         else [compile_port(f"{piece.name}.{way}{index}", port, tensors[port.tensor], way)
@@ -91,30 +101,36 @@ def tensorrt_segment(
         take_turns=take_turns,
         ranged_problem=_rank_problem((*ports[0], *ports[1]), tensors),
         typed_problem=_rank_problem((*ports[0], *ports[1]), tensors)
-        or _scale_problem((*ports[0], *ports[1])),
+        or scale_problem({port.tensor: port.scale for port in (*ports[0], *ports[1])}),
         enter=tuple(part.implementation for part in kernels[0]),
         leave=tuple(part.implementation for part in kernels[1]),
     )
     return TensorRTSegment(implementation, entries)
 
 
-def _plain(piece: ExtractedSegment) -> _Plain:
-    """Take the Q/DQ out of a segment; integers at its borders become floats."""
-    if not any(is_dequantize(node) for node in piece.model.graph):
-        return _Plain(piece.model, stored={name: _Stored(name) for name in piece.weights})
+def plain_segment(piece: ExtractedSegment) -> PlainSegment:
+    """Take the Q/DQ out of a segment; integers at its borders become floats.
+
+    Raises BuildError: Q/DQ that no range can say.
+    """
+    if not any(is_dequantize(node) or is_quantize(node) for node in piece.model.graph):
+        stored = {name: StoredWeight(name) for name in piece.weights}
+        return PlainSegment(piece.model, stored=stored)
     model = piece.model.clone()
-    _float_borders(model.graph)
+    _float_borders(piece.name, model.graph)
     try:
         plain = import_qdq(model, any_weight_scale=True)
     except ImportModelError as error:
         raise BuildError(f"Segment {piece.name} cannot be written for TensorRT: {error}") from error
-    return _Plain(plain.model, plain.amax, plain.float_nodes, _stored(piece))
+    return PlainSegment(plain.model, plain.amax, plain.float_nodes, _stored(piece))
 
 
-def _float_borders(graph: ir.Graph) -> None:
+def _float_borders(segment: str, graph: ir.Graph) -> None:
     """Give INT8 inputs a Q before them, and INT8 outputs a DQ behind them, under their names."""
     for value in [v for v in graph.inputs if v.dtype == ir.DataType.INT8]:
-        reader = next(use.node for use in value.uses() if is_dequantize(use.node))
+        reader = next((use.node for use in value.uses() if is_dequantize(use.node)), None)
+        if reader is None:
+            raise _no_scale(segment, value)
         real = ir.Value(
             name=str(value.name), shape=value.shape, type=ir.TensorType(ir.DataType.FLOAT)
         )
@@ -126,7 +142,8 @@ def _float_borders(graph: ir.Graph) -> None:
         graph.insert_before(graph[0], stored)
     for value in [v for v in graph.outputs if v.dtype == ir.DataType.INT8]:
         writer = value.producer()
-        assert writer is not None  # a segment's output is made by it
+        if writer is None or not is_quantize(writer):
+            raise _no_scale(segment, value)
         name = str(value.name)
         value.name = f"{name}_stored"
         restored = _node("DequantizeLinear", [value, *writer.inputs[1:]], name)
@@ -136,27 +153,36 @@ def _float_borders(graph: ir.Graph) -> None:
         graph.outputs[list(graph.outputs).index(value)] = restored.outputs[0]
 
 
+def _no_scale(segment: str, value: ir.Value) -> BuildError:
+    return BuildError(
+        f"Segment {segment} cannot be written for TensorRT: no Q/DQ beside it says the scale of "
+        f"the INT8 tensor {value.name!r}."
+    )
+
+
 def _node(op: str, inputs: Sequence[ir.Value | None], output: str) -> ir.Node:
     return ir.Node("", op, inputs, outputs=[ir.Value(name=output)], name=f"{op}_{output}")
 
 
-def _stored(piece: ExtractedSegment) -> dict[str, _Stored]:
+def _stored(piece: ExtractedSegment) -> dict[str, StoredWeight]:
     """The large weights of a segment by the name of their DQ's output."""
-    stored = {name: _Stored(name) for name in piece.weights}
+    stored = {name: StoredWeight(name) for name in piece.weights}
     for node in piece.model.graph:
         source = node.inputs[0] if is_dequantize(node) else None
         if source is None or str(source.name) not in piece.weights:
             continue
         params = quant_params_of(node)
         assert params is not None  # a build writes constant scales
+        if piece.weights[str(source.name)].dtype != np.int8:
+            continue  # UINT8 has a zero point, which `Weight` does not: it stays inside the ONNX
         axis = params.axis if params.scale.ndim else None
         scales = params.scale.astype(np.float32)
-        stored[str(node.outputs[0].name)] = _Stored(str(source.name), scales, axis)
+        stored[str(node.outputs[0].name)] = StoredWeight(str(source.name), scales, axis)
     return stored
 
 
 def _ports(
-    names: Sequence[str], tensors: Mapping[str, TensorInfo], plain: _Plain
+    names: Sequence[str], tensors: Mapping[str, TensorInfo], plain: PlainSegment
 ) -> tuple[Port, ...]:
     """INT8 where the tensor has a scale or a range, else FP16."""
     ports = []
@@ -185,22 +211,29 @@ def _rank_problem(ports: Sequence[Port], tensors: Mapping[str, TensorInfo]) -> s
     return ""
 
 
-def _scale_problem(ports: Sequence[Port]) -> str:
-    """Return why strongly typed TensorRT cannot have these ports, "" if it can."""
-    for port in ports:
-        if port.scale is not None and port.scale < MIN_SCALE:
+def scale_problem(scales: Mapping[str, float | None]) -> str:
+    """Return why strongly typed TensorRT cannot have tensors of these scales, "" if it can."""
+    for tensor, scale in scales.items():
+        if scale is not None and scale < MIN_SCALE:
             return (
-                f"tensor {port.tensor!r} has the INT8 scale {port.scale:.3g}, and strongly typed "
+                f"tensor {tensor!r} has the INT8 scale {scale:.3g}, and strongly typed "
                 f"TensorRT has scales in FP16, from {MIN_SCALE:.3g} on; build with "
                 "`tandem build --keep-float` for the nodes beside it, or for JetPack 6"
             )
     return ""
 
 
-def _typed(plain: _Plain, ports: Sequence[Port]) -> ir.Model:
+def _typed(plain: PlainSegment, ports: Sequence[Port]) -> ir.Model:
     """Return the segment as strongly typed TensorRT reads it: INT8 ports are INT8 tensors."""
     if not plain.amax:
         return to_half(plain.model, half_io=True)
+    half = to_half(quantized(plain, "tensorrt-dla"), half_io=True)
+    store_borders(half.graph, {port.tensor: port.scale for port in ports}, half=True)
+    return half
+
+
+def quantized(plain: PlainSegment, target: str) -> ir.Model:
+    """Return the segment with Q/DQ for a row of `toolkit.quantize.qdq.export.TARGETS`."""
     unranged = {
         str(node.name)
         for node in plain.model.graph
@@ -208,23 +241,24 @@ def _typed(plain: _Plain, ports: Sequence[Port]) -> ir.Model:
         if value is not None and is_activation(value) and str(value.name) not in plain.amax
     }
     keep = frozenset({*plain.half, *unranged, *beyond_scales(plain.model, plain.amax)})
-    model = export_qdq(plain.model, plain.amax, "tensorrt-dla", keep_float=keep)
-    half = to_half(model, half_io=True)
-    graph = half.graph
-    scales = {port.tensor: port.scale for port in ports}
+    return export_qdq(plain.model, plain.amax, target, keep_float=keep)
+
+
+def store_borders(graph: ir.Graph, scales: Mapping[str, float | None], *, half: bool) -> None:
+    """Let inputs and outputs be INT8 that have a scale. `half`: the graph is in FP16 already."""
+    dtype = np.dtype(np.float16 if half else np.float32)
     for value in list(graph.inputs):
-        scale = scales[str(value.name)]
+        scale = scales.get(str(value.name))
         if scale is not None:
-            _store_input(graph, value, scale)
+            _store_input(graph, value, scale, dtype)
     for value in list(graph.outputs):
-        scale = scales[str(value.name)]
+        scale = scales.get(str(value.name))
         if scale is not None:
-            _store_output(graph, value, scale)
+            _store_output(graph, value, scale, dtype)
     graph.sort()
-    return half
 
 
-def _store_input(graph: ir.Graph, value: ir.Value, scale: float) -> None:
+def _store_input(graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype") -> None:
     """Let an input be INT8: what a Q made of it, and behind a DQ for nodes in floating point."""
     name, index = str(value.name), list(graph.inputs).index(value)
     stored = ir.Value(name=name, shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
@@ -234,7 +268,8 @@ def _store_input(graph: ir.Graph, value: ir.Value, scale: float) -> None:
         graph.remove(quantize, safe=True)
     readers = list(value.uses())
     if readers:
-        node = _node("DequantizeLinear", [stored, *_pair(graph, name, scale)], f"{name}_real")
+        operands = [stored, *_pair(graph, name, scale, dtype)]
+        node = _node("DequantizeLinear", operands, f"{name}_real")
         node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
         graph.insert_before(graph[0], node)
         for use in readers:
@@ -242,20 +277,21 @@ def _store_input(graph: ir.Graph, value: ir.Value, scale: float) -> None:
     graph.inputs[index] = stored
 
 
-def _store_output(graph: ir.Graph, value: ir.Value, scale: float) -> None:
+def _store_output(graph: ir.Graph, value: ir.Value, scale: float, dtype: "np.dtype") -> None:
     """Let an output be INT8, as a Q makes it, under its name."""
     name = str(value.name)
     value.name = f"{name}_real"
-    node = _node("QuantizeLinear", [value, *_pair(graph, name, scale)], name)
+    node = _node("QuantizeLinear", [value, *_pair(graph, name, scale, dtype)], name)
     node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT8), value.shape
     graph.append(node)
     graph.outputs[list(graph.outputs).index(value)] = node.outputs[0]
 
 
-def _pair(graph: ir.Graph, name: str, scale: float) -> tuple[ir.Value, ir.Value]:
-    """Add the scale of a port, in FP16, and its zero point."""
+def _pair(graph: ir.Graph, name: str, scale: float, dtype: "np.dtype") -> tuple[ir.Value, ir.Value]:
+    """Add the scale of a port and its zero point."""
+    single = np.array(scale, np.float32)
     constants = (
-        (f"{name}_port_scale", rounded_up(np.array(scale, np.float32))),
+        (f"{name}_port_scale", rounded_up(single) if dtype == np.float16 else single),
         (f"{name}_port_zero", np.array(0, np.int8)),
     )
     first, second = (
@@ -266,10 +302,10 @@ def _pair(graph: ir.Graph, name: str, scale: float) -> tuple[ir.Value, ir.Value]
     return first, second
 
 
-def _form(
+def write_form(
     name: str,
     model: ir.Model,
-    stored: Mapping[str, _Stored],
+    stored: Mapping[str, StoredWeight],
     dtype: Dtype,
     entries: dict[str, np.ndarray],
 ) -> Form:

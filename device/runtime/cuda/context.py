@@ -154,10 +154,12 @@ class Context:
 
 
 def _free_host(pointer: c_void_p, context: c_void_p, index: int) -> None:
-    driver = load_driver()
+    driver, callers = load_driver(), c_void_p()
+    driver.call("cuCtxGetCurrent", byref(callers))  # garbage collection runs in any thread
     driver.call("cuCtxSetCurrent", context)
     driver.call("cuMemFreeHost", pointer)
     driver.call("cuDevicePrimaryCtxRelease_v2", index)
+    driver.call("cuCtxSetCurrent", callers)
 
 
 class Stream:

@@ -7,14 +7,14 @@ calling thread than the one that it found.
 import ctypes
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from ctypes import byref, c_void_p
 
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.driver import EVENT_DISABLE_TIMING, CudaError, load_driver
 
 
-class CallersContext:
+class CallersContext(AbstractContextManager[None]):
     """`with CallersContext():` gives the thread the context back that was current before."""
 
     __slots__ = ("_current",)

@@ -1,11 +1,12 @@
 """The ways to run segments, best first, and the choice among them."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
-from device.runtime.executors import cuda, emulated, portable, tensorrt
+from device.runtime.executors import cuda, emulated, portable, tensorrt, tensorrt_gpu
 from device.runtime.executors.protocol import (
     Executor,
     ExecutorKind,
@@ -15,6 +16,7 @@ from device.runtime.executors.protocol import (
 from device.runtime.tensorrt.board import read_board, tensorrt_version
 
 LOG = logging.getLogger("tandem.session")
+_THROUGH_TENSORRT = (tensorrt.TAG, tensorrt_gpu.TAG)
 
 EXECUTORS: tuple[ExecutorKind, ...] = (
     ExecutorKind(
@@ -26,6 +28,13 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         remark="asked for; silicon may differ",
     ),
     ExecutorKind("tensorrt", tensorrt.TAG, tensorrt.load, tensorrt.why_not, tensorrt.misfit),
+    ExecutorKind(
+        "tensorrt",
+        tensorrt_gpu.TAG,
+        tensorrt_gpu.load,
+        tensorrt_gpu.why_not,
+        tensorrt_gpu.misfit,
+    ),
     ExecutorKind("cuda", cuda.TAG, cuda.load, cuda.why_not, cuda.misfit),
     ExecutorKind("portable", "portable", portable.load, portable.why_not),
 )
@@ -35,7 +44,8 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
 class SegmentReport:
     """How one segment runs: which implementation, and why not a better one.
 
-    `degraded`: why a DLA segment does not run on the DLA of a board that has one, else "".
+    `degraded`: why a DLA segment does not run on the DLA of a board that has one, or a GPU segment
+    that has no kernels not through its TensorRT, else "".
     """
 
     segment: str
@@ -57,7 +67,8 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
     for kind in _candidates(context):
         implementation = carried.get(kind.tag)
         if implementation is None:
-            absent.append(kind.tag)
+            if kind.tag not in _not_missed(carried):
+                absent.append(kind.tag)
             continue
         problem = kind.why_not() or kind.misfit(context, implementation)
         if problem is not None:
@@ -79,27 +90,38 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
 
 
 def other_ways(context: SegmentContext) -> tuple[str, ...]:
-    """Return the kinds that can run a DLA segment here without TensorRT, best first."""
+    """Return the kinds that can run a segment here without TensorRT, best first."""
     carried = {str(i.__struct_config__.tag): i for i in context.segment.implementations}
     return tuple(
         kind.name
         for kind in EXECUTORS
-        if kind.requested is None and kind.tag in carried and kind.tag != tensorrt.TAG
+        if kind.requested is None and kind.tag in carried and kind.tag not in _THROUGH_TENSORRT
         if not (kind.why_not() or kind.misfit(context, carried[kind.tag]))
     )
 
 
+def _not_missed(carried: Collection[str]) -> tuple[str, ...]:
+    """Return the tags that no reason names: TensorRT on the GPU is asked for, and one is enough."""
+    return _THROUGH_TENSORRT if tensorrt_gpu.TAG in carried else (tensorrt_gpu.TAG,)
+
+
 def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
-    """Return why a DLA segment runs on another processor, "" on machines that are no such board.
+    """Return why a segment runs otherwise than it was built for, "" on machines that are no board.
 
     They have no TensorRT, no GPU of the kernels and no DLA; the report gives the reason.
     """
-    on_dla = segment.processor.startswith("dla")
-    if not on_dla or kind.tag == tensorrt.TAG or kind.requested is not None or not refused:
+    if kind.tag in _THROUGH_TENSORRT or kind.requested is not None or not refused:
         return ""
-    if kind.tag != cuda.TAG and not tensorrt_version() and not read_board().dla_cores:
+    tags = {str(i.__struct_config__.tag) for i in segment.implementations}
+    if segment.processor.startswith("dla"):
+        if kind.tag != cuda.TAG and not tensorrt_version() and not read_board().dla_cores:
+            return ""
+        where = "on the DLA"
+    elif tensorrt_gpu.TAG in tags and cuda.TAG not in tags and tensorrt_version():
+        where = "through TensorRT"
+    else:
         return ""
-    return f"segment {segment.name} runs as {kind.name}, not on the DLA: {'; '.join(refused)}"
+    return f"segment {segment.name} runs as {kind.name}, not {where}: {'; '.join(refused)}"
 
 
 def _candidates(context: SegmentContext) -> list[ExecutorKind]:

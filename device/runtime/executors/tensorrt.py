@@ -267,7 +267,7 @@ def _names(context: SegmentContext) -> tuple[str, ...]:
 
 def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
     folder = context.options.plans or default_folder()
-    return find_plan(folder, context.engine, implementation, read_board())
+    return find_plan(folder, context.engine, context.segment, implementation, read_board())
 
 
 def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]:

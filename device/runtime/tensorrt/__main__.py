@@ -14,19 +14,24 @@ from device.errors import TandemError
 from device.runtime.executors.protocol import LoadOptions, SegmentContext
 from device.runtime.executors.table import other_ways
 from device.runtime.tensorrt.board import read_board
+from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.plans import default_folder
-from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engine
+from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="tandem-agent prepare", description=(
-        "Finish the DLA segments of an engine with this board's TensorRT. A plan that is there "
-        "already is kept; a refused segment runs without the DLA."
+        "Finish the segments of an engine for this board's TensorRT: those on the DLA, and those "
+        "on the GPU if `tandem build --gpu-backend` asked for it, which are timed against their "
+        "kernels. A plan that is there already is kept; a refused segment runs without TensorRT."
     ))  # fmt: skip
     parser.add_argument("engine", type=Path)
     parser.add_argument("--plans", type=Path, default=default_folder(), help="where plans are kept")
     parser.add_argument("--timeout-s", type=_seconds, default=1800.0, help="for each segment")
+    parser.add_argument(
+        "--total-timeout-s", type=_seconds, help="for the whole engine (default: no limit)"
+    )
     parser.add_argument("--max-memory-mb", type=_megabytes, help="of the build of a segment")
     parser.add_argument("--again", action="store_true", help="also try what was refused before")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -52,7 +57,11 @@ def main() -> int:
     """Prepare one engine; the exit status is 1 if a segment has no plan."""
     arguments = make_parser().parse_args()
     memory = arguments.max_memory_mb
-    limits = Limits(arguments.timeout_s, None if memory is None else memory * 2**20)
+    limits = Limits(
+        arguments.timeout_s,
+        None if memory is None else memory * 2**20,
+        arguments.total_timeout_s,
+    )
     progress = _Events() if arguments.events else _progress
     try:
         with open_engine(arguments.engine) as engine:
@@ -70,7 +79,9 @@ def main() -> int:
     elif arguments.json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
-        sys.stdout.write("".join(f"{_line(row)}\n" for row in prepared) or "no DLA segments\n")
+        sys.stdout.write(
+            "".join(f"{_line(row)}\n" for row in prepared) or "no segments for TensorRT\n"
+        )
     return int(any(row.problem for row in prepared))
 
 
@@ -108,8 +119,12 @@ def _line(row: Prepared) -> str:
     if row.problem is not None:
         return f"{row.segment}: no plan: {row.problem}"
     how = "was there" if row.cached else f"built in {row.seconds:.1f} s"
+    times = ""
+    if row.tensorrt_us is not None and row.cuda_us is not None:
+        runs = "the kernels run" if row.kernels_run else "TensorRT runs"
+        times = f"; TensorRT {row.tensorrt_us:.0f} us, kernels {row.cuda_us:.0f} us: {runs}"
     if not row.refused_layers:
-        return f"{row.segment}: {how}"
+        return f"{row.segment}: {how}{times}"
     return f"{row.segment}: {how}; TensorRT keeps {', '.join(row.refused_layers)} off the DLA"
 
 

@@ -19,22 +19,44 @@ from pathlib import Path
 
 import msgspec
 
+from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
-from device.engine.tensorrt_manifest import Form, TensorRT
+from device.engine.manifest import Segment
+from device.engine.tensorrt_manifest import Form, TensorRT, TensorRTGpu
 from device.errors import SessionError
 from device.files import replacing, sync_folder
+from device.runtime.cuda.driver import CudaError
+from device.runtime.cuda.facts import read_gpu
 from device.runtime.tensorrt.board import Board
-from device.runtime.tensorrt.releases import find_release
+from device.runtime.tensorrt.releases import FormName, find_gpu_release, find_release
+from device.runtime.tensorrt.request import OnDla, OnGpu, target_of
 
 FORMAT = 1
 MAX_PLANS = 64  # segments of two slots in two power modes, each with all the loadables of a core
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The medians of a plan and of the kernels of its segment, on the same inputs.
+
+    `kernels`: the digest of the kernels, whose time says nothing of others.
+    """
+
+    kernels: str
+    tensorrt_us: float
+    cuda_us: float
+
+    @property
+    def tensorrt_is_faster(self) -> bool:
+        """Whether sessions take the plan."""
+        return self.tensorrt_us < self.cuda_us
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What came of one segment on one board. `problem`: why it has no plan, then no `sha256`.
 
     `limit_s`, `limit_bytes`: of time or memory, if that ended the build. `passing`: something else
-    than TensorRT ended it, such as a kill by the system or a full disk.
+    than TensorRT ended it, such as a kill by the system or a full disk. `compared`: a segment on
+    the GPU that has kernels, too.
     """
 
     format: int
@@ -47,6 +69,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit_s: float = 0.0
     limit_bytes: int = 0
     passing: bool = False
+    compared: Comparison | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +89,79 @@ def default_folder() -> Path:
     return Path(cache) / "tandem" / "plans"
 
 
-def form_for(implementation: TensorRT, board: Board) -> Form:
-    """Return the form that the board's TensorRT takes. Raises SessionError: it takes none, why."""
-    if not board.tensorrt:
+def form_name(implementation: TensorRT | TensorRTGpu, version: str) -> FormName:
+    """Return which form a TensorRT takes. Raises SessionError: it takes none, why."""
+    if not version:
         raise SessionError("TensorRT is not installed; install JetPack's python3-libnvinfer")
-    release = find_release(board.tensorrt)
-    if release.form is None:
-        raise SessionError(f"TensorRT {board.tensorrt} has no DLA here: {release.why}")
-    ranged = release.form == "ranged"
+    if isinstance(implementation, TensorRT):
+        release = find_release(version)
+        if release.form is None:
+            raise SessionError(f"TensorRT {version} has no DLA here: {release.why}")
+        return release.form
+    gpu_release = find_gpu_release(version)
+    if gpu_release.form is None:
+        raise SessionError(f"TensorRT {version} takes no segment of an engine: {gpu_release.why}")
+    return gpu_release.form
+
+
+def form_for(implementation: TensorRT | TensorRTGpu, board: Board) -> Form:
+    """Return the form that the board's TensorRT takes. Raises SessionError: it takes none, why."""
+    ranged = form_name(implementation, board.tensorrt) == "ranged"
     problem = implementation.ranged_problem if ranged else implementation.typed_problem
-    if problem:
+    form = implementation.ranged if ranged else implementation.typed
+    if problem or form is None:
         raise SessionError(problem)
-    return implementation.ranged if ranged else implementation.typed
+    return form
 
 
-def find_plan(folder: Path, engine: Engine, implementation: TensorRT, board: Board) -> Plan:
+def find_plan(
+    folder: Path,
+    engine: Engine,
+    segment: Segment,
+    implementation: TensorRT | TensorRTGpu,
+    board: Board,
+) -> Plan:
     """Return a segment's place in the store. Raises SessionError: no form fits the board."""
-    key = _key(engine, implementation, form_for(implementation, board), board)
+    form = form_for(implementation, board)
+    key = _key(engine, implementation, target_for(engine, segment, implementation), form, board)
     path = folder / f"{key}.plan"
+    return Plan(key, path, _record(path.with_suffix(".json")))
+
+
+def read_records(folder: Path) -> tuple[Record, ...]:
+    """Return the records of a store, the one used last first."""
     try:
-        record = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Record)
-    except (OSError, ValueError):  # there is none, or an interrupted or older one: prepare again
-        return Plan(key, path, None)
-    return Plan(key, path, record if record.format == FORMAT else None)
+        paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:  # another process removes some
+        return ()
+    records = (_record(path) for path in paths)
+    return tuple(record for record in records if record is not None)
+
+
+def _record(path: Path) -> Record | None:
+    """Return a record, None where there is none, or an interrupted or older one: prepare again."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, ValueError):
+        return None
+    return record if record.format == FORMAT else None
+
+
+def target_for(
+    engine: Engine, segment: Segment, implementation: TensorRT | TensorRTGpu
+) -> OnDla | OnGpu:
+    """Return what a segment of an engine is built for."""
+    manifest = engine.manifest
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    return target_of(implementation, segment, tensors, {dim.name: dim for dim in manifest.dims})
+
+
+def kernels_digest(engine: Engine, kernels: Cuda) -> str:
+    """Return the SHA-256 of a segment's kernels and their launches."""
+    total = hashlib.sha256(msgspec.json.encode(kernels, order="deterministic"))
+    for kernel in kernels.kernels:
+        total.update(engine.entry(kernel.cubin).tobytes())
+    return total.hexdigest()
 
 
 def read_plan(plan: Plan) -> bytes | None:
@@ -141,10 +214,21 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _key(engine: Engine, implementation: TensorRT, form: Form, board: Board) -> str:
+def _key(
+    engine: Engine,
+    implementation: TensorRT | TensorRTGpu,
+    target: OnDla | OnGpu,
+    form: Form,
+    board: Board,
+) -> str:
     """Return the digest of the board and of all that the plan is made from."""
     total = _board_digest(board)
-    settings = (FORMAT, implementation.inputs, implementation.outputs, implementation.ranges)
+    if isinstance(target, OnDla):
+        settings: tuple[object, ...] = (
+            FORMAT, target.inputs, target.outputs, implementation.ranges
+        )  # fmt: skip
+    else:
+        settings = (FORMAT, _gpu(), target, implementation.ranges)
     total.update(msgspec.json.encode(settings, order="deterministic"))
     total.update(msgspec.json.encode((form, implementation.half_nodes), order="deterministic"))
     total.update(engine.entry(form.model).tobytes())
@@ -153,6 +237,14 @@ def _key(engine: Engine, implementation: TensorRT, form: Form, board: Board) -> 
         if weight.scales is not None:
             total.update(engine.entry(weight.scales).tobytes())
     return total.hexdigest()[:40]
+
+
+def _gpu() -> dict[str, object]:
+    """Return what a plan for the GPU depends on. Raises SessionError: there is no GPU."""
+    try:
+        return msgspec.structs.asdict(read_gpu())
+    except CudaError as error:
+        raise SessionError(str(error)) from error
 
 
 def _board_digest(board: Board) -> "hashlib._Hash":

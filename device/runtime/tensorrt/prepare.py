@@ -1,66 +1,76 @@
-"""An engine -> plans for the DLA of this board, each segment in a child process with limits."""
+"""An engine -> plans of TensorRT for this board, each segment in a child process with limits.
+
+A segment on the GPU that has kernels, too, is then timed with both; sessions take the faster.
+"""
 
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
 from device.engine.manifest import Segment
-from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, TensorRT
+from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, TensorRT, TensorRTGpu
 from device.errors import SessionError
+from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.tensorrt.board import Board
-from device.runtime.tensorrt.messages import explain
+from device.runtime.tensorrt.children import (
+    BUILD,
+    TIMING,
+    Ended,
+    Limits,
+    Watch,
+    run_child,
+    total_limit_problem,
+)
 from device.runtime.tensorrt.plans import (
     FORMAT,
+    Comparison,
     Plan,
     Record,
     digest,
     find_plan,
     form_for,
+    form_name,
     keep_plan,
+    kernels_digest,
     note_use,
     read_plan,
     remove_unused,
+    target_for,
     timing_cache,
 )
-from device.runtime.tensorrt.releases import find_release
-from device.runtime.tensorrt.request import Answer, make_request
-from device.start.child import guarded
-from device.start.command import module_command
+from device.runtime.tensorrt.request import Answer, Times, TimesRequest, make_request
 
 Progress = Callable[[str, float], None]
 """Gets the segment's name and the seconds that its build has taken."""
 
-_POLL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one child process: its time, and its resident memory (None: no limit)."""
-
-    seconds: float = 1800.0
-    memory_bytes: int | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One DLA segment. `problem`: why it has no plan; `cached`: nothing was built now."""
+    """One segment. `problem`: why it has no plan, or one that cannot be timed.
+
+    `cached`: nothing was built or timed now. `tensorrt_us`, `cuda_us`: the medians of a segment on
+    the GPU that has kernels, too; `kernels_run`: they are faster than its plan.
+    """
 
     segment: str
     cached: bool
     seconds: float
     refused_layers: tuple[str, ...]
     problem: str | None
+    tensorrt_us: float | None = None
+    cuda_us: float | None = None
+    kernels_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +84,46 @@ class Job:
     on_progress: Progress
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment to finish, as one of its implementations, with its place in the store.
+
+    `kernels`: those that the plan is timed against. `end_s`: when the time of the engine is over.
+    """
+
+    segment: Segment
+    implementation: TensorRT | TensorRTGpu
+    plan: Plan
+    kernels: Cuda | None
+    end_s: float | None
+
+
 def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
-    """Finish every DLA segment of an engine that has no plan for this board yet.
+    """Finish every segment of an engine for TensorRT that has no plan for this board yet.
 
     `again`: also those that TensorRT refused before. What ended at a limit is built again with a
     larger one, and what the system ended, always. Raises SessionError: `folder` cannot be
     written.
     """
+    total_s = job.limits.total_seconds
+    end_s = None if total_s is None else time.monotonic() + total_s
     prepared = []
     kept: set[str] = set()
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         for segment in job.engine.manifest.segments:
             for implementation in segment.implementations:
-                if isinstance(implementation, TensorRT):
-                    plan = _find(job, implementation)
-                    if isinstance(plan, str):
-                        prepared.append(Prepared(segment.name, False, 0.0, (), plan))
-                        continue
-                    prepared.append(_prepare(job, segment, implementation, plan, again=again))
-                    kept.add(plan.key)
+                if not isinstance(implementation, (TensorRT, TensorRTGpu)):
+                    continue
+                plan = _find(job, segment, implementation)
+                if isinstance(plan, str):
+                    prepared.append(Prepared(segment.name, False, 0.0, (), plan))
+                    continue
+                kernels = _kernels(segment, implementation)
+                part = _Part(segment, implementation, plan, kernels, end_s)
+                prepared.append(_prepare(job, part, again=again))
+                kept.add(plan.key)
+                if plan.path.with_suffix(".json").exists():
                     note_use(plan)
         remove_unused(job.folder, kept)
     except OSError as error:
@@ -101,23 +131,64 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     return tuple(prepared)
 
 
-def _find(job: Job, implementation: TensorRT) -> Plan | str:
+def _find(job: Job, segment: Segment, implementation: TensorRT | TensorRTGpu) -> Plan | str:
     """Return a segment's place in the store, or why the board can have no plan of it."""
     try:
-        return find_plan(job.folder, job.engine, implementation, job.board)
+        return find_plan(job.folder, job.engine, segment, implementation, job.board)
     except SessionError as error:  # no TensorRT, or one without a DLA
         return str(error)
 
 
-def _prepare(
-    job: Job, segment: Segment, implementation: TensorRT, plan: Plan, *, again: bool
+def _kernels(segment: Segment, implementation: TensorRT | TensorRTGpu) -> Cuda | None:
+    """Return the kernels that run in the place of a plan for the GPU, None where none can."""
+    if isinstance(implementation, TensorRT):
+        return None
+    kernels = next((i for i in segment.implementations if isinstance(i, Cuda)), None)
+    try:
+        return kernels if kernels is not None and device_sm() == kernels.sm else None
+    except CudaError:
+        return None
+
+
+def _prepare(job: Job, part: _Part, *, again: bool) -> Prepared:
+    """Return what the store says of a segment; build and time what it lacks."""
+    begin_s = time.monotonic()
+    record = _usable(job, part.plan, again=again)
+    compared = _compared(job, part, record)
+    if record is not None and (record.problem is not None or not _is_missing(part, compared)):
+        return _prepared(part, record, compared, seconds=record.seconds, cached=True)
+    if part.end_s is not None and begin_s > part.end_s:
+        return Prepared(part.segment.name, False, 0.0, (), total_limit_problem(job.limits))
+    with _work_folder(part.plan.path.parent) as work:
+        if record is None:
+            record = _build(job, part, work)
+            compared = None
+        if record.problem is None and _is_missing(part, compared):
+            record = _time(job, part, record, work)
+            compared = record.compared
+    return _prepared(part, record, compared, seconds=time.monotonic() - begin_s, cached=False)
+
+
+def _prepared(
+    part: _Part, record: Record, compared: Comparison | None, *, seconds: float, cached: bool
 ) -> Prepared:
-    ready = _ready(job, segment, plan, again=again)
-    return ready or _build(job, segment, implementation, plan)
+    row = Prepared(part.segment.name, cached, seconds, record.refused_layers, record.problem)
+    if compared is None:
+        return row
+    return Prepared(
+        segment=row.segment,
+        cached=cached,
+        seconds=seconds,
+        refused_layers=row.refused_layers,
+        problem=row.problem,
+        tensorrt_us=compared.tensorrt_us,
+        cuda_us=compared.cuda_us,
+        kernels_run=not compared.tensorrt_is_faster,
+    )
 
 
-def _ready(job: Job, segment: Segment, plan: Plan, *, again: bool) -> Prepared | None:
-    """Return what the store says of a segment, None if it must be built."""
+def _usable(job: Job, plan: Plan, *, again: bool) -> Record | None:
+    """Return the record of a segment in the store, None if it must be built."""
     record = plan.record
     if record is None:
         return None
@@ -125,7 +196,7 @@ def _ready(job: Job, segment: Segment, plan: Plan, *, again: bool) -> Prepared |
         return None
     if record.problem is None and read_plan(plan) is None:
         return None
-    return Prepared(segment.name, True, record.seconds, record.refused_layers, record.problem)
+    return record
 
 
 def _may_go_well(record: Record, limits: Limits) -> bool:
@@ -136,40 +207,102 @@ def _may_go_well(record: Record, limits: Limits) -> bool:
     return record.passing or more_time or more_memory
 
 
-def _build(job: Job, segment: Segment, implementation: TensorRT, plan: Plan) -> Prepared:
+def _is_missing(part: _Part, compared: Comparison | None) -> bool:
+    return part.kernels is not None and compared is None
+
+
+def _compared(job: Job, part: _Part, record: Record | None) -> Comparison | None:
+    """Return the times of a plan and of these kernels, None where they were not taken."""
+    if record is None or record.compared is None or part.kernels is None:
+        return None
+    same = record.compared.kernels == kernels_digest(job.engine, part.kernels)
+    return record.compared if same else None
+
+
+def _build(job: Job, part: _Part, work: Path) -> Record:
     """Build one segment, and keep its plan or the reason why there is none."""
-    release = find_release(job.board.tensorrt)
+    plan, implementation = part.plan, part.implementation
     log = plan.path.with_suffix(".log")
-    begin = time.monotonic()
-    with _work_folder(plan.path.parent) as work:
-        log.unlink(missing_ok=True)  # of an earlier build: a child may die before it writes one
-        _write_form(job.engine, form_for(implementation, job.board), work)
-        request = make_request(
-            implementation,
-            release,
-            model=str(work / "model.onnx"),
-            plan=str(work / "plan"),
-            log=str(log),
-            cache=str(timing_cache(job.folder, job.board)),
+    begin_s = time.monotonic()
+    log.unlink(missing_ok=True)  # of an earlier build: a child may die before it writes one
+    _write_form(job.engine, form_for(implementation, job.board), work)
+    request = make_request(
+        implementation,
+        form_name(implementation, job.board.tensorrt),
+        target_for(job.engine, part.segment, implementation),
+        model=str(work / "model.onnx"),
+        plan=str(work / "plan"),
+        log=str(log),
+        cache=str(timing_cache(job.folder, job.board)),
+    )
+    path = work / "request.json"
+    path.write_bytes(msgspec.json.encode(request))
+    ended = run_child(BUILD, path, log, _watch(job, part))
+    answer, ended = _answer(job, ended)
+    record = Record(
+        format=FORMAT,
+        segment=part.segment.name,
+        board=asdict(job.board),
+        sha256="" if answer.problem else digest(work / "plan"),
+        seconds=time.monotonic() - begin_s,
+        refused_layers=answer.refused_layers,
+        problem=answer.problem,
+        limit_s=ended.limit_s,
+        limit_bytes=ended.limit_bytes,
+        passing=ended.passing,
+    )
+    keep_plan(plan, record, None if answer.problem else work / "plan")
+    return record
+
+
+def _time(job: Job, part: _Part, record: Record, work: Path) -> Record:
+    """Time a plan against the kernels of its segment, and keep both figures."""
+    assert part.kernels is not None
+    log = part.plan.path.with_suffix(".log")
+    request = TimesRequest(
+        engine=str(job.engine.path), segment=part.segment.name, plans=str(job.folder)
+    )
+    path = work / "times.json"
+    path.write_bytes(msgspec.json.encode(request))
+    ended = run_child(TIMING, path, log, _watch(job, part))
+    try:
+        times = Times() if ended.problem else msgspec.json.decode(ended.answer, type=Times)
+    except ValueError as error:
+        times = Times(problem=f"the timing gave no answer ({error})")
+    problem = ended.problem or times.problem
+    if not problem:
+        compared = Comparison(
+            kernels=kernels_digest(job.engine, part.kernels),
+            tensorrt_us=times.tensorrt_us,
+            cuda_us=times.cuda_us,
         )
-        (work / "request.json").write_bytes(msgspec.json.encode(request))
-        outcome = _run(job, work, log, segment.name)
-        answer = outcome.answer
-        seconds = time.monotonic() - begin
-        record = Record(
-            format=FORMAT,
-            segment=segment.name,
-            board=asdict(job.board),
-            sha256="" if answer.problem else digest(work / "plan"),
-            seconds=seconds,
-            refused_layers=answer.refused_layers,
-            problem=answer.problem,
-            limit_s=outcome.limit_s,
-            limit_bytes=outcome.limit_bytes,
-            passing=outcome.passing,
-        )
-        keep_plan(plan, record, None if answer.problem else work / "plan")
-    return Prepared(segment.name, False, seconds, answer.refused_layers, answer.problem)
+        record = msgspec.structs.replace(record, compared=compared)
+        keep_plan(part.plan, record, None)
+        return record
+    failed = msgspec.structs.replace(
+        record,
+        problem=f"its plan was not timed against its kernels: {problem}",
+        limit_s=ended.limit_s,
+        limit_bytes=ended.limit_bytes,
+    )
+    if ended.problem and not ended.passing:  # else the plan stays, and is timed another time
+        keep_plan(part.plan, failed, None)
+    return failed
+
+
+def _watch(job: Job, part: _Part) -> Watch:
+    return Watch(job.limits, part.end_s, partial(job.on_progress, part.segment.name))
+
+
+def _answer(job: Job, ended: Ended) -> tuple[Answer, Ended]:
+    """Return what a build answered, or how it ended in the place of an answer."""
+    if ended.problem:
+        return Answer(tensorrt=job.board.tensorrt, problem=ended.problem), ended
+    try:
+        return msgspec.json.decode(ended.answer, type=Answer), ended
+    except ValueError as error:
+        problem = f"the build gave no answer ({error})"
+        return Answer(tensorrt=job.board.tensorrt, problem=problem), Ended(passing=True)
 
 
 @contextmanager
@@ -204,95 +337,3 @@ def _write_form(engine: Engine, form: Form, folder: Path) -> None:
                 array = array.astype(np.float32) * scales
             file.seek(weight.offset)
             file.write(np.ascontiguousarray(array, dtype=weight.dtype).tobytes())
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a build gave; the limit that ended it, or whether the system did (see `Record`)."""
-
-    answer: Answer
-    limit_s: float = 0.0
-    limit_bytes: int = 0
-    passing: bool = False
-
-
-def _run(job: Job, work: Path, log: Path, segment: str) -> _Outcome:
-    """Run the child; a child that dies, hangs or takes too much memory is a problem of its own."""
-    build = module_command("device.runtime.tensorrt.build", str(work / "request.json"))
-    begin = time.monotonic()
-    with (
-        (work / "stderr").open("wb") as errors,
-        (work / "stdout").open("wb") as output,
-        subprocess.Popen(
-            guarded(build), stdout=output, stderr=errors, start_new_session=True
-        ) as child,
-    ):
-        limited = _watch(job, child, begin, segment)
-    if limited is not None:
-        return limited
-    if child.returncode != 0:
-        problem = _death(child.returncode, work / "stderr", log)
-        # TensorRT crashes with another signal; one that ends in order has answered.
-        passing = child.returncode > 0 or child.returncode == -signal.SIGKILL
-        return _Outcome(_failed(job, problem), passing=passing)
-    try:
-        answer = (work / "stdout").read_bytes().splitlines()[-1]
-        return _Outcome(msgspec.json.decode(answer, type=Answer))
-    except (ValueError, IndexError) as error:
-        return _Outcome(_failed(job, f"the build gave no answer ({error})"), passing=True)
-
-
-def _failed(job: Job, problem: str) -> Answer:
-    return Answer(tensorrt=job.board.tensorrt, problem=problem)
-
-
-def _watch(job: Job, child: subprocess.Popen[bytes], begin: float, segment: str) -> _Outcome | None:
-    """Wait for the child; end it beyond a limit, and return that limit."""
-    limits = job.limits
-    try:
-        while child.poll() is None:
-            seconds = time.monotonic() - begin
-            job.on_progress(segment, seconds)
-            if seconds > limits.seconds:
-                problem = (
-                    f"the build took longer than {limits.seconds:.0f} s; give more with "
-                    "`tandem-agent prepare --again --timeout-s`"
-                )
-                return _Outcome(_failed(job, problem), limit_s=limits.seconds)
-            resident = _resident_bytes(child.pid)
-            if limits.memory_bytes is not None and resident > limits.memory_bytes:
-                problem = (
-                    f"the build took {resident / 2**20:.0f} MiB of memory, the limit is "
-                    f"{limits.memory_bytes / 2**20:.0f}; give more with "
-                    "`tandem-agent prepare --again --max-memory-mb`"
-                )
-                return _Outcome(_failed(job, problem), limit_bytes=limits.memory_bytes)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_POLL_S)
-        return None
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _resident_bytes(pid: int) -> int:
-    """The resident memory of a process, 0 once it has ended."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _death(status: int, errors: Path, log: Path) -> str:
-    """Why the child ended without an answer."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    if status < 0:
-        name = signal.Signals(-status).name
-        last = f", after: {lines[-1]}" if lines else ""
-        reason = f"TensorRT crashed ({name}) while it built the segment{last}"
-        known = explain(lines)
-        return f"{reason}; {known}" if known else reason
-    text = errors.read_text(errors="replace").strip().splitlines()
-    return f"the build failed: {text[-1] if text else f'exit status {status}'}"

@@ -8,6 +8,8 @@ computes with onnxruntime.
     TENSORRT_DOUBLE_API      the file with the API
     TENSORRT_DOUBLE_VERSION  what `__version__` says
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
+
+A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
 
 import ctypes
@@ -27,9 +29,17 @@ _API = json.loads(Path(os.environ["TENSORRT_DOUBLE_API"]).read_text())
 __version__ = os.environ["TENSORRT_DOUBLE_VERSION"]
 
 FAILURES = ("refuse", "segfault", "memory", "hang", "parse", "grow", "submit", "cores", "null",
-            "load")  # fmt: skip
+            "load", "crash", "type")  # fmt: skip
 _fail, _, _what = os.environ.get("TENSORRT_DOUBLE_FAIL", "").partition(":")
 assert not _fail or _fail in FAILURES, _fail
+if "device.runtime.tensorrt.compare" in sys.orig_argv:
+    if _fail == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    import cuda_double
+
+    _driver = cuda_double.installed()
+    _driver.__enter__()
 
 
 def _enum(name):
@@ -45,8 +55,10 @@ NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
 TensorFormat = _enum("TensorFormat")
 TensorIOMode = _enum("TensorIOMode")
 
-_DTYPES = {"INT8": np.int8, "HALF": np.float16, "FLOAT": np.float32}
-_ONNX = {1: "FLOAT", 3: "INT8", 10: "HALF"}
+_DTYPES = {"INT8": np.int8, "HALF": np.float16, "FLOAT": np.float32, "INT32": np.int32,
+           "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8}  # fmt: skip
+_ONNX = {1: "FLOAT", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
+_IMPLICIT = {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}
 _BASIC = {"int": int, "str": str, "float": (int, float), "bool": bool,
           "typing.SupportsInt": int, "buffer": (bytes, bytearray, memoryview),
           "typing_extensions.Buffer": (bytes, bytearray, memoryview)}  # fmt: skip
@@ -268,8 +280,12 @@ class OnnxParser:
         network._onnx = proto.SerializeToString()
         tensors = {}
         for value in (*proto.graph.input, *proto.graph.output):
-            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            dtype = DataType[_ONNX[value.type.tensor_type.elem_type]]
+            dims = value.type.tensor_type.shape.dim
+            shape = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims]
+            name = _ONNX[value.type.tensor_type.elem_type]
+            if _fail == "type" or name not in DataType.__members__:
+                name = "INT32"  # as TensorRT 8 has INT64
+            dtype = DataType[name]
             tensors[value.name] = ITensor(value.name, shape, dtype)
         network._inputs = [tensors[value.name] for value in proto.graph.input]
         network._outputs = [tensors[value.name] for value in proto.graph.output]
@@ -279,6 +295,19 @@ class OnnxParser:
             ]
             network._layers.append(ILayer(node, outputs))
         return True
+
+
+@_strict
+class IOptimizationProfile:
+    """The sizes of inputs."""
+
+    def __init__(self):
+        self._shapes = {}
+
+    def set_shape(self, input, min, opt, max):
+        assert len(min) == len(opt) == len(max)
+        assert all(a <= b <= c for a, b, c in zip(min, opt, max, strict=True))
+        self._shapes[input] = (min, opt, max)
 
 
 class _Memory(bytes):
@@ -303,11 +332,19 @@ class IBuilderConfig:
     """The settings of a build."""
 
     def __init__(self):
-        self._flags, self._pools, self._cache = set(), {}, None
+        self._flags, self._pools, self._cache = {"TF32"}, {}, None
+        self._sizes = {}
         self.default_device_type, self.DLA_core = DeviceType.GPU, -1
 
     def set_flag(self, flag):
         self._flags.add(flag.name)
+
+    def clear_flag(self, flag):
+        self._flags.discard(flag.name)
+
+    def add_optimization_profile(self, profile):
+        self._sizes.update(profile._shapes)
+        return 0
 
     def set_memory_pool_limit(self, pool, pool_size):
         if pool.name.startswith("DLA_"):
@@ -358,14 +395,20 @@ class Builder:
     def create_builder_config(self):
         return IBuilderConfig()
 
+    def create_optimization_profile(self):
+        return IOptimizationProfile()
+
     def build_serialized_network(self, network, config):
         log = self._logger.log
         log(ILogger.INFO, f"building with {sorted(config._flags)} and {sorted(config._pools)}")
-        assert config.default_device_type == DeviceType.DLA
-        assert config.DLA_core >= 0
         assert "GPU_FALLBACK" not in config._flags
-        pools = {"DLA_MANAGED_SRAM", "DLA_LOCAL_DRAM", "DLA_GLOBAL_DRAM"}
-        assert pools <= set(config._pools)
+        on_dla = config.default_device_type == DeviceType.DLA
+        if on_dla:
+            assert config.DLA_core >= 0
+            pools = {"DLA_MANAGED_SRAM", "DLA_LOCAL_DRAM", "DLA_GLOBAL_DRAM"}
+            assert pools <= set(config._pools)
+        else:
+            _check_gpu(network, config)
         if _fail == "segfault":
             log(ILogger.INFO, "[DlaLayer] {ForeignNode[conv0...fc_Conv]}")
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -384,10 +427,23 @@ class Builder:
         if _fail == "refuse":
             log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
             return None
-        return _Memory(_serialize(network))
+        return _Memory(_serialize(network, on_dla))
 
 
-def _serialize(network):
+def _check_gpu(network, config):
+    assert config.DLA_core == -1
+    assert not any(pool.startswith("DLA_") for pool in config._pools)
+    typed = network._flags >> getattr(NetworkDefinitionCreationFlag, "STRONGLY_TYPED", 31) & 1
+    assert not (typed and config._flags & _IMPLICIT), "a strongly typed network has its types"
+    tensors = (*network._inputs, *network._outputs)
+    if not typed and any(tensor.dtype == DataType.INT8 for tensor in tensors):
+        assert "INT8" in config._flags
+    for tensor in network._inputs:
+        if -1 in tensor._shape:
+            assert tensor.name in config._sizes, f"{tensor.name} is dynamic, without a profile"
+
+
+def _serialize(network, on_dla):
     ports = {}
     for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
         for tensor in tensors:
@@ -401,9 +457,12 @@ def _serialize(network):
                 "amax": getattr(tensor, "_amax", None),
             }
     for name, port in ports.items():
-        assert port["format"] in {"CHW16", "CHW32", "DLA_LINEAR", "DLA_HWC4"}, name
-        assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
-    head = json.dumps({"version": __version__, "ports": ports}).encode()
+        if on_dla:
+            assert port["format"] in {"CHW16", "CHW32", "DLA_LINEAR", "DLA_HWC4"}, name
+            assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
+        else:
+            assert port["format"] == "LINEAR", name
+    head = json.dumps({"version": __version__, "ports": ports, "dla": on_dla}).encode()
     return b"TRTDOUBLE" + len(head).to_bytes(8, "little") + head + network._onnx
 
 
@@ -426,7 +485,7 @@ class Runtime:
         head = json.loads(data[17 : 17 + size])
         if _fail == "load" or head["version"] != __version__:
             return None  # "The engine plan file is not compatible with this version of TensorRT"
-        assert 0 <= self.DLA_core < self.num_DLA_cores
+        assert not head["dla"] or 0 <= self.DLA_core < self.num_DLA_cores
         return ICudaEngine(head["ports"], data[17 + size :])
 
 
@@ -451,6 +510,7 @@ class IExecutionContext:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self._ports, self._addresses = ports, {}
+        self._shapes = {name: tuple(port["shape"]) for name, port in ports.items()}
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
         )
@@ -459,6 +519,12 @@ class IExecutionContext:
         if name not in self._ports:
             return False
         self._addresses[name] = memory
+        return True
+
+    def set_input_shape(self, name, shape):
+        if self._ports[name]["kind"] != "input":
+            return False
+        self._shapes[name] = tuple(shape)
         return True
 
     def execute_async_v3(self, stream_handle):
@@ -470,14 +536,17 @@ class IExecutionContext:
         if gpu is None:
             self._run(addresses)
             return True
+        shapes = dict(self._shapes)
         for name, port in self._ports.items():
-            gpu.check(addresses[name], _size(port))
-        gpu.task(stream_handle, lambda: self._run(addresses))
+            if -1 not in shapes[name]:
+                gpu.check(addresses[name], _size(port, shapes[name]))
+        gpu.task(stream_handle, lambda: self._run(addresses, shapes))
         return True
 
-    def _run(self, addresses):
+    def _run(self, addresses, shapes=None):
+        shapes = shapes or self._shapes
         feeds = {
-            name: _read(port, addresses[name])
+            name: _read(port, addresses[name], shapes[name])
             for name, port in self._ports.items()
             if port["kind"] == "input"
         }
@@ -486,28 +555,40 @@ class IExecutionContext:
             _write(self._ports[name], addresses[name], array)
 
 
-def _packed(port):
+def _packed(port, shape):
+    """The type of a port's memory and its shape: [N, blocks, H, W, vector] on a DLA."""
     dtype = np.dtype(_DTYPES[port["dtype"]])
+    if port["format"] == "LINEAR":
+        return dtype, tuple(shape)
     n, c, h, w = (*port["shape"], 1, 1, 1, 1)[:4]
     vector = 32 // dtype.itemsize
     assert port["format"] == f"CHW{vector}"
     return dtype, (n, -(-c // vector), h, w, vector)
 
 
-def _size(port):
-    dtype, shape = _packed(port)
+def _size(port, shape):
+    dtype, shape = _packed(port, shape)
     return int(np.prod(shape)) * dtype.itemsize
 
 
-def _view(port, address):
-    """The memory of a port: [N, blocks, H, W, vector]."""
-    dtype, shape = _packed(port)
-    data = (ctypes.c_ubyte * _size(port)).from_address(address)
+def _view(port, address, shape):
+    size = _size(port, shape)
+    dtype, shape = _packed(port, shape)
+    data = (ctypes.c_ubyte * size).from_address(address)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _read(port, address):
-    memory = _view(port, address)
+def _in_int8(port):
+    """Whether a port in INT8 is one in floating point for the ONNX."""
+    return port["amax"] is not None and port["dtype"] == "INT8"
+
+
+def _read(port, address, shape):
+    memory = _view(port, address, shape)
+    if port["format"] == "LINEAR":
+        return (
+            memory.astype(np.float32) * np.float32(port["amax"] / 127) if _in_int8(port) else memory
+        )
     n, blocks, h, w, vector = memory.shape
     array = memory.transpose(0, 1, 4, 2, 3).reshape(n, blocks * vector, h, w)
     channels = (*port["shape"], 1)[1]
@@ -523,10 +604,13 @@ def _typed_io():
 
 
 def _write(port, address, array):
-    memory = _view(port, address)
-    if port["amax"] is not None:
+    memory = _view(port, address, array.shape)
+    if _in_int8(port):
         scaled = array / np.float32(port["amax"] / 127)
         array = np.clip(np.trunc(scaled + np.copysign(0.5, scaled)), -128, 127)
+    if port["format"] == "LINEAR":
+        memory[:] = array
+        return
     n, blocks, h, w, vector = memory.shape
     full = np.zeros((n, blocks * vector, h, w), memory.dtype)
     full[:, : array.shape[1]] = array.reshape(n, array.shape[1], h, w).astype(memory.dtype)

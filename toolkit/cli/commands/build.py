@@ -117,6 +117,14 @@ def parse_dims(
     is_flag=True,
     help="Leave out the GPU kernels of DLA segments, which run where TensorRT refuses one.",
 )
+@click.option(
+    "--gpu-backend",
+    type=click.Choice(["cuda", "tensorrt", "auto"]),
+    default="cuda",
+    show_default=True,
+    help="What runs GPU segments: kernels of the engine, the board's TensorRT in their place, or "
+    "auto: both, and `tandem-agent prepare` keeps the faster.",
+)
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -154,6 +162,7 @@ def build(
     min_gain: float | None,
     max_latency_ms: float | None,
     no_fallback: bool,
+    gpu_backend: Literal["cuda", "tensorrt", "auto"],
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -203,6 +212,7 @@ def build(
         plugins=plugins,
         tactics=tactics,
         fallback=not no_fallback,
+        gpu_backend=gpu_backend,
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)

@@ -125,7 +125,7 @@ def segments(engine: EngineFacts) -> list[Html]:
             LABELS[place_of(segment)],
             Number(len(segment.nodes)),
             us(times[segment.name]),
-            ", ".join(type(item).__name__.lower() for item in segment.implementations),
+            ", ".join(str(item.__struct_config__.tag) for item in segment.implementations),
             ", ".join(segment.inputs),
             ", ".join(segment.outputs),
         )

@@ -1,0 +1,325 @@
+"""Runs a GPU segment through TensorRT: a plan that was finished on this board.
+
+Tensors are in C order, in memory of the segment, and all is enqueued on one stream. Where the
+engine has kernels for the segment, too, the plan runs only if it was faster when the board was
+prepared. TensorRT is imported when a segment is loaded.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device.engine.cuda_manifest import Cuda
+from device.engine.manifest import ITEM_BYTES, TensorInfo, largest_elements
+from device.engine.tensorrt_manifest import TensorRTGpu
+from device.errors import SessionError
+from device.runtime.cuda.context import Context, Stream
+from device.runtime.cuda.driver import CudaError, device_sm
+from device.runtime.executors.protocol import (
+    DeviceSegment,
+    Executor,
+    LayerTime,
+    LoadRefusedError,
+    Phases,
+    Profiler,
+    SegmentContext,
+    Shapes,
+)
+from device.runtime.line_steps import Format
+from device.runtime.tensorrt.board import read_board, tensorrt_version
+from device.runtime.tensorrt.loaded import LoadedPlan
+from device.runtime.tensorrt.plans import (
+    Comparison,
+    Plan,
+    default_folder,
+    find_plan,
+    kernels_digest,
+    read_plan,
+)
+from device.runtime.tensorrt.releases import find_gpu_release
+
+Array = npt.NDArray[Any]
+
+TAG = "tensorrt_gpu"  # of the implementation in the manifest
+
+
+def why_not() -> str | None:
+    """Return why no GPU segment can run through TensorRT here, or None if one can."""
+    version = tensorrt_version()
+    if not version:
+        return "TensorRT is not installed"
+    try:
+        device_sm()
+        release = find_gpu_release(version)
+    except (CudaError, SessionError) as error:
+        return str(error)
+    return None if release.form else f"TensorRT {version} takes no segment: {release.why}"
+
+
+def misfit(context: SegmentContext, implementation: TensorRTGpu) -> str | None:
+    """Return why this segment has no plan that is worth running here, or None if it has one."""
+    try:
+        plan = _find(context, implementation)
+    except SessionError as error:  # of this segment: no form of it is for this TensorRT
+        return str(error)
+    prepare = f"run `tandem-agent prepare {context.engine.path}`"
+    if plan.record is None:
+        return f"it has no plan for this board: {prepare}"
+    if plan.record.problem is not None:
+        return f"TensorRT refused it on this board: {plan.record.problem}"
+    if read_plan(plan) is None:
+        return f"its plan is damaged: {prepare}"
+    return _slower(context, plan.record.compared, prepare)
+
+
+def _slower(context: SegmentContext, compared: Comparison | None, prepare: str) -> str | None:
+    """Return why the kernels of a segment run in the place of its plan; `prepare`: what to do."""
+    kernels = _kernels(context)
+    if kernels is None:
+        return None
+    if compared is None or compared.kernels != kernels_digest(context.engine, kernels):
+        return f"its plan was not timed against these kernels on this board: {prepare}"
+    return None if compared.tensorrt_is_faster else f"the kernels are faster: {_times(compared)}"
+
+
+def load(context: SegmentContext, implementation: TensorRTGpu) -> Executor:
+    """Load a segment's plan; see `TensorRTGpuExecutor`."""
+    return TensorRTGpuExecutor(context, implementation)
+
+
+class TensorRTGpuExecutor(Executor):
+    """One segment on the GPU through TensorRT, with a stream and all its memory."""
+
+    def __init__(self, context: SegmentContext, implementation: TensorRTGpu) -> None:
+        """Load the plan and take memory for inputs and outputs at their largest sizes.
+
+        Raises LoadRefusedError if TensorRT does not load it, SessionError if the driver refuses.
+        """
+        self._where = context.where
+        self._closed = False
+        self._nodes = context.segment.nodes
+        self._inputs, self._outputs = context.segment.inputs, context.segment.outputs
+        names = (*self._inputs, *self._outputs)
+        self._tensors = {name: context.tensors[name] for name in names}
+        self._dynamic = tuple(n for n in self._inputs if _is_dynamic(self._tensors[n]))
+        dims = context.engine.manifest.dims
+        self._sizes = {dim.name: dim.opt for dim in dims}
+        place = _find(context, implementation)
+        compared = None if place.record is None else place.record.compared
+        self._times = "" if compared is None else f", {_times(compared)}"
+        data = read_plan(place)
+        if data is None:  # it was there when `misfit` looked
+            raise LoadRefusedError("its plan is gone: prepare the engine again")
+        try:
+            self._cuda = Context()
+        except CudaError as error:
+            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        plan: LoadedPlan | None = None
+        try:
+            self._cuda.activate()  # TensorRT loads a plan into the context that is current
+            self._plan = plan = LoadedPlan(self._where, data, None)
+            self._stream = self._cuda.stream()
+            ranges = {dim.name: dim for dim in dims}
+            self.largest_bytes = {
+                name: (largest_elements(tensor.shape, ranges) or 0) * ITEM_BYTES[tensor.dtype]
+                for name, tensor in self._tensors.items()
+            }
+            self._host = {n: self._cuda.allocate_host(s) for n, s in self.largest_bytes.items()}
+            self._address = {n: self._cuda.allocate(s) for n, s in self.largest_bytes.items()}
+        except BaseException as error:
+            if plan is not None:
+                plan.close()
+            self._cuda.close()
+            if isinstance(error, CudaError):
+                raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+            raise
+
+    @property
+    def description(self) -> str:
+        """TensorRT's version, the GPU, and the times of plan and kernels if both were taken."""
+        return f"TensorRT {tensorrt_version()}, {self._cuda.facts.name or 'GPU'}{self._times}"
+
+    @property
+    def device(self) -> DeviceSegment:
+        """The plan on tensors in GPU memory."""
+        return _OnDevice(self)
+
+    @property
+    def profiler(self) -> Profiler:
+        """Times at the sizes used last."""
+        return _Profiler(self)
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        """Enqueue copies in, the plan and copies out, and wait; see `Executor.run`."""
+        if self._closed:
+            raise SessionError(f"{self._where} is closed; open a new session")
+        arrays = self.arrays(sizes)
+        try:
+            self._cuda.activate()
+            for name in self._inputs:
+                if inputs[name] is not arrays[name]:
+                    np.copyto(arrays[name], inputs[name])
+            self.copy_in(sizes)
+            self.enqueue(self._stream, sizes)
+            self.copy_out(sizes)
+            self._stream.wait()
+        except CudaError as error:
+            raise SessionError(f"{self._where} failed: {error}") from error
+        results: dict[str, Array] = {}
+        for name, target in outputs.items():
+            if target is None:
+                results[name] = arrays[name].copy()
+                continue
+            if target is not arrays[name]:
+                np.copyto(target, arrays[name])
+            results[name] = target
+        return results
+
+    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return page-locked arrays of the inputs and outputs; see `Executor.arrays`."""
+        return {
+            name: np.ndarray(shape, dtype, self._host[name])
+            for name, (shape, dtype) in self.shapes(sizes).items()
+        }
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """Return shapes and types of inputs and outputs."""
+        return {
+            name: (
+                tuple(sizes[dim] if isinstance(dim, str) else dim or 0 for dim in tensor.shape),
+                np.dtype(tensor.dtype),
+            )
+            for name, tensor in self._tensors.items()
+        }
+
+    def address(self, tensor: str) -> int:
+        """Return the address of an input or output."""
+        return self._address[tensor]
+
+    def enqueue(self, stream: Stream, sizes: Mapping[str, int] | None = None) -> None:
+        """Enqueue the plan, at the sizes used last unless there are others.
+
+        Raises SessionError: TensorRT does not take it.
+        """
+        self._sizes = dict(sizes) if sizes is not None else self._sizes
+        shapes = self.shapes(self._sizes)
+        self._plan.set_shapes({name: shapes[name][0] for name in self._dynamic})
+        self._plan.enqueue(self._address, stream)
+
+    def copy_in(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Enqueue the copies of the page-locked inputs to the GPU."""
+        for name in self._inputs:
+            self._stream.upload(self._address[name], self._bytes(name, sizes))
+
+    def copy_out(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Enqueue the copies of the outputs to page-locked memory."""
+        for name in self._outputs:
+            self._stream.download(self._bytes(name, sizes), self._address[name])
+
+    def laps_us(self, runs: int) -> list[Phases]:
+        """Return the GPU's times of copies in, the plan and copies out, run by run."""
+        self._cuda.activate()
+        parts = (self.copy_in, lambda: self.enqueue(self._stream), self.copy_out)
+        return [Phases(0.0, *self._stream.laps_us(parts)) for _ in range(runs)]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the segment."""
+        return self._nodes
+
+    def close(self) -> None:
+        """Release the plan, then the memory and the stream."""
+        if self._closed:
+            return
+        self._closed = True
+        self._plan.close()
+        self._cuda.close()
+
+    def _bytes(self, name: str, sizes: Mapping[str, int] | None) -> npt.NDArray[np.uint8]:
+        shape, dtype = self.shapes(self._sizes if sizes is None else sizes)[name]
+        return self._host[name][: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
+
+
+class _OnDevice(DeviceSegment):
+    """A plan in a line: inputs and outputs lie in its own memory, in C order."""
+
+    captured = False  # a plan may do what no graph can hold
+
+    def __init__(self, executor: TensorRTGpuExecutor) -> None:
+        self._executor = executor
+        self.largest_bytes = executor.largest_bytes
+
+    def format(self, tensor: str) -> Format | None:
+        """Return C order."""
+        return None
+
+    def address(self, tensor: str) -> int:
+        """Return an address of the segment's own memory."""
+        return self._executor.address(tensor)
+
+    def use(self, tensor: str, address: int) -> None:
+        """Refuse: tensors in C order are copied into the segment's memory."""
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment has its own place; it cannot be put at "
+            f"0x{address:x}: copy it"
+        )
+
+    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
+        """Refuse: tensors are in C order."""
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
+        )
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """Return the shapes at these sizes."""
+        return self._executor.shapes(sizes)
+
+    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+        """Enqueue the plan."""
+        self._executor.enqueue(stream, sizes)
+
+
+class _Profiler:
+    """Times of a plan; TensorRT gives none of single operations."""
+
+    def __init__(self, executor: TensorRTGpuExecutor) -> None:
+        self._executor = executor
+
+    def compute_us(self, runs: int) -> list[float]:
+        """Return the GPU's time for the plan, run by run."""
+        return [phases.compute_us for phases in self._executor.laps_us(runs)]
+
+    def phases(self, runs: int) -> Sequence[Phases]:
+        """Return the GPU's times for copies in, the plan and copies out, run by run."""
+        return self._executor.laps_us(runs)
+
+    def layer_times(self, runs: int) -> list[LayerTime]:
+        """Return the median time of the segment as one operation."""
+        time_us = float(np.median(self.compute_us(runs)))
+        return [LayerTime(self._executor.nodes, ("TensorRT",), 0, 1, time_us)]
+
+
+def _find(context: SegmentContext, implementation: TensorRTGpu) -> Plan:
+    folder = context.options.plans or default_folder()
+    return find_plan(folder, context.engine, context.segment, implementation, read_board())
+
+
+def _kernels(context: SegmentContext) -> Cuda | None:
+    """Return the kernels that could run here in the place of the plan."""
+    kernels = next((i for i in context.segment.implementations if isinstance(i, Cuda)), None)
+    return kernels if kernels is not None and kernels.sm == device_sm() else None
+
+
+def _is_dynamic(tensor: TensorInfo) -> bool:
+    return any(isinstance(dim, str) for dim in tensor.shape)
+
+
+def _times(compared: Comparison) -> str:
+    return f"TensorRT {compared.tensorrt_us:.0f} us, kernels {compared.cuda_us:.0f} us"
