@@ -16,7 +16,7 @@ MAX_SELECTED = 8192  # elements that are selected from more columns
 _BLOCK_I, _BLOCK_J = 32, 256  # elements of a row that are ranked, and compared with, at a time
 _MIN_COLUMNS = 4096  # that candidates are selected from; fewer are ranked at once
 _MIN_CHUNK = 8192  # columns of a chunk; at least twice the elements that are selected
-_COLUMNS_PER_WARP = 1024
+_COLUMNS_PER_WARP = 512
 
 
 @dataclass(frozen=True, slots=True)
