@@ -12,10 +12,9 @@ from toolkit.engine.own_ranges import without_qdq
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
-from toolkit.gpu.rows.rewrite import ROW_PASSES
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
-from toolkit.graph.passes import PASSES, run_passes
+from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
 from toolkit.importers.source import silent
 from toolkit.plugins.functions import give_shapes
@@ -50,11 +49,7 @@ def read_model(
     )
     plain, qdq_notes = _plain(imported, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
-    # Padded rows are for kernels: without any they would be more work, and no node less portable.
-    bounds = ROW_PASSES if target.profile.gpu is not None and options.kernels else ()
-    graph, passes = run_passes(
-        imported.model if plain is None else plain.model, (*PASSES, *bounds)
-    )
+    graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
     check_nodes(graph)
     check_host_memory(graph.graph)
