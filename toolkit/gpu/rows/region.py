@@ -33,6 +33,10 @@ class Region:
         """Whether a node of the region multiplies matrices or samples images."""
         return any(node.op_type in MULTIPLYING for node in self.nodes)
 
+    def readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """Return the nodes outside of the region, those of branches, too, and the inputs there."""
+        return [(use.node, use.idx) for use in value.uses() if use.node not in self.nodes]
+
     def touches(self, node: ir.Node, others: Collection[ir.Value]) -> bool:
         """Whether a node reads what the region computes, or one of `others`."""
         return any(

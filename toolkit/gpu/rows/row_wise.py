@@ -115,10 +115,14 @@ def _batch(it: RowNode) -> bool:
 
 def _gemm(it: RowNode) -> bool:
     """A row of A, times B without rows; C has none or one for each row of A."""
-    if it.axis != 0 or it.operands[1] is not None or it.node.attributes.get_int("transA", 0):
+    if it.axis != 0 or it.operands[1] is not None or _integer(it, "transA"):
         return False
     c = it.operands[2] if len(it.operands) > 2 else None
     return c is None or (c == it.result and it.rank(2) == len(_shape_of_result(it)))
+
+
+def _integer(it: RowNode, name: str) -> int:
+    return it.node.attributes.get_int(name, 0) or 0
 
 
 def _matmul(it: RowNode) -> bool:

@@ -111,7 +111,10 @@ def _gathers(node: ir.Node, sizes: RowSizes, rows: int, subset: _Subset) -> bool
 
 def _scatters(node: ir.Node, sizes: RowSizes, dim: int, rows: int, subset: _Subset) -> bool:
     """Whether a node writes computed rows to the places that the indices say."""
-    if node.op_type != "ScatterElements" or node.attributes.get_string("reduction", "none") != "none":
+    if (
+        node.op_type != "ScatterElements"
+        or node.attributes.get_string("reduction", "none") != "none"
+    ):
         return False
     data, indices, updates = node.inputs
     assert data is not None
@@ -148,7 +151,9 @@ def _choose(graph: ir.Graph, node: ir.Node, mask: ir.Value, names: UniqueNames) 
     shape = ir.Value(name=names.take(f"{node.name}_mask_shape"), const_value=ir.tensor(aligned))
     graph.register_initializer(shape)
     reshape = ir.node("Reshape", [mask, shape], name=names.take(f"{node.name}_mask"))
-    where = ir.node("Where", [reshape.outputs[0], updates, data], name=names.take(f"{node.name}_where"))
+    where = ir.node(
+        "Where", [reshape.outputs[0], updates, data], name=names.take(f"{node.name}_where")
+    )
     reshape.outputs[0].name = names.take(f"{node.name}_mask_output")
     graph.insert_before(node, [reshape, where])
     chosen = where.outputs[0]

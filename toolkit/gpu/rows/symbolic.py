@@ -90,16 +90,15 @@ def infer_rows(model: ir.Model) -> RowSizes:
     bounds = [_UNBOUNDED if s.bound is None else s.bound for s in sources]
     dims = tuple(DimRange(name=f"rows {at}", min=1, opt=b, max=b) for at, b in enumerate(bounds))
     space = Space(dims, tuple(max(b - 1 - at, 1) for at, b in enumerate(bounds)))
-    shapes = {
-        str(source.value.name): tuple(
-            space.dim(source.dim) if at == source.axis else int(size)  # type: ignore[call-overload]
-            for at, size in enumerate(source.value.shape or ())
-        )
-        for source in sources
-    }
+    shapes = {str(source.value.name): _shape(source, space) for source in sources}
     values = (value for node in model.graph for value in node.outputs)
     types = {str(v.name): v.dtype.value for v in values if v.dtype is not None}
     return RowSizes(sources, infer_sizes(model, Trace(space, Known(shapes, types))))
+
+
+def _shape(source: Source, space: Space) -> tuple[int, ...]:
+    rows = space.dim(source.dim)
+    return tuple(size if isinstance(size, int) else rows for size in source.value.shape or ())
 
 
 def _sources(graph: ir.Graph) -> Iterator[Source]:
@@ -123,9 +122,9 @@ def _sources(graph: ir.Graph) -> Iterator[Source]:
 def _indices_of_true(node: ir.Node) -> tuple[int, int | None] | None:
     """NonZero: a column for each element that is not 0."""
     mask = node.inputs[0]
-    sizes = [] if mask is None or mask.shape is None else list(mask.shape)
-    known = bool(sizes) and all(isinstance(size, int) for size in sizes)
-    return 1, prod(sizes) if known else None  # type: ignore[arg-type]
+    shape = () if mask is None or mask.shape is None else mask.shape
+    sizes = [size for size in shape if isinstance(size, int)]
+    return 1, prod(sizes) if shape and len(sizes) == len(shape) else None
 
 
 def _first_rows(node: ir.Node) -> tuple[int, int | None] | None:
