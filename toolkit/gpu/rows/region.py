@@ -14,6 +14,9 @@ _SIZE_OPS = frozenset(
     | {"Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
 )
 
+# The operands that are sizes, by operator.
+_SIZES = {"ConstantOfShape": (0,), "Expand": (1,), "Reshape": (1,), "Slice": (1, 2)}
+
 
 @dataclass
 class Region:
@@ -74,8 +77,10 @@ class Region:
         self, node: ir.Node, sizes: RowSizes, dim: int, entries: Collection[ir.Value]
     ) -> bool:
         operands: list[Rows | None] = []
-        for value in node.inputs:
+        for at, value in enumerate(node.inputs):
             rows = None
+            if value in self.sized and at not in _SIZES.get(node.op_type, ()):
+                return False  # a number of rows as a number to compute with
             if value is not None and (value in self.rows or value in entries):
                 rows = sizes.rows(value, dim)
                 if rows is None:

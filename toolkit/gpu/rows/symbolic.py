@@ -85,7 +85,7 @@ class Rows:
 
 
 def infer_rows(model: ir.Model) -> RowSizes:
-    """Infer sizes with a dimension for each result of NonZero and each Slice of unknown rows."""
+    """Infer sizes with a dimension for each result of NonZero and each Slice of unknown size."""
     sources = tuple(_sources(model.graph))
     bounds = [_UNBOUNDED if s.bound is None else s.bound for s in sources]
     dims = tuple(DimRange(name=f"rows {at}", min=1, opt=b, max=b) for at, b in enumerate(bounds))
@@ -127,13 +127,21 @@ def _indices_of_true(node: ir.Node) -> tuple[int, int | None] | None:
     return 1, prod(sizes) if shape and len(sizes) == len(shape) else None
 
 
-def _first_rows(node: ir.Node) -> tuple[int, int | None] | None:
-    """Slice from 0 to a constant, of one dimension."""
-    parameters = [_integers(value) for value in node.inputs[1:5]]
-    if len(parameters) < 2 or any(p is None or len(p) != 1 for p in parameters):
+def _sliced(node: ir.Node) -> tuple[int, int | None] | None:
+    """Slice of a dimension whose size is not known: bounded where it takes the first so many."""
+    sizes = node.outputs[0].shape or ()
+    axis = next((at for at, size in enumerate(sizes) if not isinstance(size, int)), None)
+    if axis is None:
         return None
-    (start,), (end,), (axis,), (step,) = (*parameters, *([0], [1])[len(parameters) - 2 :])  # type: ignore[misc]
-    return (axis, end) if (start, step) == (0, 1) and axis >= 0 and end > 0 else None
+    starts, ends, axes, steps = (
+        _integers(node.inputs[at]) if at < len(node.inputs) else None for at in range(1, 5)
+    )
+    if starts is None or ends is None or axes is None or (steps is None and len(node.inputs) > 4):
+        return axis, None
+    for start, end, at, step in zip(starts, ends, axes, steps or [1] * len(axes), strict=True):
+        if at % len(sizes) == axis and (start, step) == (0, 1) and end > 0:
+            return axis, end
+    return axis, None
 
 
 def _integers(value: ir.Value | None) -> Sequence[int] | None:
@@ -142,7 +150,7 @@ def _integers(value: ir.Value | None) -> Sequence[int] | None:
     return [int(number) for number in value.const_value.numpy().reshape(-1)]
 
 
-_SOURCES = {"NonZero": _indices_of_true, "Slice": _first_rows}
+_SOURCES = {"NonZero": _indices_of_true, "Slice": _sliced}
 
 
 def _mentions(formula: Formula, dim: int) -> bool:
