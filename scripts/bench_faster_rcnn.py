@@ -1,10 +1,11 @@
 """Faster R-CNN with a ResNet-50-FPN backbone: time and boxes beside PyTorch's own run of it.
 
     python -m scripts.bench_faster_rcnn FOLDER [--profile h200] [--precisions fp16 fp32]
-        [--side 800] [--backbone resnet50] [--runs 50] [--compile] [--json]
+        [--side 800] [--backbone resnet50] [--runs 50] [--compile] [--kernels 10] [--json]
 
 Builds what is not in FOLDER. Weights are random (scripts/networks/faster_rcnn.py), so that the
 boxes mean nothing, but they are the same in each program. PyTorch runs on the GPU if it has one.
+`--kernels`: the slowest operations of each segment, each by itself, with the nodes they compute.
 """
 
 import argparse
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from device.engine.manifest import Precision
-from device.session import open_session
+from device.session import Session, open_session
 from scripts.networks.faster_rcnn import OUTPUTS, export, image, make_network
 from toolkit.engine.build import BuildOptions, build_engine
 
 CALIBRATION_IMAGES = 4
+LAYER_RUNS = 5
 SAME_IOU = 0.9  # of two boxes that are the same detection
 Outputs = Mapping[str, np.ndarray]
 
@@ -66,11 +68,17 @@ def _iou(first: np.ndarray, second: np.ndarray) -> float:
     return common / both if both > 0 else float(np.array_equal(first, second))
 
 
-def run_torch(network: Any, side: int, device: str) -> Outputs:  # noqa: ANN401
-    """Return PyTorch's detections in the test image."""
+def run_torch(
+    network: Any,  # noqa: ANN401
+    side: int,
+    device: str,
+    *,
+    half: bool = False,
+) -> Outputs:
+    """Return PyTorch's detections in the test image; `half`: with autocast to FP16."""
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(device, torch.float16, enabled=half):
         (result,) = network([torch.from_numpy(image(side)).to(device)])
     return {name: result[name].cpu().numpy() for name in OUTPUTS}
 
@@ -112,8 +120,10 @@ def median_ms(work: Callable[[], object], runs: int) -> float:
     return statistics.median(times[2:])
 
 
-def time_torch(arguments: argparse.Namespace, device: str) -> dict[str, float]:
-    """Return PyTorch's medians in ms by mode: FP32 and FP16 (autocast), as it is and compiled."""
+def time_torch(
+    arguments: argparse.Namespace, device: str, expected: Outputs
+) -> list[dict[str, Any]]:
+    """Return PyTorch's rows by mode: FP32 and FP16 (autocast), as it is and compiled."""
     import torch
 
     network = make_network(arguments.backbone, arguments.side).to(device)
@@ -125,7 +135,7 @@ def time_torch(arguments: argparse.Namespace, device: str) -> dict[str, float]:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    rows: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
     modes = {"eager": network}
     if arguments.compile:
         # The backbone and the head of proposals; what follows has sizes that data decide.
@@ -135,7 +145,42 @@ def time_torch(arguments: argparse.Namespace, device: str) -> dict[str, float]:
     for name, model in modes.items():
         for half in (False, True) if device == "cuda" else (False,):
             work = lambda m=model, h=half: run(m, h)  # noqa: E731
-            rows[f"PyTorch {name}, {'FP16' if half else 'FP32'}"] = median_ms(work, arguments.runs)
+            row = {
+                "program": f"PyTorch {name}, {'FP16' if half else 'FP32'}",
+                "ms": median_ms(work, arguments.runs),
+            }
+            actual = run_torch(model, arguments.side, device, half=half)
+            rows.append({**row, **asdict(agreement(expected, actual))})
+    return rows
+
+
+def slowest_operations(session: Session, count: int) -> list[dict[str, Any]]:
+    """Return the slowest operations of each segment on the GPU, and how many there are in all."""
+    rows: list[dict[str, Any]] = []
+    for report, executor in zip(session.reports, session.executors, strict=True):
+        if executor.profiler is None:
+            continue
+        layers = executor.profiler.layer_times(LAYER_RUNS)
+        phases = executor.profiler.phases(LAYER_RUNS)
+        rows.append(
+            {
+                "segment": report.segment,
+                "operations": len(layers),
+                "sum_us": sum(layer.time_us for layer in layers),
+                **{
+                    name: statistics.median(getattr(phase, name) for phase in phases)
+                    for name in ("copy_in_us", "compute_us", "copy_out_us")
+                },
+                "slowest": [
+                    {
+                        "us": layer.time_us,
+                        "kernels": " ".join(layer.kernels),
+                        "nodes": " ".join((*layer.nodes[:1], *layer.nodes[-1:])),
+                    }
+                    for layer in sorted(layers, key=lambda layer: -layer.time_us)[:count]
+                ],
+            }
+        )
     return rows
 
 
@@ -151,6 +196,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="the N slowest")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     engines = build_missing(arguments.folder, arguments)
@@ -172,9 +218,11 @@ def main() -> None:
                         for r in session.reports
                     ],
                     **asdict(agreement(expected, actual)),
+                    "kernels": slowest_operations(session, arguments.kernels)
+                    if arguments.kernels else [],
                 }
             )  # fmt: skip
-    rows += [{"program": name, "ms": ms} for name, ms in time_torch(arguments, device).items()]
+    rows += time_torch(arguments, device, expected)
     if arguments.json:
         print(json.dumps({"device": device, "rows": rows}))
         return
@@ -182,6 +230,14 @@ def main() -> None:
         print(f"{row['program']:24} {row['ms']:9.2f} ms{_found(row)}")
         for part in row.get("segments", ()):
             print(f"    {part['segment']:20} {part['ms']:9.2f} ms  {part['runs']}")
+        for part in row.get("kernels", ()):
+            copies = f"{part['copy_in_us']:.0f} us in, {part['copy_out_us']:.0f} us out"
+            print(
+                f"  {part['segment']}: kernels {part['compute_us']:.0f} us, {part['operations']} "
+                f"operations one by one {part['sum_us']:.0f} us; copies {copies}"
+            )
+            for one in part["slowest"]:
+                print(f"    {one['us']:9.1f} us  {one['kernels']:24} {one['nodes']}")
 
 
 def _found(row: Mapping[str, Any]) -> str:

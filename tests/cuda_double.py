@@ -14,6 +14,7 @@ What it cannot show: that a cubin computes what its kernel says, times, and conc
 """
 
 import ctypes
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import gpu_interpreter
-import msgspec
 import numpy as np
 import pytest
 
@@ -277,7 +277,7 @@ class CudaDouble:
 
     def _cuModuleLoadData(self, out: object, image: int) -> None:
         out[0] = handle = next(self._handles)
-        self.kernels[handle] = _tuples_in(msgspec.json.decode(ctypes.string_at(image)))
+        self.kernels[handle] = _tuples_in(json.loads(ctypes.string_at(image)))
 
     def _cuModuleGetFunction(self, out: object, module: int, name: bytes) -> None:
         assert self.kernels[module]["kernel"] == name.decode()
@@ -339,7 +339,7 @@ def _described(spec) -> Compiled:
     }
     return Compiled(
         function=spec.kernel,
-        cubin=msgspec.json.encode(description, order="deterministic") + b"\0",
+        cubin=json.dumps(description, sort_keys=True).encode() + b"\0",
         parameters=tuple(name for name, _ in spec.signature),
         threads=32 * spec.warps,
         shared_bytes=0,

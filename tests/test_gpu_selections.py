@@ -6,7 +6,7 @@ import pytest
 from gpu_graphs import Case, node
 from onnx import helper
 
-from toolkit.gpu.emit.top_k import MAX_COLUMNS
+from toolkit.gpu.emit.top_k import MAX_RANKED, MAX_SELECTED
 from toolkit.gpu.errors import NotCoveredError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -84,9 +84,60 @@ def test_a_transposed_tensor_is_read_in_place(rng: np.random.Generator) -> None:
         assert np.array_equal(found[name], truth)
 
 
+def kernels(top: Case) -> list[str]:
+    return [call.spec.title for call in top.lower("fp32").launches]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "axis", "count", "largest"),
+    [
+        ("float32", (2, 20_000), 1, 30, 1),
+        ("int64", (8_193, 2), 0, 3, 0),  # the last chunk has one column
+        ("int32", (2, 9_000), 1, 900, 1),  # and here fewer than are selected
+        ("float32", (1, 9_000), 1, 900, 0),
+    ],
+)
+def test_long_rows_are_selected_from_in_chunks(
+    dtype: str,
+    shape: tuple[int, ...],
+    axis: int,
+    count: int,
+    largest: int,
+    rng: np.random.Generator,
+) -> None:
+    top = case(shape, count, dtype, axis=axis, largest=largest)
+    x = rng.integers(-99, 100, shape).astype(dtype)  # many are equal, in all chunks
+    assert kernels(top)[-2:] == ["select_top", "top_k"]
+    program = top.lower("fp16")
+    actual = gpu_interpreter.run(program, {"x": x})
+    values, indices = best(x, count, axis, largest)
+    assert np.array_equal(actual["v"], values)
+    assert np.array_equal(actual["i"], indices)
+
+
+def test_onnxruntime_selects_the_same_of_many(rng: np.random.Generator) -> None:
+    top = case((1, 120_000), 600, axis=1)
+    assert kernels(top) == ["select_top", "select_top", "top_k"]
+    feeds = top.feeds(rng)
+    actual = gpu_interpreter.run(top.lower("fp32"), feeds)
+    for name, truth in top.truth(feeds).items():
+        assert np.array_equal(actual[name], truth)
+
+
+@pytest.mark.parametrize("largest", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_zeros_are_equal_and_nan_is_the_largest_of_many(largest: int) -> None:
+    x = np.tile(np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], np.float32), 800)[None]
+    count = 2000  # through the equal ones of the second kind
+    top = case((1, 4800), count, axis=1, largest=largest)
+    actual = gpu_interpreter.run(top.lower("fp32"), {"x": x})
+    keys = np.where(np.isnan(x), 2, np.sign(x) * np.isinf(x))  # -1, 0, 1, 2
+    indices = np.argsort(-keys if largest else keys, kind="stable")[:, :count]
+    assert np.array_equal(actual["i"], indices)
+
+
 def test_rows_up_to_the_limit() -> None:
-    case((1, MAX_COLUMNS), 1, axis=1).lower("fp16")
-    with pytest.raises(
-        NotCoveredError, match=f"{MAX_COLUMNS + 1} elements; kernels take {MAX_COLUMNS}"
-    ):
-        case((1, MAX_COLUMNS + 1), 1, axis=1).lower("fp16")
+    case((1, MAX_RANKED), MAX_RANKED, axis=1).lower("fp16")
+    case((1, MAX_RANKED + 1), MAX_SELECTED, axis=1).lower("fp16")
+    reason = f"selects {MAX_SELECTED + 1} from {MAX_RANKED + 1} elements; kernels take {MAX_RANKED}"
+    with pytest.raises(NotCoveredError, match=reason):
+        case((1, MAX_RANKED + 1), MAX_SELECTED + 1, axis=1).lower("fp16")

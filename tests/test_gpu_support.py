@@ -8,7 +8,7 @@ from gpu_graphs import Case, node, normal
 from onnx import helper
 
 from toolkit.gpu.emit.table import EMITTERS
-from toolkit.gpu.emit.top_k import MAX_COLUMNS
+from toolkit.gpu.emit.top_k import MAX_RANKED, MAX_SELECTED
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
 from toolkit.gpu.passes.recurrent import MAX_STEPS
 from toolkit.gpu.support import CONSTANTS, MAX_INDICES, REWRITTEN, RULES, ask_support
@@ -104,10 +104,10 @@ REFUSED = {
     "more columns than are ranked": (
         Case(
             [helper.make_node("TopK", ["x", "k"], ["y", "i"], name="t")],
-            {"x": (1, MAX_COLUMNS + 1)},
-            {"k": np.array([3])},
+            {"x": (1, MAX_RANKED + 1)},
+            {"k": np.array([MAX_SELECTED + 1])},
         ),
-        f"selects from {MAX_COLUMNS + 1} elements; kernels take {MAX_COLUMNS}",
+        f"selects {MAX_SELECTED + 1} from {MAX_RANKED + 1} elements; kernels take {MAX_RANKED}",
     ),
     "dropout in training": (
         Case(
@@ -218,7 +218,8 @@ def test_results_are_unpooled_to_the_size_of_their_indices() -> None:
 
 def test_as_many_columns_as_are_ranked_are_taken() -> None:
     top_k = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="t")
-    assert not asked(Case([top_k], {"x": (1, MAX_COLUMNS)}, {"k": np.array([3])}))
+    assert not asked(Case([top_k], {"x": (1, MAX_RANKED)}, {"k": np.array([MAX_RANKED])}))
+    assert not asked(Case([top_k], {"x": (1, MAX_RANKED + 1)}, {"k": np.array([MAX_SELECTED])}))
 
 
 def test_more_steps_than_a_recurrence_takes_are_refused(rng: Rng) -> None:

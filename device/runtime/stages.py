@@ -1,6 +1,6 @@
 """What a session runs one after the other: single segments, and lines of segments on the GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,40 @@ def open_stages(engine: Engine, executors: Sequence[Executor]) -> tuple[Stage, .
                 continue
             line = open_line(engine, segments[start:stop], devices)
             stages.append(Stage(segments[start].name, line.inputs, line.outputs, line))
+        keep_on_gpu(stages, engine.manifest.outputs)
     except BaseException:
         for stage in stages:
             if stage.line is not None:
                 stage.line.close()
         raise
     return tuple(stages)
+
+
+def keep_on_gpu(stages: Sequence[Stage], outputs: Collection[str]) -> None:
+    """Leave tensors on the GPU that single segments of kernels pass to each other alone.
+
+    Each inference of the later one comes after the earlier one is done, and before its next.
+    `outputs`: those of the engine. Raises SessionError if the driver refuses.
+    """
+    kernels = {
+        stage.name: stage.runner
+        for stage in stages
+        if not isinstance(stage.runner, Line) and stage.runner.can_stay_on_gpu
+    }
+    kept: dict[str, int] = {}
+    for stage in stages:
+        device = kernels[stage.name].device if stage.name in kernels else None
+        if device is None:
+            continue
+        for tensor in stage.outputs:
+            readers = [reader.name for reader in stages if tensor in reader.inputs]
+            if readers and tensor not in outputs and all(name in kernels for name in readers):
+                kept[tensor] = device.address(tensor)
+    for stage in stages:
+        made = frozenset(tensor for tensor in stage.outputs if tensor in kept)
+        sources = {tensor: kept[tensor] for tensor in stage.inputs if tensor in kept}
+        if made or sources:
+            kernels[stage.name].stay_on_gpu(made, sources)
 
 
 def open_line(

@@ -11,6 +11,7 @@ from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
 from device.profile import Profile
 from toolkit.engine.options import BuildJob
+from toolkit.engine.rows import bounded_rows
 from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
@@ -69,8 +70,17 @@ class Calibrated:
 def calibrate(job: BuildJob) -> Calibrated:
     """Rewrite the graph for the DLA; for INT8 take the ranges given, measure them, or make some up.
 
-    Raises TandemError: the data or the table cannot be used.
+    For kernels, numbers of rows that data decide then get bounds. Raises TandemError: the data or
+    the table cannot be used.
     """
+    calibrated = _calibrate(job)
+    if not job.options.kernels:
+        return calibrated
+    prepared, notes = bounded_rows(calibrated.prepared, job.target.profile)
+    return replace(calibrated, prepared=prepared, notes=(*calibrated.notes, *notes))
+
+
+def _calibrate(job: BuildJob) -> Calibrated:
     job.report("rewrite", 0.0)
     options = job.options
     if job.plan.precision != "int8":

@@ -14,6 +14,7 @@ from toolkit.dla.rules.explain import Explanation, explain_node, render_explanat
 from toolkit.engine.batch import choose_batch, chooses_batch
 from toolkit.engine.calibrate import clipped_layers, foreign_for_dla
 from toolkit.engine.own_ranges import without_qdq
+from toolkit.engine.rows import bounded_rows
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.errors import PlanError, about
@@ -264,6 +265,7 @@ def _load_member(
         prepared = prepare(graph, profile, options, ranges, keep)
     else:
         prepared = Prepared(graph, dict(ranges or {}))
+    prepared, _ = bounded_rows(prepared, profile)
     if options.precision == "int8" and profile.dla is not None:  # as a build keeps them
         keep |= frozenset(mixing_concats(prepared.model))
         if member.table is not None and table is not None and foreign_for_dla(table, profile):

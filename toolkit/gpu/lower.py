@@ -90,10 +90,12 @@ def lower_segment(
     precision: Precision,
     plugins: Sequence[Plugin] = (),
     traces: Sequence[Trace] = (),
+    exact: frozenset[str] = frozenset(),
 ) -> KernelProgram:
     """Lower a segment to kernel launches and a workspace, without a compiler.
 
-    `traces`: points of the dynamic dimensions; tiles are chosen for the first. Raises
+    `traces`: points of the dynamic dimensions; tiles are chosen for the first. `exact`: tensors
+    that kernels exchange in their own type, whatever the precision. Raises
     NotCoveredError: a node has no kernel, or launches differ between points; PluginError: a plugin
     fails.
     """
@@ -101,7 +103,9 @@ def lower_segment(
     supported = ask_support(segment, plugged, traces[0] if traces else None)
     if supported.refused:
         raise not_covered(supported.refused) from not_covered(supported.last)
-    lower = partial(_lower, supported.model, gpu=gpu, precision=precision, plugins=plugins)
+    lower = partial(
+        _lower, supported.model, gpu=gpu, precision=precision, plugins=plugins, exact=exact
+    )
     return _lower_at_every_point(lower, traces)
 
 
@@ -133,6 +137,7 @@ def _lower(
     gpu: GpuTarget,
     precision: Precision,
     plugins: Sequence[Plugin],
+    exact: frozenset[str],
 ) -> KernelProgram:
     generation = _generation(gpu)
     emitters = {**EMITTERS, **generation.emitters, **plugin_emitters(plugins)}
@@ -143,6 +148,7 @@ def _lower(
         network,
         gpu,
         _FLOAT_TYPES[precision],
+        exact,
         schedules=(*generation.preferred, TILED, *generation.alternatives),
         mma_warps=generation.mma_warps,
     )

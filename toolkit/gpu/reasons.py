@@ -76,9 +76,9 @@ GPU_REASONS: tuple[GpuReason, ...] = (
     GpuReason("gpu.joins", r"joins by .*; kernels join by",
         "Kernels join elements at the same index by atomic instructions, which have no other "
         "reduction.", _PORTABLE),
-    GpuReason("gpu.top-k", r"selects from \d+ elements",
-        "The kernel compares each element of a row with each, so that rows are limited.",
-        "Select in parts, then from what the parts select."),
+    GpuReason("gpu.top-k", r"selects .* from .* elements",
+        "Long rows are selected from in chunks of fixed sizes, which hold what is selected twice.",
+        "Fix the sizes with --shape; select fewer elements, or in parts."),
     GpuReason("gpu.unpooled-size", r"writes .* by indices in",
         "The indices count elements of the size that the attributes give, and the result has "
         "another.", "Export MaxUnpool without output_shape, or with the size of the attributes."),

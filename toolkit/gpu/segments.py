@@ -8,6 +8,7 @@ from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
 from toolkit.gpu.codegen.compile import Progress, has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
+from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
@@ -167,6 +168,7 @@ def _lower_all(
 ) -> GpuPrograms:
     traces = trace_segments(extracted, dims, backend.plugins)
     models = {piece.name: piece.model for piece in extracted}
+    exact = coordinate_tensors(list(models.values()))
     programs: dict[str, KernelProgram] = {}
     refused: dict[str, str] = {}
     for segment in planned:
@@ -177,6 +179,7 @@ def _lower_all(
                 precision=backend.precision,
                 plugins=backend.plugins,
                 traces=traces[segment.name],
+                exact=exact,
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)

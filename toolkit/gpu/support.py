@@ -23,7 +23,7 @@ from toolkit.gpu.emit.gather import ATOMIC_TYPES
 from toolkit.gpu.emit.pooling import unpooled_shape
 from toolkit.gpu.emit.resize import reads_parameters
 from toolkit.gpu.emit.table import EMITTERS
-from toolkit.gpu.emit.top_k import MAX_COLUMNS
+from toolkit.gpu.emit.top_k import too_many_columns
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
@@ -213,10 +213,11 @@ def _joins(op: Operation, _: SegmentTensors) -> str | None:
 
 
 def _columns(op: Operation, tensors: SegmentTensors) -> str | None:
-    shape = tensors.shape(op.inputs[0])
-    if shape is None or shape[op.integer("axis", -1)] <= MAX_COLUMNS:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None:
         return None
-    return f"selects from {shape[op.integer('axis', -1)]} elements; kernels take {MAX_COLUMNS}"
+    axis = op.integer("axis", -1)
+    return too_many_columns(shape[axis], result[axis])
 
 
 def _unpooled(op: Operation, tensors: SegmentTensors) -> str | None:

@@ -78,6 +78,8 @@ class LoadedSegment:
         self._dims = engine.manifest.dims
         self._tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
         self._borders = self._take_borders((*implementation.inputs, *implementation.outputs))
+        self.kept: frozenset[str] = frozenset()  # outputs that are not copied to the host
+        self.sources: dict[str, int] = {}  # addresses on the GPU that inputs are copied from
         self.stream = self.context.stream()
         self._launcher = Launcher(implementation, self._program)
 
@@ -108,16 +110,20 @@ class LoadedSegment:
         return SegmentRun(point, inputs, outputs, tactics)
 
     def copy_in(self, run: SegmentRun) -> None:
-        """Enqueue the copies of the inputs to the GPU."""
+        """Enqueue the copies of the inputs to their places, from the host or on the GPU."""
         for name, array in run.inputs.items():
             border = self._borders[name]
-            self.stream.upload(border.address, border.host[: array.nbytes])
+            if name in self.sources:
+                self.stream.copy(border.address, self.sources[name], array.nbytes)
+            else:
+                self.stream.upload(border.address, border.host[: array.nbytes])
 
     def copy_out(self, run: SegmentRun) -> None:
-        """Enqueue the copies of the outputs from the GPU."""
+        """Enqueue the copies of the outputs to the host, but of those that stay on the GPU."""
         for name, array in run.outputs.items():
             border = self._borders[name]
-            self.stream.download(border.host[: array.nbytes], border.address)
+            if name not in self.kept:
+                self.stream.download(border.host[: array.nbytes], border.address)
 
     def launch_all(self, run: SegmentRun, stream: Stream | None = None) -> None:
         """Enqueue every operation, on the segment's own stream unless there is another."""

@@ -149,6 +149,18 @@ class Executor(Protocol):
         """
         ...
 
+    @property
+    def can_stay_on_gpu(self) -> bool:
+        """Whether `stay_on_gpu` may be called."""
+        return False
+
+    def stay_on_gpu(self, outputs: frozenset[str], sources: Mapping[str, int]) -> None:
+        """Copy these outputs to the host no more, and read inputs at these addresses on the GPU.
+
+        `run` leaves the arrays of both as they are. Nothing can stay by default.
+        """
+        return
+
     def use_dla_core(self, core: int) -> None:
         """Run on another DLA core from now on; what runs on no DLA stays where it is.
 

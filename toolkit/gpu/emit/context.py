@@ -48,13 +48,15 @@ _OPERANDS = ("x0", "x1", "x2", "x3")  # parameters of the element-wise kernels
 class LoweringContext:
     """The state of the lowering of one segment: emitters read it and add to it.
 
-    `dtype`: storage type of activations that are not INT8. `concat_slices`: tensors that are
-    written directly into a slice of a Concat output.
+    `dtype`: storage type of activations that are not INT8; `exact`: tensors that are stored in
+    their own type instead. `concat_slices`: tensors that are written directly into a slice of a
+    Concat output.
     """
 
     network: Network
     gpu: GpuTarget
     dtype: str
+    exact: frozenset[str] = frozenset()
     views: dict[str, View] = field(default_factory=dict)
     concat_slices: dict[str, View] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
@@ -79,9 +81,9 @@ class LoweringContext:
         self.allocations[name] = view.elements * view.item_bytes
         return view
 
-    def storage_dtype(self, dtype: str) -> str:
-        """Return the type in which kernels exchange a tensor of the ONNX type `dtype`."""
-        return self.dtype if is_float(dtype) else dtype
+    def storage_dtype(self, dtype: str, name: str = "") -> str:
+        """Return the type in which kernels exchange the tensor `name` of the ONNX type `dtype`."""
+        return self.dtype if is_float(dtype) and name not in self.exact else dtype
 
     def output_view(self, name: str, strides: Shape | None = None) -> View:
         """Return the view that an emitter writes the tensor `name` to: a Concat slice, or new.
@@ -105,7 +107,7 @@ class LoweringContext:
         scale = self.network.scales.get(name)
         if scale is not None:
             return replace(self.allocate(name, "int8", shape, strides), scale=scale)
-        stored = dtype if name in self.network.outputs else self.storage_dtype(dtype)
+        stored = dtype if name in self.network.outputs else self.storage_dtype(dtype, name)
         return self.allocate(name, stored, shape, strides)
 
     def read(self, name: str) -> View:
@@ -119,7 +121,8 @@ class LoweringContext:
                     f"tensor {name!r} holds sizes of dynamic dimensions; kernels know them, but do "
                     "not compute with them as data"
                 )
-            self.views[name] = self.pack_constant(values, self.storage_dtype(values.dtype.name))
+            dtype = self.storage_dtype(values.dtype.name, name)
+            self.views[name] = self.pack_constant(values, dtype)
             return self.views[name]
         raise NotCoveredError(f"tensor {name!r} is not in the memory of the GPU")
 

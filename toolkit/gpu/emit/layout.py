@@ -151,15 +151,15 @@ def _reshape(ctx: LoweringContext, group: Group, view: View) -> None:
     shape = ctx.network.shapes[name]
     reshaped = view.reshaped(shape)
     if reshaped is None:
-        reshaped = _reshaped_copy(ctx, view, shape, name in ctx.network.outputs)
+        reshaped = _reshaped_copy(ctx, view, shape, name)
     ctx.views[name] = reshaped
 
 
-def _reshaped_copy(ctx: LoweringContext, view: View, shape: Shape, is_output: bool) -> View:
+def _reshaped_copy(ctx: LoweringContext, view: View, shape: Shape, name: str) -> View:
     """Copy a view so that it can be reshaped: NHWC where it is already, else row-major."""
-    dtype = view.dtype if view.scale is not None else ctx.storage_dtype(view.dtype)
+    dtype = view.dtype if view.scale is not None else ctx.storage_dtype(view.dtype, name)
     strides = row_major(view.shape)
-    if len(shape) == 4 and view.strides[-1] != 1 and not is_output:
+    if len(shape) == 4 and view.strides[-1] != 1 and name not in ctx.network.outputs:
         target = View("", dtype, shape, channels_last(shape)).reshaped(view.shape)
         strides = strides if target is None else target.strides
     reshaped = ctx.copy_view(view, strides, dtype).reshaped(shape)

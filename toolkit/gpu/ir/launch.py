@@ -38,6 +38,7 @@ KERNELS: dict[str, str] = {
     "reduce": "reduction",
     "arg_reduce": "reduction",
     "top_k": "top_k",
+    "select_top": "select_top",
 }
 
 

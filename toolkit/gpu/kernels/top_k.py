@@ -5,6 +5,7 @@
 
 Larger numbers precede smaller ones with LARGEST, else follow them; NaN counts as the largest. Every
 element is compared with every other, so the blocks of a row need neither workspace nor an order.
+Where `select_top` chose the elements of x before, sources[i] takes the place of i in the indices.
 """
 
 import triton
@@ -15,7 +16,7 @@ from toolkit.gpu.kernels.strided_rows import offsets
 
 @triton.jit
 def top_k(
-    x, values, indices,
+    x, sources, values, indices,
     COLUMNS: tl.constexpr, COUNT: tl.constexpr, OUTER: tl.constexpr,
     X_ROW_STRIDES: tl.constexpr, VALUES_ROW_STRIDES: tl.constexpr,
     INDICES_ROW_STRIDES: tl.constexpr,
@@ -48,4 +49,7 @@ def top_k(
     offset = offsets(row, OUTER, VALUES_ROW_STRIDES) + rank * VALUES_STRIDE
     tl.store(values + offset, value.to(values.dtype.element_ty), mask=selected)
     offset = offsets(row, OUTER, INDICES_ROW_STRIDES) + rank * INDICES_STRIDE
-    tl.store(indices + offset, i.to(indices.dtype.element_ty), mask=selected)
+    index = i
+    if sources is not None:
+        index = tl.load(sources + tl.program_id(1) * COLUMNS + i, mask=selected, other=0)
+    tl.store(indices + offset, index.to(indices.dtype.element_ty), mask=selected)

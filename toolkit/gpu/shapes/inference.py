@@ -138,7 +138,8 @@ def _unknown(
 def infer_sizes(model: ir.Model, trace: Trace) -> Known:
     """Return what is known after a model: of its tensors, and of those before.
 
-    A tensor whose shape is not known, or not the same for ONNX and for the rules, is left out.
+    A tensor whose shape is not known, or not the same for ONNX and for the rules, is left out. A
+    result of the model whose shape is known before keeps it.
     """
     inference = _Inference(model.graph, trace)
     for name, constant in model.graph.initializers.items():
@@ -160,6 +161,7 @@ class _Inference:
         self._plugins = {plugin.title: plugin for plugin in trace.plugins}
         self._names: dict[int, str] = {}  # a size -> its name in ONNX's inference
         self._sizes: dict[str, int] = {}
+        self._given = frozenset(trace.known.shapes)  # not inferred again
         self.shapes = dict(trace.known.shapes)
         self.types = dict(trace.known.types)
         self.values = dict(trace.known.values)
@@ -212,6 +214,8 @@ class _Inference:
             if not name or kind is None:
                 continue
             self.types[name] = kind.tensor_type.elem_type
+            if name in self._given:
+                continue
             shape = ruled[at] if ruled is not None and at < len(ruled) else self._shape(kind)
             if shape is not None and real is not None and _agree(shape, real.get(name)):
                 self.shapes[name] = shape

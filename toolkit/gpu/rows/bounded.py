@@ -1,0 +1,157 @@
+"""Rows whose number data decide, padded to their bound.
+
+    y = f(x)   ->   y = f(pad(x))[: rows of x]
+
+f computes each row alone, so the padding changes none of the rows before it. Its rows are copies of
+the last row, or of zeros where there is none: ranges that are measured see no other numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from toolkit.gpu.rows.region import Region
+from toolkit.gpu.rows.symbolic import RowSizes, Source
+from toolkit.graph.rewriter import UniqueNames
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Rows that were padded: what makes them, how many at most, and the nodes that work on them."""
+
+    source: str
+    bound: int
+    nodes: int
+
+
+def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> Bounded | None:
+    """Pad the rows of the first source that a product of matrices works on; None without any."""
+    for source in sizes.sources:
+        if source.bound is None:
+            continue
+        region = _find_region(graph, sizes, source)
+        node = source.value.producer()
+        if region is not None and node is not None:
+            _Padding(graph, sizes, source, region, _Nodes(graph, names), source.bound).apply()
+            return Bounded(str(node.name), source.bound, len(region.nodes))
+    return None
+
+
+def _find_region(graph: ir.Graph, sizes: RowSizes, source: Source) -> Region | None:
+    region = Region()
+    entries = {source.value: None}  # the source, and what is gathered by its indices
+    for node in graph:
+        if not region.touches(node, entries):
+            continue
+        if node.op_type == "Gather" and node.inputs[1] in entries:
+            if sizes.rows(node.outputs[0], source.dim) is not None:
+                entries[node.outputs[0]] = None
+            continue
+        region.add(node, sizes, source.dim, entries)
+    leaves = any(value.is_graph_output() or region.readers(value) for value in region.sized)
+    return region if region.multiplies and not leaves else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Padding:
+    """A region whose rows are padded to `bound`."""
+
+    graph: ir.Graph
+    sizes: RowSizes
+    source: Source
+    region: Region
+    maker: "_Nodes"
+    bound: int
+
+    def apply(self) -> None:
+        """Pad what the region reads, and cut what others read of it."""
+        count, places = self._count_and_places()
+        padded = {value: self._padded(value, places) for value in self.region.read}
+        for node in self.region.nodes:
+            for at, value in enumerate(node.inputs):
+                if value in padded:
+                    node.replace_input_with(at, padded[value])
+            if node.op_type == "RoiAlign":  # of one image: its number is 0 in every row
+                image = self.maker.constant("image", np.zeros(self.bound, np.int64))
+                node.replace_input_with(2, image)
+        for value in self.region.rows:
+            if value.is_graph_output() or self.region.readers(value):
+                self._cut(value, count)
+        for value in (*self.region.rows, *self.region.sized):
+            value.shape = None
+        self.graph.sort()
+
+    def _count_and_places(self) -> tuple[ir.Value, ir.Value]:
+        """Return the number of rows (1), and which row stands in each place (bound)."""
+        add, constant = self.maker.add, self.maker.constant
+        zero, one = constant("zero", np.array([0])), constant("one", np.array([1]))
+        axis = constant("rows_axis", np.array([self.source.axis]))
+        count = add("Gather", [add("Shape", [self.source.value]), axis])
+        last = add("Max", [add("Sub", [count, one]), zero])
+        counting = constant("counting", np.arange(self.bound, dtype=np.int64))
+        return count, add("Min", [counting, last])
+
+    def _padded(self, value: ir.Value, places: ir.Value) -> ir.Value:
+        rows, shape = self.sizes.rows(value, self.source.dim), self.sizes.shape(value)
+        assert rows is not None
+        assert shape is not None
+        assert value.dtype is not None
+        one_row = tuple(1 if at == rows.axis else int(size) for at, size in enumerate(shape))
+        zeros = self.maker.constant("no_row", np.zeros(one_row, value.dtype.numpy()))
+        joined = self.maker.add("Concat", [value, zeros], {"axis": rows.axis})
+        return self.maker.add("Gather", [joined, places], {"axis": rows.axis})
+
+    def _cut(self, value: ir.Value, count: ir.Value) -> None:
+        """Give readers outside of the region the rows without the padding."""
+        rows, readers = self.sizes.rows(value, self.source.dim), self.region.readers(value)
+        assert rows is not None
+        if rows.factor > 1:
+            factor = self.maker.constant("factor", np.array([rows.factor]))
+            count = self.maker.add("Mul", [count, factor])
+        zero = self.maker.constant("zero", np.array([0]))
+        axis = self.maker.constant("axis", np.array([rows.axis]))
+        cut = self.maker.add("Slice", [value, zero, count, axis])
+        cut.type, cut.shape = value.type, value.shape
+        for node, at in readers:
+            node.replace_input_with(at, cut)
+        if value.is_graph_output():
+            self.graph.outputs[self.graph.outputs.index(value)] = cut
+            name, value.name = value.name, self.maker.name(f"{value.name}_padded")
+            cut.name = name
+
+
+class _Nodes:
+    """Adds nodes and constants with new names to a graph, which is to be sorted then."""
+
+    def __init__(self, graph: ir.Graph, names: UniqueNames) -> None:
+        self._graph = graph
+        self._names = names
+        self._constants: dict[tuple[str, bytes], ir.Value] = {}
+
+    def name(self, preferred: str) -> str:
+        """Return a name that is not in use."""
+        return self._names.take(preferred)
+
+    def constant(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
+        """Return a constant; equal ones of a name once."""
+        key = (name, values.tobytes())
+        if key not in self._constants:
+            value = ir.Value(name=self.name(f"padding/{name}"), const_value=ir.tensor(values))
+            value.dtype, value.shape = ir.DataType.from_numpy(values.dtype), ir.Shape(values.shape)
+            self._graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def add(
+        self, op: str, inputs: list[ir.Value], attributes: Mapping[str, int] | None = None
+    ) -> ir.Value:
+        """Add a node of one result."""
+        name = self.name(f"padding/{op}")
+        node = ir.node(op, inputs, attributes=dict(attributes or {}), name=name)
+        node.outputs[0].name = self.name(f"{name}_output")
+        self._graph.append(node)
+        return node.outputs[0]

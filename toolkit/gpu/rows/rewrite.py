@@ -1,0 +1,51 @@
+"""The graph pass: numbers of rows that data decide become bounds where that is worth it."""
+
+import onnx_ir as ir
+
+from toolkit.gpu.rows.bounded import Bounded, bound_rows
+from toolkit.gpu.rows.subsets import merge_subsets
+from toolkit.gpu.rows.symbolic import infer_rows
+from toolkit.graph.passes import Pass
+from toolkit.graph.passes.fold import fold_constants
+from toolkit.graph.passes.shapes import infer_shapes
+from toolkit.graph.rewriter import UniqueNames
+
+_SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero"})
+
+
+def give_bounds(model: ir.Model) -> str:
+    """Pad rows to their bounds and merge subsets of rows; return what was done, in words."""
+    if not any(node.op_type in _SIZED_BY_NUMBERS for node in model.graph.all_nodes()):
+        return ""
+    names = UniqueNames(_names(model))
+    subsets = merge_subsets(model.graph, infer_rows(model), names)
+    if subsets:
+        _settle(model)
+    bounded: list[Bounded] = []
+    while (rows := bound_rows(model.graph, infer_rows(model), names)) is not None:
+        bounded.append(rows)
+        _settle(model)
+    notes = [f"computed {subsets} subsets of rows as all rows"] if subsets else []
+    notes += [
+        f"padded the rows of {rows.source!r} to {rows.bound} for {rows.nodes} nodes"
+        for rows in bounded
+    ]
+    return "; ".join(notes)
+
+
+def _settle(model: ir.Model) -> None:
+    """Infer the shapes that are known now, and fold what computes with them."""
+    infer_shapes(model)
+    fold_constants(model)
+    infer_shapes(model)
+
+
+def _names(model: ir.Model) -> set[str]:
+    values = (value.name for node in model.graph.all_nodes() for value in node.outputs)
+    nodes = (node.name for node in model.graph.all_nodes())
+    constants = (name for graph in model.graphs() for name in graph.initializers)
+    inputs = (value.name for value in model.graph.inputs)
+    return {str(name) for name in (*values, *nodes, *constants, *inputs)}
+
+
+ROW_PASSES = (Pass("bound-rows", give_bounds),)
