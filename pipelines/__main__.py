@@ -21,17 +21,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from device.engine.file import open_engine
-from device.engine.manifest import UNCALIBRATED
+from device.engine.file import Engine
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.runtime.session import Session
-from device.update.bundle import ENGINE, LABELS, PIPELINE
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from device.update.bundle import LABELS, PIPELINE
+from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
@@ -68,7 +69,7 @@ def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
-    from pipelines.runtime.batch import Model
+    from pipelines.open_models import bundle_files, first_and_others, open_models
     from pipelines.runtime.pipeline import run_pipeline
     from pipelines.sinks.table import Broker
 
@@ -78,7 +79,6 @@ def _run(
     _check_reach(config, is_release=options.data is not None)
     if source is not None:
         config = config.with_source(source)
-    labels = load_labels(folder / LABELS)
     broker = None
     if options.mqtt_host is not None:
         broker = Broker(
@@ -88,23 +88,25 @@ def _run(
             username=os.environ.pop("TANDEM_MQTT_USERNAME", None),
             password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
         )
-    with (
-        open_engine(folder / ENGINE) as engine,
-        Session(engine, profile=options.profile) as session,
-    ):
-        if engine.manifest.uncalibrated:
-            logging.getLogger(__name__).warning(UNCALIBRATED)
-        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+    with ExitStack() as stack:
+        files = bundle_files(config, folder)
+        models = open_models(config, files, stack, partial(_open_session, options.profile))
+        model, others = first_and_others(models)
         run_pipeline(
             config,
             model,
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, config, engine.sha256),
+            files=_output_files(options, config, model.engine_sha256),
             patient=options.wait_for_source,
             frames=options.frames,
+            others=others,
         )
+
+
+def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
+    return Session(engine, profile=profile, dla_core=dla_core)
 
 
 def _output_files(

@@ -175,7 +175,7 @@ def test_a_hot_board_gets_fewer_frames_and_the_heartbeat_says_why(
         load=LoadConfig(hot_c=80.0, hold_s=0.0, recover_s=0.0, steps=(LoadStep(every_nth=5),)),
     )
     monkeypatch.setattr(
-        "pipelines.runtime.pipeline.LoadControl", lambda load: LoadControl(load, root)
+        "pipelines.runtime.pipeline.LoadControl", lambda load, use: LoadControl(load, root, use)
     )
     messages: list[ChildMessage] = []
     numbers: list[int] = []
@@ -226,7 +226,7 @@ strides = [8]
     ("load", "says"),
     [
         ("steps = [{every_nth = 2}]", "set hot_c, slow_ms or low_clock"),
-        ("hot_c = 80\nsteps = [{}]", "each of `steps` needs every_nth above 1, or max_hz"),
+        ("hot_c = 80\nsteps = [{}]", "each of `steps` needs every_nth above 1, max_hz or use"),
         ("hot_c = 80\nsteps = []", "load.steps is wrong"),
         ("hot_c = 80\nsteps = [{every_nth = 0}]", r"load.steps\[0\].every_nth is wrong"),
     ],

@@ -17,6 +17,7 @@ from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.batch import BatchRunner, Model
+from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.heart import Heart
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
@@ -33,8 +34,7 @@ from pipelines.sinks.table import (
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.take import Admission, batches_of
-from pipelines.stages.fit import check_fit
-from pipelines.stages.preprocess_check import check_preprocessing
+from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 
 STATS_S = 1.0
@@ -51,6 +51,7 @@ def run_pipeline(
     files: OutputFiles | None = None,
     patient: bool = False,
     frames: int | None = None,
+    others: Mapping[str, Model] | None = None,
     watch: Callable[[FrameResult], None] | None = None,
 ) -> int:
     """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
@@ -64,6 +65,7 @@ def run_pipeline(
         files=files,
         patient=patient,
         frames=frames,
+        others=others,
     ):
         count += 1
         if watch is not None:
@@ -81,23 +83,25 @@ def iter_results(
     files: OutputFiles | None = None,
     patient: bool = False,
     frames: int | None = None,
+    others: Mapping[str, Model] | None = None,
 ) -> Generator[FrameResult, None, None]:
     """Yield each result until the source ends, `stop` is set or `frames` frames are done.
 
     The pipeline starts with the first result that is asked for; closing the iterator ends it.
     `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
     thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
-    away at the start is waited for. Raises TandemError where the pipeline cannot go on.
+    away at the start is waited for. `model`: the first; `others`: the rest of [[models]], by name.
+    Raises TandemError where the pipeline cannot go on.
     """
-    check_fit(config, model.session.inputs, model.session.outputs, model.labels)
-    warning = check_preprocessing(config, model.preprocessing)
-    if warning is not None:
+    models = {**(others or {}), config.first.name: model}
+    for warning in check_engines(config, {name: one.facts for name, one in models.items()}):
         _LOG.warning(warning)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
-    runner = BatchRunner(config, model, controls)
-    runner.warm_up()
+    runner = BatchRunner(config, model, controls, others)
     with ExitStack() as stack:
+        stack.callback(runner.close)
+        runner.warm_up()
         context = SinkContext(
             labels=model.labels,
             broker=broker,
@@ -107,19 +111,30 @@ def iter_results(
             lost_s=config.lost_s,
         )
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
-        control = None if config.load is UNSET else LoadControl(config.load)
+        control = None if config.load is UNSET else LoadControl(config.load, use=runner.use)
         heart = Heart(emit, control)
         waiting = Waiting(stop, heart.tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         runner.watch_drops(sources)
-        emit(_ready(config, model, runner.warm_up_s))
+        emit(_ready(config, models, runner.warm_up_s))
         heart.watch(sources, sinks)
-        droppers: list[Dropper] = [*sources, *sinks, controls, *([control] if control else ())]
+        rate = FrameRate(config.cameras)
+        droppers: list[Dropper] = [
+            *sources,
+            *sinks,
+            controls,
+            rate,
+            *([control] if control else ()),
+        ]
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
 
         def admits(frame: Frame) -> bool:
-            return controls.admits(frame.camera) and (control is None or control.admits(frame))
+            return (
+                controls.admits(frame.camera)
+                and rate.admits(frame)
+                and (control is None or control.admits(frame))
+            )
 
         admission = Admission(admits, controls.is_on)
         batches = batches_of(sources, waiting, runner.room, runner.pace, admission)
@@ -134,17 +149,20 @@ def iter_results(
             yield result
 
 
-def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
-    reports = model.session.reports
-    segments = tuple(
-        f"{report.segment} ({report.processor}): {report.reason}" for report in reports
-    )
+def _ready(config: PipelineConfig, models: Mapping[str, Model], warm_up_s: float) -> Ready:
+    segments: list[str] = []
+    degraded: list[str] = []
+    for one in config.networks:
+        prefix = f"{one.name}: " if config.models else ""
+        for report in models[one.name].session.reports:
+            segments.append(f"{prefix}{report.segment} ({report.processor}): {report.reason}")
+            degraded += [f"{prefix}{report.degraded}"] if report.degraded else []
     return Ready(
         pipeline=config.name,
-        engine_sha256=model.engine_sha256,
-        segments=segments,
+        engine_sha256=models[config.first.name].engine_sha256,
+        segments=tuple(segments),
         warm_up_s=round(warm_up_s, 3),
-        degraded=tuple(report.degraded for report in reports if report.degraded),
+        degraded=tuple(degraded),
     )
 
 

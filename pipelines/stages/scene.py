@@ -41,14 +41,19 @@ class Scene:
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
         """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones."""
-        height, width = frame.image.shape[:2]
-        if self._roi is not None:
-            decoded = self._roi.keep(shifted(decoded, x, y), width, height)
+        decoded = self.placed(decoded, frame, x, y)
         if self._tracker is None:
             return decoded, NO_ZONES
         assert isinstance(decoded, Detections)  # `check_scene`
         tracked = self._tracker.update(decoded, frame.t_capture.mono_ns / 1e9)
         return tracked, self._in_zones(tracked, frame)
+
+    def placed(self, decoded: Decoded, frame: Frame, x: int, y: int) -> Decoded:
+        """Return the results of a crop at (x, y) in the frame's pixels, within the region."""
+        if self._roi is None:
+            return decoded
+        height, width = frame.image.shape[:2]
+        return self._roi.keep(shifted(decoded, x, y), width, height)
 
     def predict(self, frame: Frame) -> tuple[Decoded, ZoneFrame]:
         """Return where the tracks are in a frame that the engine did not see, as far as they are
@@ -79,10 +84,11 @@ def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
 
 def check_tracking(config: PipelineConfig) -> None:
     """Raise PipelineError unless the tracker has boxes, and zones, lines and snapshots have it."""
-    if config.tracker is not UNSET and isinstance(config.decode, BOXLESS):
+    decode = config.first.reading
+    if config.tracker is not UNSET and isinstance(decode, BOXLESS):
         raise PipelineError(
             f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"
-            f" {config.decode.__struct_config__.tag!r} gives none: remove [tracker], [[zones]] and"
+            f" {decode.__struct_config__.tag!r} gives none: remove [tracker], [[zones]] and"
             " [[lines]], or use a detector."
         )
     if config.tracker is UNSET and any(isinstance(sink, SnapshotSink) for sink in config.sinks):

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.options.engines import parse_engines
+
 if TYPE_CHECKING:
     from device.runtime.session import Dla, Scales
 
@@ -12,8 +14,16 @@ if TYPE_CHECKING:
 @click.command(
     epilog="Example: tandem run robot.bundle --source rtsp://10.0.0.7/stream --video seen.mp4"
 )
-@click.argument("target", metavar="BUNDLE_OR_ENGINE", type=click.Path(path_type=Path))
+@click.argument("target", metavar="BUNDLE|ENGINE|PIPELINE.toml", type=click.Path(path_type=Path))
 @click.option("--pipeline", type=click.Path(path_type=Path), help="pipeline.toml of an engine.")
+@click.option(
+    "--model",
+    "engines",
+    multiple=True,
+    callback=parse_engines,
+    metavar="NAME=FILE",
+    help="The engine of one of [[models]], in place of the file that it names.",
+)
 @click.option("--labels", type=click.Path(path_type=Path), help="labels.txt of an engine.")
 @click.option("--source", metavar="URI", help="A video, a folder, v4l2:///dev/video0, rtsp://...")
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
@@ -54,6 +64,7 @@ if TYPE_CHECKING:
 def run(
     target: Path,
     pipeline: Path | None,
+    engines: dict[str, Path],
     labels: Path | None,
     source: str | None,
     frames: int | None,
@@ -67,7 +78,8 @@ def run(
     scales: "Scales",
     timing_cache: Path | None,
 ) -> None:
-    """Run a pipeline on this machine: a bundle, or an engine with --pipeline and --labels.
+    """Run a pipeline on this machine: a bundle, a pipeline.toml that names its engines and labels,
+    or an engine with --pipeline and --labels.
 
     The same files run on the board. Results go to --video and --jsonl; mqtt sinks are ignored.
     """
@@ -76,6 +88,7 @@ def run(
     request = RunRequest(
         target=target,
         pipeline=pipeline,
+        engines=engines,
         labels=labels,
         source=source,
         frames=frames,
