@@ -71,14 +71,14 @@ def _run(
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.open_models import bundle_files, first_and_others, open_models
     from pipelines.runtime.pipeline import run_pipeline
+    from pipelines.runtime.reload import ReloadFile, hangups
     from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
     source = os.environ.pop("TANDEM_SOURCE", None) or options.source
     config = load_pipeline(folder / PIPELINE)
     _check_reach(config, is_release=options.data is not None)
-    if source is not None:
-        config = config.with_source(source)
+    config = _with_source(config, source)
     broker = None
     if options.mqtt_host is not None:
         broker = Broker(
@@ -92,6 +92,10 @@ def _run(
         files = bundle_files(config, folder)
         models = open_models(config, files, stack, partial(_open_session, options.profile))
         model, others = first_and_others(models)
+        reload = None
+        if options.data is None:  # a release never changes: its files are those of its hash
+            reload = ReloadFile(folder / PIPELINE, partial(_with_source, source=source))
+            stack.enter_context(hangups(reload.now, stop))
         run_pipeline(
             config,
             model,
@@ -102,7 +106,12 @@ def _run(
             patient=options.wait_for_source,
             frames=options.frames,
             others=others,
+            reload=reload,
         )
+
+
+def _with_source(config: PipelineConfig, source: str | None) -> PipelineConfig:
+    return config if source is None else config.with_source(source)
 
 
 def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -14,11 +15,20 @@ import pytest
 from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, save
-from video_fixtures import LABELS, SIZE, Blocks, ColourDetector, colour_model, scene
+from video_fixtures import (
+    LABELS,
+    PATIENCE_S,
+    SIZE,
+    Blocks,
+    ColourDetector,
+    colour_model,
+    python_m_pipelines,
+    scene,
+)
 
 from device.engine.manifest import DimRange, TensorInfo
 from device.errors import ConfigError, PipelineError
-from device.protocol.messages import ChildMessage, Heartbeat, Ready
+from device.protocol.messages import ChildMessage, Heartbeat, Ready, Reload, decode_message
 from pipelines.config import PipelineConfig, parse_pipeline
 from pipelines.model_config import PipelineModel
 from pipelines.results import NO_TRACK, Attribute, Detections
@@ -490,3 +500,27 @@ def test_the_examples_of_the_page_are_pipelines() -> None:
     spare = parse_pipeline(whole + more, Path("yard.toml")).networks[2]
     assert spare.feeding.width == 640
     assert spare.labels == "detector.labels.txt"
+
+
+def test_a_process_runs_a_folder_and_takes_a_change_at_a_hangup(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("colours.engine", "shade.engine", "labels.txt", "shades.txt"):
+        (tmp_path / name).symlink_to(folder / name)
+    text = (folder / "yard.toml").read_text()
+    text = text.replace(f'"{folder}/in"', f'"images://{folder}/in?fps=50"\nloop = true')
+    path = tmp_path / "pipeline.toml"
+    path.write_text(text)
+    process = python_m_pipelines("--bundle", tmp_path, "--profile", "laptop")
+    lines = (decode_message(line) for line in iter(process.stdout.readline, b""))
+    try:
+        next(one for one in lines if isinstance(one, Heartbeat) and one.frames > 0)
+        path.write_text(text.replace("max_crops = 2", "max_crops = 1"))
+        process.send_signal(signal.SIGHUP)
+        said = next(one for one in lines if isinstance(one, Reload))
+        assert said.changes == ("models[1].max_crops: 2 -> 1",)
+        next(one for one in lines if isinstance(one, Heartbeat))
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err

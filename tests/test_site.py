@@ -23,7 +23,7 @@ from device.agent.config import (
     UpdateTable,
 )
 from device.protocol import documents
-from device.protocol.messages import Stats
+from device.protocol.messages import Reload, Stats
 from device.protocol.topics import PipelineTopics, Topics
 from pipelines import config, load_config, model_config, sink_config, track_config
 from pipelines.results import Attribute
@@ -84,6 +84,7 @@ TABLES = {
     "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
     "mqtt.md": {
         "stats": Stats,
+        "reload": Reload,
         "state": documents.StateDocument,
         "reported": documents.Reported,
         "what runs": documents.Running,

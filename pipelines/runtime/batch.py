@@ -24,6 +24,7 @@ from pipelines.runtime.network import (
     Seen,
     batch_sizes,
     seats_of,
+    spares_of,
 )
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
@@ -117,6 +118,23 @@ class BatchRunner:
         """Let these models with `replaces` run from now on, and no others of them."""
         for seat in self._seats.values():
             seat.use(names)
+
+    def check(self, config: PipelineConfig) -> None:
+        """Raise PipelineError if frames such as those of before do not fit a configuration."""
+        for scene in self._scenes.values():
+            scene.check(config)
+
+    def change(self, config: PipelineConfig) -> None:
+        """Go on with other thresholds, rates, zones and lines, a tracker and a region."""
+        networks = config.networks
+        for one in networks:
+            if not one.replaces:
+                self._seats[one.name].change(one, spares_of(one.name, networks))
+        for (name, _), describer in self._describers.items():
+            describer.config = self._seats[name].config
+        for scene in self._scenes.values():
+            scene.change(config)
+        self._config = config
 
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""

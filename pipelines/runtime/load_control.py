@@ -26,11 +26,12 @@ class LoadControl:
 
     def __init__(
         self,
-        config: LoadConfig,
+        config: LoadConfig | None,
         root: Path = Path("/sys"),
         use: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> None:
-        """`use` is told which models with `replaces` run from now on."""
+        """`config` None: nothing is limited. `use` is told which models with `replaces` run from
+        now on."""
         self._config = config
         self._root = root
         self._use = use
@@ -43,7 +44,7 @@ class LoadControl:
     @property
     def text(self) -> str:
         """The step that holds and its reason; empty if none does."""
-        return load_text(self._config, self._load)
+        return "" if self._config is None else load_text(self._config, self._load)
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -52,6 +53,8 @@ class LoadControl:
 
     def admits(self, frame: Frame) -> bool:
         """Whether this frame is to be run."""
+        if self._config is None:
+            return True
         step = step_of(self._config, self._load)
         takes = frame.seq % step.every_nth == 0
         if takes and step.max_hz is not UNSET:
@@ -63,12 +66,13 @@ class LoadControl:
 
     def frame_done(self, latency_ms: float) -> None:
         """Learn from the latency of one frame."""
-        self._latencies_ms.append((time.monotonic(), latency_ms))
+        if self._config is not None:
+            self._latencies_ms.append((time.monotonic(), latency_ms))
 
     def tick(self) -> None:
         """Read the board if it is time to, and take a step if the policy says so."""
         now_s = time.monotonic()
-        if now_s < self._due_s:
+        if self._config is None or now_s < self._due_s:
             return
         self._due_s = now_s + PERIOD_S
         p95_ms = self._p95_ms(now_s - self._config.window_s)
@@ -80,13 +84,15 @@ class LoadControl:
             self._use(step_of(self._config, self._load).use)
             _LOG.warning("%s", self.text or "all frames are run again: the board has room")
 
-    def change(self, config: LoadConfig) -> None:
-        """Go on with another policy, in its last step at most; the step is judged anew."""
-        step = min(self._load.step, len(config.steps))
+    def change(self, config: LoadConfig | None) -> None:
+        """Go on with another policy, in the step that holds, or in its last one."""
+        if config == self._config:
+            return
+        step = 0 if config is None else min(self._load.step, len(config.steps))
         reason = self._load.reason if step else ""
         self._config, self._load = config, Load(step, reason, taken_s=time.monotonic())
         self._limits.clear()
-        self._use(step_of(config, self._load).use)
+        self._use(() if config is None else step_of(config, self._load).use)
 
     def _p95_ms(self, since_s: float) -> float | None:
         """Return the p95 of the latencies since a time; None if there are none."""

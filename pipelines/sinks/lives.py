@@ -3,6 +3,7 @@
 The shape is that of Frigate's events, which home automation and dashboards read.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -60,12 +61,14 @@ class Lives:
         self._lost_s = lost_s
         self._known: dict[Key, ObjectState] = {}
         self._said: dict[Key, ObjectState] = {}
+        self._heard_s = 0.0
 
     def update(
         self, tracked: Detections, zones: ZoneFrame, wall_ns: int
     ) -> tuple[ObjectEvent, ...]:
         """Return what changed with a frame that was taken at `wall_ns` since 1970."""
         time_s = wall_ns / 1e9
+        self._heard_s = time.monotonic()
         events = []
         for key, score, box, attributes in _rows(tracked):
             state = self._seen(key, score, box, zones, time_s)
@@ -80,6 +83,11 @@ class Lives:
             key for key, state in self._known.items() if state.frame_time < time_s - self._lost_s
         ]
         return (*events, *map(self._end, gone))
+
+    def expire(self, now_s: float) -> tuple[ObjectEvent, ...]:
+        """Return the ends of all objects if no frame came for `lost_s`; `now_s` is
+        `time.monotonic()`."""
+        return self.close() if self._known and now_s - self._heard_s > self._lost_s else ()
 
     def close(self) -> tuple[ObjectEvent, ...]:
         """Return the ends of all objects: nobody follows them any more."""

@@ -1,6 +1,7 @@
 """A picture of each object: the best sight of it, written when it has gone."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,11 @@ class SnapshotOut:
             if one.score >= self._config.min_score and one.score > sight.score * BETTER:
                 sight.score = one.score
                 sight.image = crop(result.frame.image, box, self._config.margin).copy()
+
+    def tick(self) -> None:
+        """Write the pictures of objects whose camera gives no frames."""
+        for camera, lives in self._lives.items():
+            self._follow(camera, lives.expire(time.monotonic()))
 
     def _follow(self, camera: str, events: tuple[ObjectEvent, ...]) -> None:
         sights = self._sights[camera]

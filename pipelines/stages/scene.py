@@ -21,14 +21,36 @@ class Scene:
     """The steps around the decoder that need memory; one for each camera."""
 
     def __init__(self, config: PipelineConfig, labels: Sequence[str]) -> None:
+        self._labels = labels
+        self._every_nth = 1
+        self._tracker: Tracker | None = None
+        self._roi: Roi | None = None
+        self._zones: Zones | None = None
+        self.change(config)
+        self._frames = 0
+        self._shape: tuple[int, ...] | None = None  # of the last frame
+
+    def check(self, config: PipelineConfig) -> None:
+        """Raise PipelineError if the last frame has no pixel in the region of a configuration."""
+        if config.roi is not UNSET and self._shape is not None:
+            Roi(config.roi).crop(np.broadcast_to(np.uint8(0), self._shape))
+
+    def change(self, config: PipelineConfig) -> None:
+        """Go on with another region, tracker, zones and lines; tracks stay, and what is known of
+        zones and lines that are as before."""
         tracker = None if config.tracker is UNSET else config.tracker
         self._every_nth = 1 if tracker is None else tracker.every_nth
-        self._tracker = None if tracker is None else Tracker(tracker)
+        if tracker is None or self._tracker is None:
+            self._tracker = None if tracker is None else Tracker(tracker)
+        else:
+            self._tracker.config = tracker
         self._roi = None if config.roi is UNSET else Roi(config.roi)
-        self._zones: Zones | None = None
-        if config.zones or config.lines:
-            self._zones = Zones(config.zones, config.lines, labels, config.lost_s)
-        self._frames = 0
+        if not (config.zones or config.lines):
+            self._zones = None
+        elif self._zones is None:
+            self._zones = Zones(config.zones, config.lines, self._labels, config.lost_s)
+        else:
+            self._zones.change(config.zones, config.lines)
 
     def is_due(self) -> bool:
         """Count a frame; return whether the engine sees it (`every_nth` of [tracker])."""
@@ -37,6 +59,7 @@ class Scene:
 
     def crop(self, image: Image) -> tuple[Image, int, int]:
         """Return what the network sees of a frame, and its upper left corner."""
+        self._shape = image.shape
         return (image, 0, 0) if self._roi is None else self._roi.crop(image)
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from device.engine.file import Engine
-from device.protocol.messages import ChildMessage, Ready, Stats
+from device.protocol.messages import ChildMessage, Ready, Reload, Stats
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_pipeline
@@ -27,6 +27,7 @@ from pipelines.open_models import Opener, files_of, first_and_others, open_model
 from pipelines.preview.server import Preview
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
@@ -98,6 +99,8 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         if request.trace is not None:
             trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
+        reload = ReloadFile(place.pipeline, lambda config: _adapt(config, request))
+        stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview] = [view]
         if request.preview is not None:
@@ -113,6 +116,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
                 files=OutputFiles(overwrite=request.overwrite),
                 frames=request.frames,
                 others=others,
+                reload=reload,
                 watch=_all([one.on_result for one in viewers]),
             )
     if as_json:
@@ -240,6 +244,11 @@ class _View:
                 self._live.start()
         elif isinstance(message, Stats):
             self._stats = message
+        elif isinstance(message, Reload):
+            text = (
+                f"not taken: {message.refused}" if message.refused else "; ".join(message.changes)
+            )
+            self._console.print(Text(f"pipeline.toml: {text}"))
 
     def on_result(self, result: FrameResult) -> None:
         """Add the result of a frame."""
