@@ -350,3 +350,20 @@ def test_a_change_is_published_without_a_new_connection(tmp_path: Path) -> None:
     taken, refused = (json.loads(one.payload) for one in seen)
     assert taken == {"kind": "reload", "changes": ["sinks: mqtt changed"], "refused": ""}
     assert "max_hz is wrong" in refused["refused"]
+
+
+def test_the_loop_lets_objects_end_while_it_waits_for_a_frame(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), scene(i, 3))
+    text = TRACKED + f'lost_s = 0.1\n[[sinks]]\nkind = "snapshot"\npath = "{tmp_path}/seen"\n'
+    results: list[FrameResult] = []
+    run_pipeline(
+        config_of(text, f"images://{tmp_path}/in?fps=1"),
+        Model(ColourDetector(), LABELS, ""),
+        emit=lambda message: None,
+        stop=threading.Event(),
+        watch=results.append,
+    )
+    first = min(one.stat().st_mtime_ns for one in (tmp_path / "seen").iterdir())
+    assert results[0].frame.t_recv.wall_ns < first < results[1].frame.t_recv.wall_ns

@@ -28,6 +28,7 @@ from pipelines.preview.server import Preview
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.runtime.reload import ReloadFile, hangups
+from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
@@ -87,6 +88,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
     console = Console(stderr=as_json)
     timing_cache = request.timing_cache
     with ExitStack() as stack:
+        stack.enter_context(quick_turns())
         place = _find_pipeline(request, stack)
         config = _adapt(load_pipeline(place.pipeline), request)
         files = files_of(config, place.pipeline.parent, place.engines, place.labels)
