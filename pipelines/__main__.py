@@ -2,8 +2,9 @@
 
 Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
 standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
-and the address of a source, which may hold a password, from TANDEM_SOURCE: other users of the
-machine can read a command line, but not the environment of a process.
+and the addresses of sources, which may hold passwords, from TANDEM_SOURCE, or as JSON by their ids
+from TANDEM_SOURCES: other users of the machine can read a command line, but not the environment of
+a process.
 """
 
 from device.start.isolation import drop_working_directory
@@ -15,6 +16,7 @@ claim()
 # ruff: noqa: E402
 import argparse
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -75,10 +77,10 @@ def _run(
     from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
-    source = os.environ.pop("TANDEM_SOURCE", None) or options.source
+    adapt = _sources_here(options.source)
     config = load_pipeline(folder / PIPELINE)
     _check_reach(config, is_release=options.data is not None)
-    config = _with_source(config, source)
+    config = adapt(config)
     broker = None
     if options.mqtt_host is not None:
         broker = Broker(
@@ -94,7 +96,7 @@ def _run(
         model, others = first_and_others(models)
         reload = None
         if options.data is None:  # a release never changes: its files are those of its hash
-            reload = ReloadFile(folder / PIPELINE, partial(_with_source, source=source))
+            reload = ReloadFile(folder / PIPELINE, adapt)
             stack.enter_context(hangups(reload.now, stop))
         run_pipeline(
             config,
@@ -110,8 +112,19 @@ def _run(
         )
 
 
-def _with_source(config: PipelineConfig, source: str | None) -> PipelineConfig:
-    return config if source is None else config.with_source(source)
+def _sources_here(texts: Sequence[str]) -> Callable[[PipelineConfig], PipelineConfig]:
+    """Return what puts the addresses of this machine into a pipeline: those of the command line, or
+    of the agent, which gives one in TANDEM_SOURCE or several as JSON in TANDEM_SOURCES."""
+    one = os.environ.pop("TANDEM_SOURCE", None)
+    several: dict[str, str] = json.loads(os.environ.pop("TANDEM_SOURCES", "{}"))
+
+    def adapt(config: PipelineConfig) -> PipelineConfig:
+        config = config.with_sources(several)
+        for text in texts if one is None else (one,):
+            config = config.with_source(text)
+        return config
+
+    return adapt
 
 
 def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
@@ -189,8 +202,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--topic-prefix", default="fleet/v1/local", metavar="PREFIX")
     parser.add_argument(
         "--source",
+        action="append",
+        default=[],
         metavar="URI",
-        help="read from here, not from [source]; ID=URI for one of several",
+        help="read from here, not from [source]; ID=URI for one of several, any number of times",
     )
     parser.add_argument(
         "--wait-for-source", action="store_true", help="a camera may be away at the start"

@@ -1,7 +1,7 @@
 """pipeline.toml and the model files of `configs/models`, decoded once into frozen values."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -166,24 +166,36 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
 
         Raises ConfigError: there is no such source.
         """
-        if self.source is not UNSET:
-            return msgspec.structs.replace(
-                self, source=msgspec.structs.replace(self.source, uri=text)
-            )
+        ids = [source.id for source in self.cameras]
         name, equals, uri = text.partition("=")
-        ids = [source.id for source in self.sources]
-        if len(ids) == 1 and name not in ids:
-            name, equals, uri = ids[0], "=", text
+        if len(ids) == 1 and (self.source is not UNSET or name not in ids):
+            return self.with_sources({ids[0]: text})
         if not equals or name not in ids:
             raise ConfigError(
                 f"pipeline {self.name!r} has {len(ids)} sources: write ID=URI with one of"
                 f" {list_choices(name, ids)}."
             )
-        sources = tuple(
-            msgspec.structs.replace(source, uri=uri) if source.id == name else source
-            for source in self.sources
+        return self.with_sources({name: uri})
+
+    def with_sources(self, uris: Mapping[str, str]) -> "PipelineConfig":
+        """Return the pipeline with other addresses, by the id of their source.
+
+        Raises ConfigError: there is no such source.
+        """
+        ids = [source.id for source in self.cameras]
+        if strangers := [name for name in uris if name not in ids]:
+            raise ConfigError(
+                f"pipeline {self.name!r} has no source {strangers[0]!r}: its ids are"
+                f" {list_choices(strangers[0], filter(None, ids))}; correct [sources] in"
+                " agent.toml, or the ids in pipeline.toml."
+            )
+        cameras = tuple(
+            msgspec.structs.replace(source, uri=uris.get(source.id, source.uri))
+            for source in self.cameras
         )
-        return msgspec.structs.replace(self, sources=sources)
+        if self.source is not UNSET:
+            return msgspec.structs.replace(self, source=cameras[0])
+        return msgspec.structs.replace(self, sources=cameras)
 
 
 class ModelConfig(_Value, frozen=True, kw_only=True):

@@ -26,6 +26,9 @@ from video_fixtures import (
     scene,
 )
 
+from device.agent.config import load_agent_config
+from device.agent.pipeline_process import PIPELINE
+from device.agent.pipeline_runner import PipelineRunner
 from device.engine.manifest import DimRange, TensorInfo
 from device.errors import ConfigError, PipelineError
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Reload, decode_message
@@ -524,3 +527,28 @@ def test_a_process_runs_a_folder_and_takes_a_change_at_a_hangup(
         process.terminate()
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
+
+
+def test_the_agent_gives_a_process_the_address_of_each_camera(folder: Path, tmp_path: Path) -> None:
+    board = tmp_path / "agent.toml"
+    places = "".join(f"[sources.{name}]\nuri = '{folder}/in'\n" for name in ("left", "right"))
+    head = 'device = "b"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+    board.write_text(head + places)
+    runner = PipelineRunner(load_agent_config(board), "fleet/v1/b", PIPELINE, lambda event: None)
+    given = runner._environment()
+    for name in ("colours.engine", "labels.txt"):
+        (tmp_path / name).symlink_to(folder / name)
+    sources = '[[sources]]\nid = "left"\nuri = "/none"\n[[sources]]\nid = "right"\nuri = "/none"\n'
+    sinks = f'[[sinks]]\nkind = "jsonl"\npath = "{tmp_path}/s.jsonl"\n'
+    (tmp_path / "pipeline.toml").write_text(f'name = "yard"\n{sources}{DETECTOR}{sinks}')
+    (tmp_path / "model.engine").symlink_to(folder / "colours.engine")
+    process = python_m_pipelines("--bundle", tmp_path, "--profile", "laptop", **given)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert sorted((row["camera"], row["seq"]) for row in rows) == [
+        ("left", 0),
+        ("left", 1),
+        ("right", 0),
+        ("right", 1),
+    ]

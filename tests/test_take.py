@@ -337,6 +337,17 @@ def test_the_command_line_replaces_one_source_of_several(tmp_path: Path) -> None
         config.with_source("x.mp4")
 
 
+def test_a_board_names_each_of_several_sources(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(TOML.format(sources=LEFT + RIGHT))
+    config = load_pipeline(path)
+    here = config.with_sources({"right": "r.mp4", "left": "l=1.mp4"})
+    assert [camera.uri for camera in here.cameras] == ["l=1.mp4", "r.mp4"]
+    assert config.with_sources({}) == config
+    with pytest.raises(ConfigError, match="has no source 'rigth': its ids are right, left"):
+        config.with_sources({"rigth": "r.mp4"})
+
+
 def test_a_source_with_a_rate_lets_no_more_frames_in() -> None:
     rate = FrameRate([SourceConfig(uri="test://", id="a", max_hz=10.0)])
     start = Stamp.now().mono_ns

@@ -51,7 +51,7 @@ class RunRequest:
     pipeline: Path | None
     engines: Mapping[str, Path]
     labels: Path | None
-    source: str | None
+    sources: tuple[str, ...]
     frames: int | None
     video: str | None
     jsonl: str | None
@@ -181,8 +181,9 @@ def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
     sinks += [VideoSink(path=request.video)] if request.video else []
     sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
-    adapted = config if request.source is None else config.with_source(request.source)
-    return msgspec.structs.replace(adapted, sinks=tuple(sinks))
+    for source in request.sources:
+        config = config.with_source(source)
+    return msgspec.structs.replace(config, sinks=tuple(sinks))
 
 
 def _all(takers: Sequence[Callable[[T], None]]) -> Callable[[T], None]:

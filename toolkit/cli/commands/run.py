@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     help="The engine of one of [[models]], in place of the file that it names.",
 )
 @click.option("--labels", type=click.Path(path_type=Path), help="labels.txt of an engine.")
-@click.option("--source", metavar="URI", help="A video, a folder, v4l2:///dev/video0, rtsp://...")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="URI",
+    help="A video, a folder, v4l2:///dev/video0, rtsp://...; ID=URI for each of several.",
+)
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
@@ -66,7 +72,7 @@ def run(
     pipeline: Path | None,
     engines: dict[str, Path],
     labels: Path | None,
-    source: str | None,
+    sources: tuple[str, ...],
     frames: int | None,
     video: str | None,
     jsonl: str | None,
@@ -90,7 +96,7 @@ def run(
         pipeline=pipeline,
         engines=engines,
         labels=labels,
-        source=source,
+        sources=sources,
         frames=frames,
         video=video,
         jsonl=jsonl,
