@@ -2,8 +2,9 @@
 
 Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
 standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
-and the address of a source, which may hold a password, from TANDEM_SOURCE: other users of the
-machine can read a command line, but not the environment of a process.
+and the addresses of sources, which may hold passwords, from TANDEM_SOURCE, or as JSON by their ids
+from TANDEM_SOURCES: other users of the machine can read a command line, but not the environment of
+a process.
 """
 
 from device.start.isolation import drop_working_directory
@@ -15,31 +16,33 @@ claim()
 # ruff: noqa: E402
 import argparse
 import hashlib
+import json
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from device.engine.file import open_engine
-from device.engine.manifest import UNCALIBRATED
+from device.engine.file import Engine
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
-from device.update.bundle import ENGINE, LABELS, PIPELINE
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from device.update.bundle import LABELS, PIPELINE
+from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
     from pipelines.sinks.files import OutputFiles
 
-SWITCH_INTERVAL_S = 0.0005  # p99 of a hand-over beside a busy thread: 1.2 ms, against 20 to 63
 STDOUT = 1
 STDERR = 2
 
@@ -69,17 +72,16 @@ def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
-    from pipelines.runtime.batch import Model
+    from pipelines.open_models import bundle_files, first_and_others, open_models
     from pipelines.runtime.pipeline import run_pipeline
+    from pipelines.runtime.reload import ReloadFile, hangups
     from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
-    source = os.environ.pop("TANDEM_SOURCE", None) or options.source
+    adapt = _sources_here(options.source)
     config = load_pipeline(folder / PIPELINE)
     _check_reach(config, is_release=options.data is not None)
-    if source is not None:
-        config = config.with_source(source)
-    labels = load_labels(folder / LABELS)
+    config = adapt(config)
     broker = None
     if options.mqtt_host is not None:
         broker = Broker(
@@ -90,22 +92,25 @@ def _run(
             password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
             tls=_tls(os.environ),
         )
-    with (
-        open_engine(folder / ENGINE) as engine,
-        Session(engine, profile=options.profile) as session,
-    ):
-        if engine.manifest.uncalibrated:
-            logging.getLogger(__name__).warning(UNCALIBRATED)
-        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+    with ExitStack() as stack:
+        files = bundle_files(config, folder)
+        models = open_models(config, files, stack, partial(_open_session, options.profile))
+        model, others = first_and_others(models)
+        reload = None
+        if options.data is None:  # a release never changes: its files are those of its hash
+            reload = ReloadFile(folder / PIPELINE, adapt)
+            stack.enter_context(hangups(reload.now, stop))
         run_pipeline(
             config,
             model,
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, config, engine.sha256),
+            files=_output_files(options, config, model.engine_sha256),
             patient=options.wait_for_source,
             frames=options.frames,
+            others=others,
+            reload=reload,
         )
 
 
@@ -121,6 +126,25 @@ def _tls(environment: Mapping[str, str]) -> TlsFiles | None:
         None if certificate is None else Path(certificate),
         None if key is None else Path(key),
     )
+
+
+def _sources_here(texts: Sequence[str]) -> Callable[[PipelineConfig], PipelineConfig]:
+    """Return what puts the addresses of this machine into a pipeline: those of the command line, or
+    of the agent, which gives one in TANDEM_SOURCE or several as JSON in TANDEM_SOURCES."""
+    one = os.environ.pop("TANDEM_SOURCE", None)
+    several: dict[str, str] = json.loads(os.environ.pop("TANDEM_SOURCES", "{}"))
+
+    def adapt(config: PipelineConfig) -> PipelineConfig:
+        config = config.with_sources(several)
+        for text in texts if one is None else (one,):
+            config = config.with_source(text)
+        return config
+
+    return adapt
+
+
+def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
+    return Session(engine, profile=profile, dla_core=dla_core)
 
 
 def _output_files(
@@ -194,8 +218,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--topic-prefix", default="fleet/v1/local", metavar="PREFIX")
     parser.add_argument(
         "--source",
+        action="append",
+        default=[],
         metavar="URI",
-        help="read from here, not from [source]; ID=URI for one of several",
+        help="read from here, not from [source]; ID=URI for one of several, any number of times",
     )
     parser.add_argument(
         "--wait-for-source", action="store_true", help="a camera may be away at the start"

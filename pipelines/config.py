@@ -1,6 +1,7 @@
 """pipeline.toml and the model files of `configs/models`, decoded once into frozen values."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -8,15 +9,33 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from device.choices import list_choices
-from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
 from device.toml_file import decode_toml
 from pipelines.decode_config import DecodeConfig
 from pipelines.load_config import LoadConfig
+from pipelines.model_config import (
+    ONLY,
+    PipelineModel,
+    PreprocessConfig,
+    check_models,
+    with_inherited,
+)
 from pipelines.sink_config import MqttSink, SerialSink, SinkConfig
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.value import Name, Positive, PositiveFloat
 from pipelines.value import Value as _Value
+
+__all__ = [
+    "ModelConfig",
+    "PipelineConfig",
+    "PipelineModel",
+    "PreprocessConfig",
+    "SourceConfig",
+    "load_labels",
+    "load_model",
+    "load_pipeline",
+    "parse_pipeline",
+]
 
 
 class SourceConfig(_Value, frozen=True, kw_only=True):
@@ -25,7 +44,8 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     `uri`: see `pipelines.sources.table`. `frames`: "latest" drops what the engine cannot keep up
     with, "bounded" keeps frames in order while they are younger than `max_age_ms`, "every" runs
     each frame. `id` names the source where there are several. `loop` starts a file or folder again
-    at its end. `stall_s`: a live source that gives no frame for so long is opened again.
+    at its end. `stall_s`: a live source that gives no frame for so long is opened again. `max_hz`:
+    at most so many frames a second are run.
     """
 
     uri: str
@@ -35,25 +55,16 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     loop: bool = False
     realtime: bool = True  # files: keep the pace of their frame rate
     stall_s: PositiveFloat = 2.0
-
-
-class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):
-    """Frame -> network input of `width` by `height`; see `Preprocessing`."""
-
-    width: Positive
-    height: Positive
-
-    @property
-    def input_shape(self) -> tuple[int, int, int, int]:
-        """The input's shape for one image."""
-        return self.shape(self.height, self.width)
+    max_hz: PositiveFloat | UnsetType = UNSET
 
 
 class PipelineConfig(_Value, frozen=True, kw_only=True):
-    """pipeline.toml: sources that share one model, what to follow, any sinks.
+    """pipeline.toml: sources that share models, what to follow, any sinks.
 
-    One source is `source`; several are `sources`, each with an `id`. `batch`: the most frames of
-    one inference, by default as many as there are sources and the engine takes.
+    One source is `source`; several are `sources`, each with an `id`. One model is `preprocess` and
+    `decode`, with `engine` and `labels` if no command line names these files; several are `models`,
+    of which the first is the one whose objects are followed. `batch`: the most frames of one
+    inference, by default as many as there are sources and the engine takes.
     """
 
     name: str
@@ -61,8 +72,11 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     sources: tuple[SourceConfig, ...] = ()
     batch: Positive | UnsetType = UNSET
     load: LoadConfig | UnsetType = UNSET
-    preprocess: PreprocessConfig
-    decode: DecodeConfig
+    engine: str = ""
+    labels: str = ""
+    preprocess: PreprocessConfig | UnsetType = UNSET
+    decode: DecodeConfig | UnsetType = UNSET
+    models: tuple[PipelineModel, ...] = ()
     roi: RoiConfig | UnsetType = UNSET
     tracker: TrackerConfig | UnsetType = UNSET
     zones: tuple[ZoneConfig, ...] = ()
@@ -70,13 +84,14 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     sinks: tuple[SinkConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a source, a name for each of several, and sinks know
-        whom they speak of."""
+        """Raise ValueError unless there is a source, a name for each of several, models that go
+        together, and sinks know whom they speak of."""
         if (self.source is UNSET) == (not self.sources):
             raise ValueError("write one [source], or [[sources]] for several")
         ids = [source.id for source in self.cameras]
         if len(set(ids)) < len(ids) or (len(ids) > 1 and "" in ids):
             raise ValueError(f"each of [[sources]] needs an `id` of its own, not {ids}")
+        self._check_models(ids)
         for sink in self.sinks:
             if (
                 isinstance(sink, SerialSink)
@@ -89,6 +104,52 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
                 )
         if sum(isinstance(sink, MqttSink) for sink in self.sinks) > 1:
             raise ValueError('write one [[sinks]] of kind "mqtt": two would share their topics')
+
+    def _check_models(self, ids: Sequence[str]) -> None:
+        single = {"preprocess": self.preprocess, "decode": self.decode,
+                  "engine": self.engine, "labels": self.labels}  # fmt: skip
+        if self.models:
+            extra = [key for key, value in single.items() if value]
+            if extra:
+                raise ValueError(f"[[models]] have {extra[0]!r} each: remove it at the top")
+            check_models(self.models)
+        elif missing := [key for key in ("preprocess", "decode") if not single[key]]:
+            raise ValueError(f"it has no {missing[0]!r}: add it, or [[models]] for several models")
+        for model in self.models:
+            if strangers := [camera for camera in model.cameras if camera not in ids]:
+                raise ValueError(
+                    f"the model {model.name!r} sees the camera {strangers[0]!r}, which is no id of"
+                    f" [[sources]]: use one of {list_choices(strangers[0], ids)}"
+                )
+        spares = {model.name: model.replaces for model in self.models if model.replaces}
+        for step in () if self.load is UNSET else self.load.steps:
+            if unknown := [name for name in step.use if name not in spares]:
+                raise ValueError(
+                    f"[load] uses {unknown[0]!r}, which is none of [[models]] with `replaces`"
+                    f" ({', '.join(spares) or 'there are none'})"
+                )
+            if len({spares[name] for name in step.use}) < len(step.use):
+                raise ValueError(f"[load] uses {list(step.use)} at once, which replace one model")
+
+    @property
+    def networks(self) -> tuple[PipelineModel, ...]:
+        """All models, that of a pipeline without [[models]] included; the first is followed."""
+        if self.models:
+            return with_inherited(self.models)
+        return (
+            PipelineModel(
+                name=ONLY,
+                engine=self.engine,
+                labels=self.labels,
+                preprocess=self.preprocess,
+                decode=self.decode,
+            ),
+        )
+
+    @property
+    def first(self) -> PipelineModel:
+        """The model whose objects are followed."""
+        return self.networks[0]
 
     @property
     def cameras(self) -> tuple[SourceConfig, ...]:
@@ -105,24 +166,36 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
 
         Raises ConfigError: there is no such source.
         """
-        if self.source is not UNSET:
-            return msgspec.structs.replace(
-                self, source=msgspec.structs.replace(self.source, uri=text)
-            )
+        ids = [source.id for source in self.cameras]
         name, equals, uri = text.partition("=")
-        ids = [source.id for source in self.sources]
-        if len(ids) == 1 and name not in ids:
-            name, equals, uri = ids[0], "=", text
+        if len(ids) == 1 and (self.source is not UNSET or name not in ids):
+            return self.with_sources({ids[0]: text})
         if not equals or name not in ids:
             raise ConfigError(
                 f"pipeline {self.name!r} has {len(ids)} sources: write ID=URI with one of"
                 f" {list_choices(name, ids)}."
             )
-        sources = tuple(
-            msgspec.structs.replace(source, uri=uri) if source.id == name else source
-            for source in self.sources
+        return self.with_sources({name: uri})
+
+    def with_sources(self, uris: Mapping[str, str]) -> "PipelineConfig":
+        """Return the pipeline with other addresses, by the id of their source.
+
+        Raises ConfigError: there is no such source.
+        """
+        ids = [source.id for source in self.cameras]
+        if strangers := [name for name in uris if name not in ids]:
+            raise ConfigError(
+                f"pipeline {self.name!r} has no source {strangers[0]!r}: its ids are"
+                f" {list_choices(strangers[0], filter(None, ids))}; correct [sources] in"
+                " agent.toml, or the ids in pipeline.toml."
+            )
+        cameras = tuple(
+            msgspec.structs.replace(source, uri=uris.get(source.id, source.uri))
+            for source in self.cameras
         )
-        return msgspec.structs.replace(self, sources=sources)
+        if self.source is not UNSET:
+            return msgspec.structs.replace(self, source=cameras[0])
+        return msgspec.structs.replace(self, sources=cameras)
 
 
 class ModelConfig(_Value, frozen=True, kw_only=True):

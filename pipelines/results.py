@@ -4,11 +4,13 @@ Everything is in pixels of the frame, best first. The arrays of a value belong t
 row; they are not written to once the value is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 NO_TRACK = -1  # the track id of a detection without a track
@@ -38,6 +40,17 @@ class Masks:
         return Masks(tuple(self.crops[row] for row in order), self.regions[rows])
 
 
+class Attribute(msgspec.Struct, frozen=True):
+    """What a model says of one object: a class, or a text, which has no `class_id`."""
+
+    label: str
+    score: float
+    class_id: int | UnsetType = UNSET
+
+
+Attributes = Mapping[str, Attribute]  # by the name of the model
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Detections:
     """Objects in a frame, best first. None: the model or pipeline does not give it.
@@ -45,7 +58,8 @@ class Detections:
     `boxes`: float32 [N, 4], x1, y1, x2, y2; `scores`: float32 [N]; `class_ids`: int64 [N];
     `track_ids`: int64 [N], NO_TRACK for none; `keypoints`: float32 [N, K, 3], x, y and score (1
     where the model gives none); `rotated`: float32 [N, 5], centre x, centre y, width, height and
-    angle in radians, clockwise as y points down, whose upright frame is `boxes`.
+    angle in radians, clockwise as y points down, whose upright frame is `boxes`; `attributes`: what
+    models on crops say of each.
     """
 
     boxes: NDArray[np.float32]
@@ -55,12 +69,17 @@ class Detections:
     keypoints: NDArray[np.float32] | None = None
     masks: Masks | None = None
     rotated: NDArray[np.float32] | None = None
+    attributes: tuple[Attributes, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def __getitem__(self, rows: NDArray[Any]) -> "Detections":
         """Return the detections of these rows, in their order: indices, or a boolean for each."""
+        attributes = self.attributes
+        if attributes is not None:
+            order = np.arange(len(attributes))[rows].tolist()
+            attributes = tuple(attributes[row] for row in order)
         return Detections(
             self.boxes[rows],
             self.scores[rows],
@@ -69,6 +88,7 @@ class Detections:
             None if self.keypoints is None else self.keypoints[rows],
             None if self.masks is None else self.masks[rows],
             None if self.rotated is None else self.rotated[rows],
+            attributes,
         )
 
 
@@ -116,6 +136,14 @@ class Texts:
 Decoded = Union[  # noqa: UP007  (an alias, so 3.10 evaluates it)
     Detections, ClassScores, SegmentationMap, DepthMap, Texts
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """What one of several models says of a frame, with the names of its classes."""
+
+    decoded: Decoded
+    labels: Sequence[str]
 
 
 def no_detections() -> Detections:

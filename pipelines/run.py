@@ -1,6 +1,5 @@
 """A pipeline as a library: `run_pipeline` and `Pipeline` run a bundle in this process."""
 
-import logging
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -9,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from device.engine.file import open_engine
-from device.engine.manifest import UNCALIBRATED
+from device.engine.file import Engine
 from device.protocol.messages import ChildMessage
 from device.runtime.session import Session
-from device.update.bundle import ENGINE, LABELS, PIPELINE, extract_bundle
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
-from pipelines.runtime.batch import Model
+from device.update.bundle import PIPELINE, extract_bundle
+from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.open_models import bundle_files, first_and_others, open_models
 from pipelines.runtime.pipeline import iter_results
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import Event
@@ -23,8 +21,6 @@ from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult
 
 __all__ = ["Broker", "Event", "FrameResult", "Pipeline", "run_pipeline"]
-
-_log = logging.getLogger(__name__)
 
 
 def run_pipeline(
@@ -98,12 +94,9 @@ class Pipeline:
                 extract_bundle(self._bundle, folder)
             config = load_pipeline(folder / PIPELINE)
             config = _adapt(config, self._source, with_mqtt=self._broker is not None)
-            labels = load_labels(folder / LABELS)
-            engine = stack.enter_context(open_engine(folder / ENGINE))
-            if engine.manifest.uncalibrated:
-                _log.warning(UNCALIBRATED)
-            session = stack.enter_context(Session(engine))
-            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+            files = bundle_files(config, folder)
+            models = open_models(config, files, stack, _open_session)
+            model, others = first_and_others(models)
             results = iter_results(
                 config,
                 model,
@@ -112,8 +105,13 @@ class Pipeline:
                 broker=self._broker,
                 files=OutputFiles(overwrite=self._overwrite),
                 frames=frames,
+                others=others,
             )
             yield from stack.enter_context(closing(results))
+
+
+def _open_session(engine: Engine, dla_core: int | None) -> Session:
+    return Session(engine, dla_core=dla_core)
 
 
 def _adapt(config: PipelineConfig, uri: str | None, *, with_mqtt: bool) -> PipelineConfig:

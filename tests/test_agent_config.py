@@ -50,6 +50,8 @@ def test_defaults(tmp_path: Path) -> None:
         (MINIMAL + "[update]\nwindow_chunks = 65\n", r"\$.update.window_chunks"),
         (MINIMAL.replace('state_dir = "s"\n', ""), "missing required field `state_dir`"),
         ("device =", "agent.toml"),
+        (MINIMAL + "[source]\nuri = 'a'\n[sources.left]\nuri = 'b'\n", "for several, not both"),
+        (MINIMAL + "[sources]\nuri = 'b'\n", r"\$.sources"),
     ],
 )
 def test_mistakes_are_named_with_the_file_and_the_key(

@@ -175,7 +175,7 @@ def test_a_hot_board_gets_fewer_frames_and_the_heartbeat_says_why(
         load=LoadConfig(hot_c=80.0, hold_s=0.0, recover_s=0.0, steps=(LoadStep(every_nth=5),)),
     )
     monkeypatch.setattr(
-        "pipelines.runtime.pipeline.LoadControl", lambda load: LoadControl(load, root)
+        "pipelines.runtime.pipeline.LoadControl", lambda load, use: LoadControl(load, root, use)
     )
     messages: list[ChildMessage] = []
     numbers: list[int] = []
@@ -226,7 +226,7 @@ strides = [8]
     ("load", "says"),
     [
         ("steps = [{every_nth = 2}]", "set hot_c, slow_ms or low_clock"),
-        ("hot_c = 80\nsteps = [{}]", "each of `steps` needs every_nth above 1, or max_hz"),
+        ("hot_c = 80\nsteps = [{}]", "each of `steps` needs every_nth above 1, max_hz or use"),
         ("hot_c = 80\nsteps = []", "load.steps is wrong"),
         ("hot_c = 80\nsteps = [{every_nth = 0}]", r"load.steps\[0\].every_nth is wrong"),
     ],
@@ -236,3 +236,20 @@ def test_limits_that_could_do_nothing_are_refused(tmp_path: Path, load: str, say
     path.write_text(TOML.format(load=load))
     with pytest.raises(ConfigError, match=says):
         load_pipeline(path)
+
+
+@pytest.mark.parametrize(("slow_at_s", "is_over"), [(100.0, True), (99.9, False)])
+def test_the_p95_is_that_of_the_last_seconds(
+    monkeypatch: pytest.MonkeyPatch, slow_at_s: float, is_over: bool
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("pipelines.runtime.load_control.time.monotonic", lambda: now_s)
+    config = LoadConfig(slow_ms=50.0, window_s=4.0, hold_s=0.0, steps=(HALF,))
+    control = LoadControl(config, Path("/nonexistent"))
+    now_s = slow_at_s
+    for _ in range(300):  # many more than the fast ones
+        control.frame_done(100.0)
+    now_s = 104.0
+    control.frame_done(10.0)
+    control.tick()
+    assert bool(control.text) == is_over

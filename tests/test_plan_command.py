@@ -224,12 +224,20 @@ def test_a_node_kept_on_the_gpu_says_so(model):
     assert processors(plan)["conv4"] == "dla0"
 
 
+def test_all_that_is_not_forced_onto_the_dla_stays_on_the_gpu(model):
+    asked = ("--objective", "gpu-relief", "--force-gpu", "all", "--force-dla", "conv4")
+    (plan,) = plan_of(model, *asked)["plans"]
+    on_dla = [name for name, where in processors(plan).items() if where != "gpu"]
+    assert on_dla == ["conv4"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--force-dla", "erf"), r"rule op.not-exposed refuses it: operator Erf, but"),
         (("--force-dla", "conv99"), r"no such node; the nearest names are conv9"),
-        (("--force-gpu", "all"), r"--force-gpu all: the graph that is planned has no such node"),
+        (("--force-gpu", "conv99"), r"no such node; the nearest names are conv9"),
+        (("--force-gpu", "all", "--force-dla", "all"), r"--force-dla` and --force-gpu"),
         (
             ("--force-dla", "conv1", "--force-gpu", "conv1"),
             r"--force-dla` and --force-gpu",

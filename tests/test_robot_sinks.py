@@ -18,7 +18,7 @@ from device.errors import PipelineError
 from device.protocol.messages import Stats
 from pipelines.frame import Frame, Stamp
 from pipelines.results import Detections
-from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink
+from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink, SnapshotSink
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
 from pipelines.sinks.lives import BETTER_SCORE, Lives, ObjectEvent
@@ -194,6 +194,31 @@ def test_without_leave_nothing_listens(tmp_path, caplog):
 
 
 # --- controls
+
+
+def test_objects_end_when_their_camera_gives_no_frame_any_more(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    seen_once = result(tracked(RED, tracks=[7]), camera="left")
+    options = {"cameras": ("left",), "lost_s": 0.3}
+    with open_sink(SnapshotSink(path=str(tmp_path / "seen")), context(**options)) as sink:
+        sink.write(seen_once)
+        sink.tick()
+        assert not list((tmp_path / "seen").iterdir())
+        wait_for(
+            lambda: sink.tick() or list((tmp_path / "seen").iterdir()), PATIENCE_S, "its picture"
+        )
+    with mosquitto(tmp_path) as (port, _), subscriber(port, PREFIX + "/left/events") as seen:
+        with open_sink(MqttSink(), context(port, **options)) as sink:
+            connected(sink, caplog)
+            sink.write(seen_once)
+            wait_for(lambda: texts(seen, "left/events"), PATIENCE_S, "new")
+            wait_for(lambda: sink.tick() or len(seen) == 2, PATIENCE_S, "end, without a frame")
+            sink.tick()
+        new, end = (
+            msgspec.json.decode(one, type=ObjectEvent) for one in texts(seen, "left/events")
+        )
+    assert (new.type, end.type) == ("new", "end")
+    assert end.after.end_time == new.after.frame_time
 
 
 def test_paused_frames_are_counted_and_weak_detections_dropped():

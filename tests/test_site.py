@@ -24,10 +24,18 @@ from device.agent.config import (
     UpdateTable,
 )
 from device.protocol import documents
-from device.protocol.messages import Stats
+from device.protocol.messages import Reload, Stats
 from device.protocol.topics import PipelineTopics, Topics
-from pipelines import config, load_config, sink_config, track_config
-from pipelines.sinks.events import ClassShare, DepthRange, Detection, Event, TextLine
+from pipelines import config, load_config, model_config, sink_config, track_config
+from pipelines.results import Attribute
+from pipelines.sinks.events import (
+    ClassShare,
+    DepthRange,
+    Detection,
+    Event,
+    ModelRows,
+    TextLine,
+)
 from pipelines.sinks.lives import ObjectEvent, ObjectState
 from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.zones import ZoneEvent
@@ -52,6 +60,7 @@ TABLES = {
         "prometheus": sink_config.PrometheusSink,
         "model.toml": config.ModelConfig,
     },
+    "several_models.md": {"models": model_config.PipelineModel},
     "sources.md": {"source": config.SourceConfig},
     "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
     "tracking.md": {
@@ -64,6 +73,8 @@ TABLES = {
     "results.md": {
         "detections": Event,
         "detection": Detection,
+        "attribute": Attribute,
+        "model rows": ModelRows,
         "class share": ClassShare,
         "depth range": DepthRange,
         "text line": TextLine,
@@ -74,6 +85,7 @@ TABLES = {
     "decoder_keys.md": {row.kind: type(row.example) for row in ROWS},
     "mqtt.md": {
         "stats": Stats,
+        "reload": Reload,
         "state": documents.StateDocument,
         "reported": documents.Reported,
         "what runs": documents.Running,
@@ -104,6 +116,7 @@ TITLES = {
     load_config.LoadConfig: "table `load`",
     load_config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",
+    model_config.PipelineModel: "table `models`",
     **{type(row.example): "a decoder" for row in ROWS},
     track_config.RoiConfig: "table `roi`",
     track_config.TrackerConfig: "table `tracker`",
@@ -128,6 +141,8 @@ TITLES = {
     documents.PipelineReport: "a status",
     documents.Update: "an update",
     Detection: "detection",
+    Attribute: "attribute",
+    ModelRows: "model rows",
     ClassShare: "class share",
     DepthRange: "depth range",
     TextLine: "text line",

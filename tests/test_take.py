@@ -24,6 +24,7 @@ from device.errors import ConfigError, PipelineError
 from pipelines.config import PipelineConfig, SourceConfig, load_pipeline
 from pipelines.frame import Away, Frame, Stamp
 from pipelines.runtime.batch import Model
+from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting
@@ -334,3 +335,27 @@ def test_the_command_line_replaces_one_source_of_several(tmp_path: Path) -> None
     assert [c.uri for c in config.with_source("right=x.mp4?a=b").cameras] == ["a.mp4", "x.mp4?a=b"]
     with pytest.raises(ConfigError, match="has 2 sources: write ID=URI with one of left, right"):
         config.with_source("x.mp4")
+
+
+def test_a_board_names_each_of_several_sources(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(TOML.format(sources=LEFT + RIGHT))
+    config = load_pipeline(path)
+    here = config.with_sources({"right": "r.mp4", "left": "l=1.mp4"})
+    assert [camera.uri for camera in here.cameras] == ["l=1.mp4", "r.mp4"]
+    assert config.with_sources({}) == config
+    with pytest.raises(ConfigError, match="has no source 'rigth': its ids are right, left"):
+        config.with_sources({"rigth": "r.mp4"})
+
+
+def test_a_source_with_a_rate_lets_no_more_frames_in() -> None:
+    rate = FrameRate([SourceConfig(uri="test://", id="a", max_hz=10.0)])
+    start = Stamp.now().mono_ns
+    admitted = []
+    for i in range(100):  # a second and two thirds at 60 frames a second
+        moment = Stamp(start + i * 16_666_667, 0)
+        if rate.admits(Frame(IMAGE, i, moment, moment, "s", "a")):
+            admitted.append(i)
+        assert rate.admits(Frame(IMAGE, i, moment, moment, "s", "b"))
+    assert 17 <= len(admitted) <= 19  # 10 a second, and two at the start
+    assert rate.dropped == {"rate": 100 - len(admitted)}

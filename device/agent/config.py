@@ -95,7 +95,8 @@ class PrepareTable(_Table, frozen=True, kw_only=True):
 
 
 class SourceTable(_Table, frozen=True, kw_only=True):
-    """[source]: the camera of this board, in place of the one that pipeline.toml names."""
+    """[source]: the camera of this board, in place of the one that pipeline.toml names; where that
+    has several, [sources.ID] for each."""
 
     uri: Annotated[str, Meta(min_length=1)]
 
@@ -126,6 +127,12 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
     source: SourceTable | None = None
+    sources: dict[str, SourceTable] = {}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two ways to name the cameras."""
+        if self.source is not None and self.sources:
+            raise ValueError("write [source] for one camera, or [sources.ID] for several, not both")
 
 
 def load_agent_config(path: Path) -> AgentConfig:

@@ -1,6 +1,7 @@
 """Keeps the pipeline of a slot running: starts it for this board, watches it, restarts it with
 back-off."""
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -235,6 +236,7 @@ class PipelineRunner:
             "TANDEM_MQTT_KEY": None if tls is None else tls.key,
             "TANDEM_PLANS": str(Path(config.state_dir) / PLANS),
             "TANDEM_SOURCE": None if config.source is None else config.source.uri,
+            "TANDEM_SOURCES": json.dumps({name: one.uri for name, one in config.sources.items()}),
         }
         return {name: value for name, value in values.items() if value is not None}
 

@@ -61,13 +61,21 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     load: str = ""
 
 
+class Reload(_Message, frozen=True, kw_only=True, tag="reload"):
+    """pipeline.toml changed while the pipeline ran: `changes` are what it took, a sentence each, or
+    `refused` says why it took nothing."""
+
+    changes: tuple[str, ...] = ()
+    refused: str = ""
+
+
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
     """The pipeline stops; `message` is the sentence that a user reads."""
 
     message: str
 
 
-ChildMessage = Union[Ready, Result, Stats, Heartbeat, Failure]  # noqa: UP007  (read by msgspec on 3.10)
+ChildMessage = Union[Ready, Result, Stats, Heartbeat, Reload, Failure]  # noqa: UP007  (read by msgspec on 3.10)
 
 _DECODER = msgspec.json.Decoder(ChildMessage)
 _ENCODER = msgspec.json.Encoder()

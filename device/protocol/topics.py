@@ -14,6 +14,7 @@ fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
 fleet/v1/{device}/events            new, update and end of tracked objects
+fleet/v1/{device}/reload            what of a changed pipeline.toml was taken, or why nothing
 fleet/v1/{device}/detect/set|state, threshold/set|state   what may be changed while it runs
 
 Of several cameras each has detections, events, detect and threshold below its id.
@@ -131,6 +132,11 @@ class PipelineTopics:
     def stats(self) -> str:
         """Figures; one for all cameras."""
         return f"{self.prefix}/stats"
+
+    @property
+    def reload(self) -> str:
+        """What of a changed pipeline.toml was taken; one for all cameras."""
+        return f"{self.prefix}/reload"
 
     @property
     def detect_set(self) -> str:

@@ -1,134 +1,112 @@
-"""The stages of a batch: preprocess each frame, infer once, decode and give out each result."""
+"""The stages of a batch: every model sees its frames, results are decoded, tracked, described by
+models on crops, and given out.
+
+Models beside the first run in threads of their own, at the same time: one may have the GPU and
+another one a DLA.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from msgspec import UNSET, UnsetType
-from numpy.typing import NDArray
+from msgspec import UNSET
 
-from device.engine.manifest import DimRange, TensorInfo
-from device.engine.preprocessing import Preprocessing
 from pipelines.config import PipelineConfig
-from pipelines.frame import Frame
-from pipelines.results import Decoded
+from pipelines.frame import Frame, Image
+from pipelines.results import Decoded, Detections, ModelResult, no_detections
 from pipelines.runtime.metrics import Metrics
+from pipelines.runtime.network import (
+    Inference,
+    Model,
+    Network,
+    Seen,
+    batch_sizes,
+    seats_of,
+    spares_of,
+)
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
-from pipelines.stages.decode import decode, view_of
-from pipelines.stages.decoder_inputs import constant_inputs
-from pipelines.stages.decoders.candidates import Outputs
-from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.crops import Describer, attribute_of, crop
 from pipelines.stages.scene import Scene
-from pipelines.stages.view import Geometry
+from pipelines.stages.zones import NO_ZONES
 
-
-class Report(Protocol):
-    """How one segment of the engine runs here."""
-
-    @property
-    def segment(self) -> str: ...
-    @property
-    def processor(self) -> str: ...
-    @property
-    def implementation(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def degraded(self) -> str: ...
-
-
-class Inference(Protocol):
-    """What a pipeline needs of `device.runtime.session.Session`."""
-
-    @property
-    def inputs(self) -> tuple[TensorInfo, ...]: ...
-    @property
-    def outputs(self) -> tuple[TensorInfo, ...]: ...
-    @property
-    def dims(self) -> tuple[DimRange, ...]: ...
-    @property
-    def reports(self) -> Sequence[Report]: ...
-    def infer(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]: ...
+__all__ = ["BatchRunner", "Inference", "Model", "batch_sizes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """An open session with the names of its classes, and of its engine file the hash and the
-    preprocessing."""
+class _Beside:
+    """What a model beside the first said of one image, in how many ms."""
 
-    session: Inference
-    labels: tuple[str, ...]
-    engine_sha256: str
-    preprocessing: Preprocessing | UnsetType = UNSET
-
-
-def batch_sizes(session: Inference) -> DimRange:
-    """Return the batches that a session takes, from the first dimension of its input.
-
-    It is 1 where an output does not have a row for each image.
-    """
-    first = session.inputs[0].shape[0]
-    if isinstance(first, int):
-        return DimRange(name="", min=first, opt=first, max=first)
-    one = DimRange(name="", min=1, opt=1, max=1)
-    if first is None or any(info.shape[:1] != (first,) for info in session.outputs):
-        return one
-    return next((dim for dim in session.dims if dim.name == first), one)
+    network: Network
+    decoded: Decoded
+    times_ms: float
+    infer_ns: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Crop:
-    """What the network sees of a frame: its row of the batch, where it lies there, its shape
-    [H, W, 3], and the frame's pixel (x, y) at its upper left corner."""
+@dataclass(slots=True)
+class _Looks:
+    """What the models see of one frame: an image whose upper left corner is (x, y)."""
 
-    row: int
-    geometry: Geometry
-    shape: tuple[int, ...]
-    x: int
-    y: int
+    frame: Frame
+    first: Seen | None = None
+    beside: dict[str, _Beside] = field(default_factory=dict)
+    x: int = 0
+    y: int = 0
 
 
 class BatchRunner:
     """The stages of up to `room` frames, timed."""
 
     def __init__(
-        self, config: PipelineConfig, model: Model, controls: Controls | None = None
+        self,
+        config: PipelineConfig,
+        model: Model,
+        controls: Controls | None = None,
+        others: Mapping[str, Model] | None = None,
     ) -> None:
-        session = model.session
-        sizes = batch_sizes(session)
+        """`model`: the first; `others`: the rest of [[models]] by name."""
+        networks = config.networks
+        models = {**(others or {}), networks[0].name: model}
         most = len(config.cameras) if config.batch is UNSET else config.batch
-        self.room = min(most, sizes.max)
+        self._seats = seats_of(networks, models, most)
+        self._first, *self._beside = (seat for seat in self._seats.values() if not seat.config.on)
+        self.room = self._first.room
         self.metrics = Metrics()
         self.pace = Pace()
         self.warm_up_s = 0.0
-        self._sizes = sizes
         self._config = config
-        self._model = model
-        constants = constant_inputs(config.decode, config.preprocess)
-        self._input = next(i.name for i in session.inputs if i.name not in constants)
-        shape = (self._size_for(self.room), *config.preprocess.input_shape[1:])
-        self._blob = np.zeros(shape, config.preprocess.dtype)
+        self._labels = model.labels
         self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
+        self._describers = {
+            (seat.config.name, camera.id): Describer(seat.config, models[seat.config.on].labels)
+            for seat in self._seats.values()
+            for camera in config.cameras
+            if seat.config.on
+        }
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
-        self._processors = tuple(dict.fromkeys(report.processor for report in session.reports))
-        self._feeds = {
-            name: np.repeat(value, len(self._blob), axis=0) for name, value in constants.items()
-        }
-        self._preprocessors = [
-            Preprocessor(config.preprocess, self._blob[i : i + 1]) for i in range(self.room)
-        ]
+        # One thread for each engine, always the same: a CUDA context has one owner.
+        self._threads = {seat.config.name: ThreadPoolExecutor(1) for seat in self._beside}
+
+    def close(self) -> None:
+        """End the threads of the models beside the first."""
+        for thread in self._threads.values():
+            thread.shutdown()
 
     def warm_up(self) -> None:
-        """Infer once, so that the first frame does not wait for initialization."""
+        """Infer once with every engine, so that the first frame waits for no initialization."""
         begin_s = time.monotonic()
-        self._model.session.infer(self._filled(len(self._blob)))
+        for seat in self._seats.values():
+            thread = self._threads.get(seat.config.name)
+            if thread is None:
+                seat.warm_up()
+            else:
+                thread.submit(seat.warm_up).result()
         self.warm_up_s = time.monotonic() - begin_s
 
     def watch_drops(self, sources: Sequence[Source]) -> None:
@@ -136,64 +114,146 @@ class BatchRunner:
         cameras = (camera.id for camera in self._config.cameras)
         self._sources = dict(zip(cameras, sources, strict=True))
 
+    def use(self, names: Sequence[str]) -> None:
+        """Let these models with `replaces` run from now on, and no others of them."""
+        for seat in self._seats.values():
+            seat.use(names)
+
+    def check(self, config: PipelineConfig) -> None:
+        """Raise PipelineError if frames such as those of before do not fit a configuration."""
+        for scene in self._scenes.values():
+            scene.check(config)
+
+    def change(self, config: PipelineConfig) -> None:
+        """Go on with other thresholds, rates, zones and lines, a tracker and a region."""
+        networks = config.networks
+        for one in networks:
+            if not one.replaces:
+                self._seats[one.name].change(one, spares_of(one.name, networks))
+        for (name, _), describer in self._describers.items():
+            describer.config = self._seats[name].config
+        for scene in self._scenes.values():
+            scene.change(config)
+        self._config = config
+
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
         begin_ns = time.monotonic_ns()
-        crops: dict[int, _Crop] = {}
-        for i, frame in enumerate(batch):
-            scene = self._scene_of(frame)
-            if scene.is_due():
-                image, x, y = scene.crop(frame.image)
-                geometry = self._preprocessors[len(crops)].run(image)[1]
-                crops[i] = _Crop(len(crops), geometry, image.shape, x, y)
-        ready_ns = time.monotonic_ns()
-        outputs: Outputs = {}
-        if crops:
-            outputs = self._model.session.infer(self._filled(self._size_for(len(crops))))
-        inferred_ns = time.monotonic_ns()
-        times = {"preprocess": (ready_ns - begin_ns) / 1e6, "infer": (inferred_ns - ready_ns) / 1e6}
-        for i, frame in enumerate(batch):
-            wait = {"wait": (begin_ns - frame.t_recv.mono_ns) / 1e6}
-            crop = crops.get(i)
-            if crop is None:
-                yield self._fill_in(frame, wait, sinks)
-                continue
-            rows = slice(crop.row, crop.row + 1)
-            own = {name: output[rows] for name, output in outputs.items()}
-            only = outputs if len(self._blob) == 1 else own
-            facts = FrameFacts((ready_ns, inferred_ns))
-            yield self._finish(frame, crop, only, {**wait, **times}, facts, sinks)
+        for looks in self._look(batch):
+            times_ms = {"wait": (begin_ns - looks.frame.t_recv.mono_ns) / 1e6}
+            if looks.first is not None:
+                first_ns, (ready_ns, inferred_ns) = looks.first.begin_ns, looks.first.infer_ns
+                times_ms["wait"] = (first_ns - looks.frame.t_recv.mono_ns) / 1e6
+                times_ms["preprocess"] = (ready_ns - first_ns) / 1e6
+                times_ms["infer"] = (inferred_ns - ready_ns) / 1e6
+            yield self._finish(looks, times_ms, sinks)
         self.pace.ran((time.monotonic_ns() - begin_ns) / 1e9)
 
-    def _finish(  # noqa: PLR0917
-        self,
-        frame: Frame,
-        crop: "_Crop",
-        outputs: Outputs,
-        times_ms: dict[str, float],
-        facts: FrameFacts,
-        sinks: Sequence[Sink],
-    ) -> FrameResult:
-        """Decode one frame's outputs and give the result to the sinks."""
-        begin_ns = time.monotonic_ns()
-        view = view_of(crop.geometry, crop.shape, self._config.preprocess)
-        decoded = decode(outputs, self._config.decode, view)
-        decoded_ns = time.monotonic_ns()
-        times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
-        decoded = self._controls.filtered(decoded, frame.camera)
-        decoded, zones = self._scene_of(frame).follow(decoded, frame, crop.x, crop.y)
-        if self._config.tracker is not UNSET:
-            times_ms["track"] = (time.monotonic_ns() - decoded_ns) / 1e6
-        return self._give(frame, decoded, times_ms, replace(facts, zones=zones), sinks)
+    def _look(self, batch: Sequence[Frame]) -> list[_Looks]:
+        """Let every model see its frames, all at the same time."""
+        looks = [_Looks(frame) for frame in batch]
+        images = self._images_for(looks)
+        waiting: dict[str, Future[list[_Beside]]] = {}
+        for seat in self._beside:
+            name = seat.config.name
+            if images[name]:
+                views = list(images[name].values())
+                waiting[name] = self._threads[name].submit(_look_beside, seat.network, views)
+        own = images[self._first.config.name]
+        for i, seen in zip(own, self._first.network.see(list(own.values())), strict=True):
+            looks[i].first = seen
+        for name, future in waiting.items():
+            for i, said in zip(images[name], future.result(), strict=True):
+                looks[i].beside[name] = said
+        return looks
 
-    def _fill_in(
-        self, frame: Frame, times_ms: dict[str, float], sinks: Sequence[Sink]
+    def _images_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Image]]:
+        """Return what each model is to see, by the number of the frame in the batch."""
+        images: dict[str, dict[int, Image]] = {name: {} for name in self._seats}
+        for i, one in enumerate(looks):
+            scene = self._scenes[one.frame.camera]
+            seats = [seat for seat in self._beside if seat.takes(one.frame)]
+            if self._first.takes(one.frame) and scene.is_due():
+                seats.append(self._first)
+            if seats:
+                image, one.x, one.y = scene.crop(one.frame.image)
+            for seat in seats:
+                images[seat.config.name][i] = image
+        return images
+
+    def _finish(
+        self, looks: _Looks, times_ms: dict[str, float], sinks: Sequence[Sink]
     ) -> FrameResult:
-        """Give out where the tracks are in a frame that the engine does not see."""
+        """Decode what the models gave for one frame, and give the result to the sinks."""
+        frame, seen = looks.frame, looks.first
         begin_ns = time.monotonic_ns()
-        decoded, zones = self._scene_of(frame).predict(frame)
-        times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
-        return self._give(frame, decoded, times_ms, FrameFacts(predicted=True, zones=zones), sinks)
+        scene = self._scenes[frame.camera]
+        decoded: Decoded = no_detections()
+        zones, networks = NO_ZONES, [one.network for one in looks.beside.values()]
+        infer_ns = next((one.infer_ns for one in looks.beside.values()), None)
+        predicted = False
+        if seen is not None:
+            infer_ns = seen.infer_ns
+            networks.insert(0, seen.network)
+            decoded = seen.decoded()
+            decoded_ns = time.monotonic_ns()
+            times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
+            decoded = self._controls.filtered(decoded, frame.camera)
+            decoded, zones = scene.follow(decoded, frame, looks.x, looks.y)
+            begin_ns = decoded_ns
+        elif self._sees_with_first(frame):
+            predicted = True
+            decoded, zones = scene.predict(frame)
+        if predicted or (seen is not None and self._config.tracker is not UNSET):
+            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
+        name = self._first.config.name
+        decoded = self._described(name, decoded, frame, times_ms, networks, fresh=seen is not None)
+        models = {}
+        for name, one in looks.beside.items():
+            times_ms[name] = one.times_ms
+            placed = scene.placed(one.decoded, frame, looks.x, looks.y)
+            said = self._described(name, placed, frame, times_ms, networks, fresh=True)
+            models[name] = ModelResult(said, one.network.labels)
+        facts = FrameFacts(
+            infer_ns=infer_ns,
+            processors=_processors_of(networks),
+            predicted=predicted,
+            zones=zones,
+            models=models,
+        )
+        return self._give(frame, decoded, times_ms, facts, sinks)
+
+    def _sees_with_first(self, frame: Frame) -> bool:
+        cameras = self._first.config.cameras
+        return not cameras or frame.camera in cameras
+
+    def _described(
+        self,
+        name: str,
+        decoded: Decoded,
+        frame: Frame,
+        times_ms: dict[str, float],
+        networks: list[Network],
+        *,
+        fresh: bool,
+    ) -> Decoded:
+        """Return the objects of a model with what models on its crops say; if not `fresh`, with
+        what they said before."""
+        for seat in self._seats.values():
+            if seat.config.on != name or not isinstance(decoded, Detections):
+                continue
+            describer = self._describers[seat.config.name, frame.camera]
+            begin_ns = time.monotonic_ns()
+            rows = describer.choose(decoded) if fresh else []
+            boxes = decoded.boxes[np.array(rows, np.int64)].tolist()
+            images = [crop(frame.image, box, seat.config.margin) for box in boxes]
+            network = seat.network
+            said = [attribute_of(one.decoded(), network.labels) for one in network.see(images)]
+            decoded = describer.describe(decoded, rows, said)
+            if rows:
+                networks.append(network)
+            times_ms[seat.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
+        return decoded
 
     def _give(
         self,
@@ -205,11 +265,10 @@ class BatchRunner:
     ) -> FrameResult:
         begin_ns = time.monotonic_ns()
         source = self._sources.get(frame.camera)
-        dropped = {} if source is None else source.dropped
-        used = () if facts.predicted else self._processors
-        facts = replace(facts, processors=used, dropped=dropped)
-        event = make_event(self._config.name, frame, decoded, self._model.labels, times_ms, facts)
-        result = FrameResult(frame, decoded, event, encode_event(event), facts.zones)
+        facts = replace(facts, dropped={} if source is None else source.dropped)
+        event = make_event(self._config.name, frame, decoded, self._labels, times_ms, facts)
+        payload = encode_event(event)
+        result = FrameResult(frame, decoded, event, payload, facts.zones, facts.models)
         for sink in sinks:
             sink.write(result)
         done_ns = time.monotonic_ns()
@@ -217,16 +276,18 @@ class BatchRunner:
         self.metrics.add(times_ms, (done_ns - frame.t_recv.mono_ns) / 1e6)
         return result
 
-    def _filled(self, size: int) -> dict[str, NDArray[Any]]:
-        """Return all inputs of a batch of that size."""
-        constants = {name: value[:size] for name, value in self._feeds.items()}
-        return {self._input: self._blob[:size], **constants}
 
-    def _scene_of(self, frame: Frame) -> Scene:
-        return self._scenes[frame.camera]
+def _look_beside(network: Network, images: Sequence[Image]) -> list[_Beside]:
+    """Return what a network says of images, decoded in its own thread."""
+    begin_ns = time.monotonic_ns()
+    seen = network.see(images)
+    decoded = [one.decoded() for one in seen]
+    times_ms = (time.monotonic_ns() - begin_ns) / 1e6
+    return [
+        _Beside(network, results, times_ms, one.infer_ns)
+        for one, results in zip(seen, decoded, strict=True)
+    ]
 
-    def _size_for(self, count: int) -> int:
-        """Return the batch that the engine takes for so many frames: the rest of it is padding."""
-        sizes = self._sizes
-        steps = -(-max(count, sizes.min) // sizes.step)
-        return min(steps * sizes.step, sizes.max)
+
+def _processors_of(networks: Sequence[Network]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for network in networks for name in network.processors))

@@ -1,13 +1,12 @@
 """The heartbeat of a pipeline, from its own loop: a loop that hangs gives none."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from device.protocol.messages import ChildMessage, Heartbeat
 from pipelines.frame import Away
 from pipelines.runtime.load_control import LoadControl
-from pipelines.sinks.table import Sink
 from pipelines.sources.table import Source
 
 HEARTBEAT_S = 0.5
@@ -15,6 +14,13 @@ HEARTBEAT_S = 0.5
 # What the source and the sinks count that is a fault, not a limit that was asked for. A full disk
 # is the board's: a release on trial is not to blame for it.
 FAULTS = ("corrupt", "jsonl_error", "snapshot_error", "video_error")
+
+
+class Dropper(Protocol):
+    """Counts frames and results that are lost on their way."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
 
 
 class Heart:
@@ -26,13 +32,13 @@ class Heart:
         self._emit = emit
         self._control = control
         self._sources: Sequence[Source] = ()
-        self._sinks: Sequence[Sink] = ()
+        self._sinks: Sequence[Dropper] = ()
         self._frames = 0
         self._said = ("", "", "")
         self._since_s = time.monotonic()
         self._due_s = 0.0
 
-    def watch(self, sources: Sequence[Source], sinks: Sequence[Sink]) -> None:
+    def watch(self, sources: Sequence[Source], sinks: Sequence[Dropper]) -> None:
         """Begin to beat, for a loop over these sources."""
         self._sources, self._sinks = sources, sinks
         self.tick()
@@ -86,6 +92,6 @@ class Heart:
         return Away(reasons, min(gone.since_s for gone in away))
 
     def _errors(self) -> int:
-        droppers: tuple[Source | Sink, ...] = (*self._sinks, *self._sources)
+        droppers: tuple[Source | Dropper, ...] = (*self._sinks, *self._sources)
         counts = [dropper.dropped for dropper in droppers]
         return sum(count.get(cause, 0) for count in counts for cause in FAULTS)

@@ -75,6 +75,7 @@ def load_text(config: LoadConfig, load: Load) -> str:
     step = step_of(config, load)
     asked = [f"one frame of {step.every_nth}"] if step.every_nth > 1 else []
     asked += [f"at most {step.max_hz:g} frames/s a camera"] if step.max_hz is not UNSET else []
+    asked += [f"with {', '.join(step.use)}"] if step.use else []
     return f"step {load.step} of {len(config.steps)} ({', '.join(asked)}): {load.reason}"
 
 

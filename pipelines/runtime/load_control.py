@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +16,35 @@ from pipelines.runtime.sensors import read_board
 from pipelines.sinks.table import RateLimit
 
 PERIOD_S = 1.0
-LATENCIES = 256  # the last of these make the p95
+LATENCIES = 65_536  # the most that are kept of `window_s`
 
 _LOG = logging.getLogger(__name__)
 
 
 class LoadControl:
-    """The load of one pipeline: which frames it takes, and why not all."""
+    """The load of one pipeline: which frames it takes and with which engines, and why."""
 
-    def __init__(self, config: LoadConfig, root: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        config: LoadConfig | None,
+        root: Path = Path("/sys"),
+        use: Callable[[Sequence[str]], None] = lambda names: None,
+    ) -> None:
+        """`config` None: nothing is limited. `use` is told which models with `replaces` run from
+        now on."""
         self._config = config
         self._root = root
+        self._use = use
         self._load = Load()
         self._due_s = time.monotonic() + PERIOD_S
-        self._latencies_ms: deque[float] = deque(maxlen=LATENCIES)
+        self._latencies_ms: deque[tuple[float, float]] = deque(maxlen=LATENCIES)
         self._limits: dict[str, RateLimit] = {}
         self._dropped: Counter[str] = Counter()
 
     @property
     def text(self) -> str:
         """The step that holds and its reason; empty if none does."""
-        return load_text(self._config, self._load)
+        return "" if self._config is None else load_text(self._config, self._load)
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -45,6 +53,8 @@ class LoadControl:
 
     def admits(self, frame: Frame) -> bool:
         """Whether this frame is to be run."""
+        if self._config is None:
+            return True
         step = step_of(self._config, self._load)
         takes = frame.seq % step.every_nth == 0
         if takes and step.max_hz is not UNSET:
@@ -56,19 +66,38 @@ class LoadControl:
 
     def frame_done(self, latency_ms: float) -> None:
         """Learn from the latency of one frame."""
-        self._latencies_ms.append(latency_ms)
+        if self._config is not None:
+            self._latencies_ms.append((time.monotonic(), latency_ms))
 
     def tick(self) -> None:
         """Read the board if it is time to, and take a step if the policy says so."""
         now_s = time.monotonic()
-        if now_s < self._due_s:
+        if self._config is None or now_s < self._due_s:
             return
         self._due_s = now_s + PERIOD_S
-        latencies = np.array(self._latencies_ms)
-        p95_ms = float(np.percentile(latencies, 95)) if latencies.size else None
+        p95_ms = self._p95_ms(now_s - self._config.window_s)
         before = self._load.step
         self._load = next_load(self._config, self._load, read_board(self._root, p95_ms), now_s)
         if self._load.step != before:
             self._latencies_ms.clear()  # those of the step before say nothing of this one
             self._limits.clear()
+            self._use(step_of(self._config, self._load).use)
             _LOG.warning("%s", self.text or "all frames are run again: the board has room")
+
+    def change(self, config: LoadConfig | None) -> None:
+        """Go on with another policy, in the step that holds, or in its last one."""
+        if config == self._config:
+            return
+        step = 0 if config is None else min(self._load.step, len(config.steps))
+        reason = self._load.reason if step else ""
+        self._config, self._load = config, Load(step, reason, taken_s=time.monotonic())
+        self._limits.clear()
+        self._use(() if config is None else step_of(config, self._load).use)
+
+    def _p95_ms(self, since_s: float) -> float | None:
+        """Return the p95 of the latencies since a time; None if there are none."""
+        while self._latencies_ms and self._latencies_ms[0][0] < since_s:
+            self._latencies_ms.popleft()
+        if not self._latencies_ms:
+            return None
+        return float(np.percentile([latency_ms for _, latency_ms in self._latencies_ms], 95))

@@ -9,32 +9,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from device.protocol.messages import ChildMessage, Ready, Result, Stats
+from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.batch import BatchRunner, Model
-from pipelines.runtime.heart import Heart
+from pipelines.runtime.frame_rate import FrameRate
+from pipelines.runtime.heart import Dropper, Heart
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
+from pipelines.runtime.reload import FileWatch, Reloader, ReloadFile
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.table import (
-    Broker,
-    FrameResult,
-    Sink,
-    SinkContext,
-    StatsSink,
-    open_sink,
-)
+from pipelines.sinks.opened import OpenSinks
+from pipelines.sinks.table import Broker, FrameResult, SinkContext
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.take import Admission, batches_of
-from pipelines.stages.fit import check_fit
-from pipelines.stages.preprocess_check import check_preprocessing
+from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 
 STATS_S = 1.0
@@ -51,6 +46,8 @@ def run_pipeline(
     files: OutputFiles | None = None,
     patient: bool = False,
     frames: int | None = None,
+    others: Mapping[str, Model] | None = None,
+    reload: ReloadFile | None = None,
     watch: Callable[[FrameResult], None] | None = None,
 ) -> int:
     """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
@@ -64,6 +61,8 @@ def run_pipeline(
         files=files,
         patient=patient,
         frames=frames,
+        others=others,
+        reload=reload,
     ):
         count += 1
         if watch is not None:
@@ -81,23 +80,26 @@ def iter_results(
     files: OutputFiles | None = None,
     patient: bool = False,
     frames: int | None = None,
+    others: Mapping[str, Model] | None = None,
+    reload: ReloadFile | None = None,
 ) -> Generator[FrameResult, None, None]:
     """Yield each result until the source ends, `stop` is set or `frames` frames are done.
 
     The pipeline starts with the first result that is asked for; closing the iterator ends it.
     `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
     thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
-    away at the start is waited for. Raises TandemError where the pipeline cannot go on.
+    away at the start is waited for. `model`: the first; `others`: the rest of [[models]], by name.
+    `reload`: the file whose changes are taken. Raises TandemError where the pipeline cannot go on.
     """
-    check_fit(config, model.session.inputs, model.session.outputs, model.labels)
-    warning = check_preprocessing(config, model.preprocessing)
-    if warning is not None:
+    models = {**(others or {}), config.first.name: model}
+    for warning in check_engines(config, {name: one.facts for name, one in models.items()}):
         _LOG.warning(warning)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
-    runner = BatchRunner(config, model, controls)
-    runner.warm_up()
+    runner = BatchRunner(config, model, controls, others)
     with ExitStack() as stack:
+        stack.callback(runner.close)
+        runner.warm_up()
         context = SinkContext(
             labels=model.labels,
             broker=broker,
@@ -106,25 +108,36 @@ def iter_results(
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
         )
-        sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
-        control = None if config.load is UNSET else LoadControl(config.load)
-        heart = Heart(emit, control)
-        waiting = Waiting(stop, heart.tick, patient)
+        sinks = stack.enter_context(OpenSinks(config.sinks, context))
+        parts = _Parts(
+            models=models,
+            runner=runner,
+            sinks=sinks,
+            control=LoadControl(None if config.load is UNSET else config.load, use=runner.use),
+            rate=FrameRate(config.cameras),
+            controls=controls,
+        )
+        if reload is not None:
+            parts.reloader = _open_reloader(reload, config, parts, emit, stack)
+        heart = Heart(emit, parts.control)
+
+        def tick() -> None:
+            heart.tick()
+            sinks.tick()
+            parts.reload()
+
+        waiting = Waiting(stop, tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         runner.watch_drops(sources)
-        emit(_ready(config, model, runner.warm_up_s))
-        heart.watch(sources, sinks)
-        droppers: list[Dropper] = [*sources, *sinks, controls, *([control] if control else ())]
+        emit(_ready(config, models, runner.warm_up_s))
+        heart.watch(sources, [sinks])
+        droppers: list[Dropper] = [*sources, sinks, controls, parts.rate, parts.control]
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
-
-        def admits(frame: Frame) -> bool:
-            return controls.admits(frame.camera) and (control is None or control.admits(frame))
-
-        admission = Admission(admits, controls.is_on)
+        admission = Admission(parts.admits, controls.is_on)
         batches = batches_of(sources, waiting, runner.room, runner.pace, admission)
         first = True
-        for result in _results_of(batches, runner, sinks, frames):
+        for result in _results_of(batches, parts, frames):
             latency_ms = result.event.latency_ms["total"]
             if first:
                 emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
@@ -134,41 +147,88 @@ def iter_results(
             yield result
 
 
-def _ready(config: PipelineConfig, model: Model, warm_up_s: float) -> Ready:
-    reports = model.session.reports
-    segments = tuple(
-        f"{report.segment} ({report.processor}): {report.reason}" for report in reports
-    )
+@dataclass(slots=True)
+class _Parts:
+    """What a change of pipeline.toml changes."""
+
+    models: Mapping[str, Model]
+    runner: BatchRunner
+    sinks: OpenSinks
+    control: LoadControl
+    rate: FrameRate
+    controls: Controls
+    reloader: Reloader | None = None
+
+    def admits(self, frame: Frame) -> bool:
+        """Return whether a frame is to be run; whoever refuses it counts it."""
+        return (
+            self.controls.admits(frame.camera)
+            and self.rate.admits(frame)
+            and self.control.admits(frame)
+        )
+
+    def reload(self) -> None:
+        """Take a change, if there is one; only between two batches."""
+        if self.reloader is not None:
+            self.reloader.apply()
+
+    def change(self, config: PipelineConfig) -> None:
+        """Take another configuration. Raises TandemError, with all as before, if it cannot."""
+        facts = {name: one.facts for name, one in self.models.items()}
+        for warning in check_engines(config, facts):
+            _LOG.warning(warning)
+        self.runner.check(config)
+        self.sinks.change(config.sinks)
+        self.runner.change(config)
+        self.rate.change(config.cameras)
+        self.control.change(None if config.load is UNSET else config.load)
+
+
+def _open_reloader(
+    file: ReloadFile,
+    config: PipelineConfig,
+    parts: _Parts,
+    emit: Callable[[ChildMessage], None],
+    stack: ExitStack,
+) -> Reloader:
+    def tell(reload: Reload) -> None:
+        emit(reload)
+        parts.sinks.take_reload(reload)
+
+    watch = stack.enter_context(FileWatch(file))
+    return Reloader(watch, file, config, parts, tell)
+
+
+def _ready(config: PipelineConfig, models: Mapping[str, Model], warm_up_s: float) -> Ready:
+    segments: list[str] = []
+    degraded: list[str] = []
+    for one in config.networks:
+        prefix = f"{one.name}: " if config.models else ""
+        for report in models[one.name].session.reports:
+            segments.append(f"{prefix}{report.segment} ({report.processor}): {report.reason}")
+            degraded += [f"{prefix}{report.degraded}"] if report.degraded else []
     return Ready(
         pipeline=config.name,
-        engine_sha256=model.engine_sha256,
-        segments=segments,
+        engine_sha256=models[config.first.name].engine_sha256,
+        segments=tuple(segments),
         warm_up_s=round(warm_up_s, 3),
-        degraded=tuple(report.degraded for report in reports if report.degraded),
+        degraded=tuple(degraded),
     )
 
 
 def _results_of(
-    batches: Iterator[list[Frame]],
-    runner: BatchRunner,
-    sinks: Sequence[Sink],
-    frames: int | None,
+    batches: Iterator[list[Frame]], parts: _Parts, frames: int | None
 ) -> Iterator[FrameResult]:
     """Yield the results of all batches, at most `frames`."""
     count = 0
     for batch in batches:
-        for result in runner.run(batch[: None if frames is None else frames - count], sinks):
+        parts.reload()
+        some = batch[: None if frames is None else frames - count]
+        for result in parts.runner.run(some, parts.sinks.sinks):
             count += 1
             yield result
         if frames is not None and count >= frames:
             return
-
-
-class Dropper(Protocol):
-    """Counts frames and results that are lost on their way."""
-
-    @property
-    def dropped(self) -> Mapping[str, int]: ...
 
 
 class _Reporter:
@@ -178,12 +238,12 @@ class _Reporter:
         self,
         metrics: Metrics,
         droppers: Sequence[Dropper],
-        sinks: Sequence[Sink],
+        sinks: OpenSinks,
         emit: Callable[[ChildMessage], None],
     ) -> None:
         self._metrics = metrics
         self._droppers = droppers
-        self._takers = [sink for sink in sinks if isinstance(sink, StatsSink)]
+        self._sinks = sinks
         self._emit = emit
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._report, name="stats", daemon=True)
@@ -199,8 +259,7 @@ class _Reporter:
         while not self._done.wait(STATS_S):
             stats = self._stats()
             self._emit(stats)
-            for sink in self._takers:
-                sink.take_stats(stats)
+            self._sinks.take_stats(stats)
 
     def _stats(self) -> Stats:
         dropped: Counter[str] = Counter()

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from pipelines.frame import Frame, Stamp
 from pipelines.results import (
     NO_TRACK,
+    Attribute,
     ClassScores,
     Decoded,
     DepthMap,
     Detections,
+    ModelResult,
     SegmentationMap,
     Texts,
     label_of,
@@ -33,7 +35,8 @@ class FrameFacts:
 
     `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`:
     there was none, the tracker filled the frame in; `processors`: those of the engine's segments;
-    `dropped`: frames of this source that were lost so far, by cause.
+    `dropped`: frames of this source that were lost so far, by cause; `models`: what those beside
+    the first say, by name.
     """
 
     infer_ns: tuple[int, int] | None = None
@@ -41,6 +44,7 @@ class FrameFacts:
     dropped: Mapping[str, int] = field(default_factory=dict)
     predicted: bool = False
     zones: ZoneFrame = NO_ZONES
+    models: Mapping[str, ModelResult] = field(default_factory=dict)
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -48,7 +52,7 @@ class Detection(msgspec.Struct, frozen=True):
 
     What the model or pipeline does not give is left out. `keypoints`: x, y, score of each;
     `rotated`: centre x, centre y, width, height, angle in degrees; `mask`: outlines, each x, y, x,
-    y and so on.
+    y and so on; `attributes`: what models on crops say of it, by their names.
     """
 
     label: str
@@ -59,6 +63,7 @@ class Detection(msgspec.Struct, frozen=True):
     keypoints: tuple[tuple[float, float, float], ...] | UnsetType = UNSET
     rotated: tuple[float, float, float, float, float] | UnsetType = UNSET
     mask: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    attributes: dict[str, Attribute] | UnsetType = UNSET
 
 
 class ClassShare(msgspec.Struct, frozen=True):
@@ -85,6 +90,15 @@ class TextLine(msgspec.Struct, frozen=True):
     score: float
 
 
+class ModelRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of several models says of a frame, as the same keys of `Event` do."""
+
+    detections: tuple[Detection, ...] = ()
+    classes: tuple[ClassShare, ...] | UnsetType = UNSET
+    depth: DepthRange | UnsetType = UNSET
+    texts: tuple[TextLine, ...] | UnsetType = UNSET
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. Times are nanoseconds since 1970; `time` is `t_capture_ns` in ISO 8601 (UTC).
 
@@ -92,7 +106,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     from `t_recv_ns` to `t_result_ns`; `age_ms`: from `t_capture_ns` to it. `predicted`: no engine
     saw the frame, the tracker moved its tracks on. `zones`: objects inside by label; `lines`:
     crossings so far by direction. `classes`, `depth` and `texts` are there if the model gives a map
-    or reads.
+    or reads. `models`: what those beside the first say, by name.
     """
 
     schema: int = SCHEMA
@@ -119,6 +133,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ClassShare, ...] | UnsetType = UNSET
     depth: DepthRange | UnsetType = UNSET
     texts: tuple[TextLine, ...] | UnsetType = UNSET
+    models: dict[str, ModelRows] | UnsetType = UNSET
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -137,6 +152,7 @@ def make_event(  # noqa: PLR0917
     zones = facts.zones
     result = Stamp.now()
     total = (result.mono_ns - frame.t_recv.mono_ns) / 1e6
+    rows = model_rows(decoded, labels)
     taken = datetime.fromtimestamp(frame.t_capture.wall_ns / 1e9, timezone.utc)
     return Event(
         pipeline=pipeline,
@@ -158,10 +174,12 @@ def make_event(  # noqa: PLR0917
         width=frame.image.shape[1],
         height=frame.image.shape[0],
         latency_ms={k: round(v, 2) for k, v in (*stages_ms.items(), ("total", total))},
-        detections=detection_rows(decoded, labels),
-        classes=_class_shares(decoded, labels) if isinstance(decoded, SegmentationMap) else UNSET,
-        depth=_depth_range(decoded) if isinstance(decoded, DepthMap) else UNSET,
-        texts=_text_lines(decoded, labels) if isinstance(decoded, Texts) else UNSET,
+        detections=rows.detections,
+        classes=rows.classes,
+        depth=rows.depth,
+        texts=rows.texts,
+        models={name: model_rows(one.decoded, one.labels) for name, one in facts.models.items()}
+        or UNSET,
     )
 
 
@@ -175,6 +193,16 @@ def _wall_ns(frame: Frame, times_ns: tuple[int, int] | None, which: int) -> int 
 def encode_event(event: Event) -> bytes:
     """Return the event as JSON, without a line feed."""
     return _ENCODER.encode(event)
+
+
+def model_rows(decoded: Decoded, labels: Sequence[str]) -> ModelRows:
+    """Return what a model says of a frame."""
+    return ModelRows(
+        detections=detection_rows(decoded, labels),
+        classes=_class_shares(decoded, labels) if isinstance(decoded, SegmentationMap) else UNSET,
+        depth=_depth_range(decoded) if isinstance(decoded, DepthMap) else UNSET,
+        texts=_text_lines(decoded, labels) if isinstance(decoded, Texts) else UNSET,
+    )
 
 
 def detection_rows(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, ...]:
@@ -204,11 +232,13 @@ def _is_plain(detections: Detections) -> bool:
         and detections.keypoints is None
         and detections.masks is None
         and detections.rotated is None
+        and detections.attributes is None
     )
 
 
-def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any]]:
-    """Return track, keypoints, rotated box and mask of each detection, UNSET for what is not."""
+def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any, Any]]:
+    """Return track, keypoints, rotated box, mask and attributes of each detection, UNSET for what
+    is not."""
     nothing = [UNSET] * len(detections)
     tracks: list[Any] = nothing
     if detections.track_ids is not None:
@@ -231,7 +261,10 @@ def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any]]:
             tuple(tuple(outline.reshape(-1).tolist()) for outline in mask_polygons(detections, row))
             for row in range(len(detections))
         ]
-    return list(zip(tracks, keypoints, rotated, masks, strict=True))
+    attributes: list[Any] = nothing
+    if detections.attributes is not None:
+        attributes = [dict(one) or UNSET for one in detections.attributes]
+    return list(zip(tracks, keypoints, rotated, masks, attributes, strict=True))
 
 
 def _class_shares(segmentation: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:

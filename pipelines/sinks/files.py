@@ -34,6 +34,7 @@ class OutputFiles:
         self._used_bytes = 0
         self._counted_s = float("-inf")
         self._full_said = False
+        self._lines: set[Path] = set()  # of this run
 
     def place(self, path: str | Path, kind: str) -> Path:
         """Return where a path of pipeline.toml lies. `kind`: the kind of sink, for errors."""
@@ -77,16 +78,20 @@ class OutputFiles:
     def open_lines(self, path: Path, kind: str) -> tuple[int, bool]:
         """Open a file for lines at its end; returns its descriptor and whether the run made it.
 
-        A release goes on with the file of its earlier starts.
+        A release goes on with the file of its earlier starts, a run with its own.
         """
-        made = not (self._folder is not None and path.exists()) and self.claim(path, kind)
+        own = path in self._lines and path.is_file()
+        again = own or (self._folder is not None and path.exists())
+        made = not again and self.claim(path, kind)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW * (self._folder is not None)
-        if not made and self._folder is None and path.is_file():
+        if not (made or again) and self._folder is None and path.is_file():
             flags |= os.O_TRUNC
         try:
-            return os.open(path, flags | os.O_CLOEXEC), made
+            lines = os.open(path, flags | os.O_CLOEXEC)
         except OSError as error:
             raise _unwritable(path, kind, error) from error
+        self._lines.add(path)
+        return lines, made
 
     def has_room(self, more_bytes: int = 0) -> bool:
         """Whether so many bytes more are within the quota; says once that they are not."""
@@ -136,7 +141,14 @@ def check_below_folder(path: str, kind: str) -> None:
 
 
 def check_release(config: PipelineConfig) -> None:
-    """Raise PipelineError if a sink of the pipeline could not be opened on a board."""
+    """Raise PipelineError if a sink of the pipeline could not be opened on a board, or if there
+    are more models than the one whose engine a bundle carries."""
+    if len(config.networks) > 1:
+        raise PipelineError(
+            f"pipeline {config.name!r} has {len(config.networks)} [[models]], and a bundle carries"
+            " one engine: deploy a pipeline of one model; `tandem run` and `python -m pipelines`"
+            " run several from a folder."
+        )
     for sink in config.sinks:
         if isinstance(sink, JsonlSink):
             check_below_folder(sink.path, "jsonl")

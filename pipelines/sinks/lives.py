@@ -3,6 +3,7 @@
 The shape is that of Frigate's events, which home automation and dashboards read.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from pipelines.results import Detections, label_of
+from pipelines.results import Attribute, Detections, label_of
 from pipelines.stages.zones import ZoneFrame
 
 SCHEMA = 1
@@ -23,7 +24,8 @@ Key = tuple[int, int]  # track, class
 
 class ObjectState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an object. `box`: x1, y1, x2, y2 in pixels; times are seconds since 1970,
-    of the capture; `end_time` is there once it has gone."""
+    of the capture; `end_time` is there once it has gone; `attributes`: what models on crops say of
+    it, by their names."""
 
     id: str
     camera: str
@@ -37,6 +39,7 @@ class ObjectState(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float | None = None
     current_zones: tuple[str, ...] = ()
     entered_zones: tuple[str, ...] = ()
+    attributes: dict[str, Attribute] | UnsetType = UNSET
 
 
 class ObjectEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +61,19 @@ class Lives:
         self._lost_s = lost_s
         self._known: dict[Key, ObjectState] = {}
         self._said: dict[Key, ObjectState] = {}
+        self._heard_s = 0.0
 
     def update(
         self, tracked: Detections, zones: ZoneFrame, wall_ns: int
     ) -> tuple[ObjectEvent, ...]:
         """Return what changed with a frame that was taken at `wall_ns` since 1970."""
         time_s = wall_ns / 1e9
+        self._heard_s = time.monotonic()
         events = []
-        for key, score, box in _rows(tracked):
+        for key, score, box, attributes in _rows(tracked):
             state = self._seen(key, score, box, zones, time_s)
+            if attributes:
+                state = msgspec.structs.replace(state, attributes=attributes)
             event = self._change(key, state)
             self._known[key] = state
             if event is not None:
@@ -76,6 +83,11 @@ class Lives:
             key for key, state in self._known.items() if state.frame_time < time_s - self._lost_s
         ]
         return (*events, *map(self._end, gone))
+
+    def expire(self, now_s: float) -> tuple[ObjectEvent, ...]:
+        """Return the ends of all objects if no frame came for `lost_s`; `now_s` is
+        `time.monotonic()`."""
+        return self.close() if self._known and now_s - self._heard_s > self._lost_s else ()
 
     def close(self) -> tuple[ObjectEvent, ...]:
         """Return the ends of all objects: nobody follows them any more."""
@@ -115,8 +127,9 @@ class Lives:
         if published is None:
             return ObjectEvent(type="new", after=state)
         better = state.top_score >= published.top_score + BETTER_SCORE
+        described = _labels_of(state) != _labels_of(published)
         if state.current_zones != published.current_zones or (
-            better and state.frame_time >= published.frame_time + UPDATE_S
+            (better or described) and state.frame_time >= published.frame_time + UPDATE_S
         ):
             return ObjectEvent(type="update", before=published, after=state)
         return None
@@ -128,12 +141,21 @@ class Lives:
         return ObjectEvent(type="end", before=published, after=ended)
 
 
-def _rows(tracked: Detections) -> list[tuple[Key, float, list[float]]]:
-    """Return track and class, score and box of each object with a number."""
+def _labels_of(state: ObjectState) -> dict[str, str]:
+    attributes = state.attributes or {}
+    return {name: attribute.label for name, attribute in attributes.items()}
+
+
+def _rows(tracked: Detections) -> list[tuple[Key, float, list[float], dict[str, Attribute]]]:
+    """Return track and class, score, box and attributes of each object with a number."""
     if tracked.track_ids is None:
         return []
     rows: NDArray[np.int64] = np.flatnonzero(tracked.track_ids >= 0)
     ids, class_ids = tracked.track_ids[rows].tolist(), tracked.class_ids[rows].tolist()
     scores = np.round(tracked.scores[rows].astype(np.float64), 3).tolist()
     boxes = np.round(tracked.boxes[rows].astype(np.float64), 1).tolist()
-    return list(zip(zip(ids, class_ids, strict=True), scores, boxes, strict=True))
+    attributes: list[dict[str, Attribute]] = [{}] * len(ids)
+    if tracked.attributes is not None:
+        attributes = [dict(tracked.attributes[row]) for row in rows.tolist()]
+    keys = zip(ids, class_ids, strict=True)
+    return list(zip(keys, scores, boxes, attributes, strict=True))

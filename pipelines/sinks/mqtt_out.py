@@ -10,11 +10,11 @@ from types import TracebackType
 import msgspec
 
 from device.errors import PipelineError
-from device.protocol.messages import Stats
+from device.protocol.messages import Reload, Stats
 from device.protocol.mqtt import LinkSettings, Message, Will
 from device.protocol.topics import PipelineTopics
 from pipelines.results import Detections
-from pipelines.sink_config import MqttSink
+from pipelines.sink_config import MqttSink, SinkConfig
 from pipelines.sinks.lives import Lives, ObjectEvent
 from pipelines.sinks.mqtt import MqttPublisher, Outgoing
 from pipelines.sinks.rate import RateLimit
@@ -45,6 +45,7 @@ class MqttOut:
         self._topics = {camera: PipelineTopics(prefix, camera) for camera in context.cameras}
         self._status = PipelineTopics(prefix).status
         self._stats = PipelineTopics(prefix).stats
+        self._reload = PipelineTopics(prefix).reload
         self._lives = {
             camera: Lives(camera, context.labels, context.lost_s) for camera in context.cameras
         }
@@ -101,6 +102,28 @@ class MqttOut:
         payload = encode_detection_array(result) if is_ros2 else result.payload
         topic = self._topics[camera].detections
         self._publisher.put(Outgoing(topic, payload, self._config.qos, lost_as="mqtt_offline"))
+
+    def adjust(self, config: SinkConfig) -> bool:
+        """Go on with another rate, format and so on; what is subscribed to needs a connection of
+        its own."""
+        if not isinstance(config, MqttSink) or config.controls != self._config.controls:
+            return False
+        if config.events != self._config.events:
+            for camera, lives in self._lives.items():
+                self._say_events(camera, lives.close())
+        if config.max_hz != self._config.max_hz:
+            self._limits = {camera: RateLimit(config.max_hz) for camera in self._limits}
+        self._config = config
+        return True
+
+    def take_reload(self, reload: Reload) -> None:
+        """Publish what of a changed pipeline.toml was taken, or why nothing."""
+        self._publisher.say(Outgoing(self._reload, _ENCODER.encode(reload), qos=1))
+
+    def tick(self) -> None:
+        """End the lives of objects whose camera gives no frames."""
+        for camera, lives in self._lives.items():
+            self._say_events(camera, lives.expire(time.monotonic()))
 
     def take_stats(self, stats: Stats) -> None:
         """Publish figures, every `stats_s` seconds."""

@@ -10,7 +10,7 @@ import numpy as np
 from device.protocol.messages import Stats
 from device.protocol.tls import TlsFiles
 from pipelines.frame import Frame
-from pipelines.results import Decoded, Detections
+from pipelines.results import Decoded, Detections, ModelResult
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameResult:
-    """Everything that is known about one frame; `payload` is the event as JSON."""
+    """Everything that is known about one frame; `payload` is the event as JSON.
+
+    `decoded` is of the first model, `models` of those beside it, by name.
+    """
 
     frame: Frame
     decoded: Decoded
     event: Event
     payload: bytes
     zones: ZoneFrame = NO_ZONES
+    models: Mapping[str, ModelResult] = field(default_factory=dict)
 
     @property
     def detections(self) -> Detections:

@@ -1,6 +1,7 @@
 """A picture of each object: the best sight of it, written when it has gone."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pipelines.results import Detections
 from pipelines.sink_config import SnapshotSink
 from pipelines.sinks.lives import Lives, ObjectEvent
 from pipelines.sinks.result import FrameResult, SinkContext
+from pipelines.stages.crops import crop
 from pipelines.vision import cv2
 
 MAX_OBJECTS = 64  # whose pictures are kept in memory at once
@@ -96,7 +98,12 @@ class SnapshotOut:
                 continue
             if one.score >= self._config.min_score and one.score > sight.score * BETTER:
                 sight.score = one.score
-                sight.image = crop(result.frame.image, box, self._config.margin)
+                sight.image = crop(result.frame.image, box, self._config.margin).copy()
+
+    def tick(self) -> None:
+        """Write the pictures of objects whose camera gives no frames."""
+        for camera, lives in self._lives.items():
+            self._follow(camera, lives.expire(time.monotonic()))
 
     def _follow(self, camera: str, events: tuple[ObjectEvent, ...]) -> None:
         sights = self._sights[camera]
@@ -127,19 +134,6 @@ class SnapshotOut:
             if not self._dropped["snapshot_error"]:
                 _log.error("a snapshot cannot be written: %s", error)
             self._dropped["snapshot_error"] += 1
-
-
-def crop(image: Image, box: list[float], margin: float) -> Image:
-    """Return a copy of a box of an image, wider by `margin` of its sides on each side."""
-    height, width = image.shape[:2]
-    x1, y1, x2, y2 = box
-    more_x, more_y = margin * (x2 - x1), margin * (y2 - y1)
-    left = min(max(0, int(x1 - more_x)), width - 1)
-    top = min(max(0, int(y1 - more_y)), height - 1)
-    right = min(width, max(left + 1, round(x2 + more_x)))
-    bottom = min(height, max(top + 1, round(y2 + more_y)))
-    part: Image = image[top:bottom, left:right].copy()
-    return part
 
 
 def _file_name(label: str) -> str:

@@ -3,16 +3,59 @@
 It needs neither OpenCV nor a session.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from device.engine.manifest import Dim, DimRange, TensorInfo
+from device.engine.preprocessing import Preprocessing
 from device.errors import PipelineError
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, PipelineModel
 from pipelines.stages.decoder_check import check_outputs
 from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.preprocess_check import check_preprocessing
 from pipelines.stages.scene import check_scene
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of an engine without running it, and the labels of its model."""
+
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    labels: Sequence[str]
+    dims: Sequence[DimRange] = ()
+    preprocessing: Preprocessing | UnsetType = UNSET
+
+
+def check_engines(config: PipelineConfig, engines: Mapping[str, EngineFacts]) -> list[str]:
+    """Return what is to be warned of; `engines`: by the name of their model.
+
+    Raises PipelineError: there is none for one of [[models]], or it does not fit.
+    """
+    networks = config.networks
+    for one in networks:
+        if one.name not in engines:
+            raise PipelineError(
+                f"the model {one.name!r} of pipeline {config.name!r} has no engine: write `engine`"
+                " and `labels` in its table of [[models]]."
+            )
+    check_scene(config, engines[networks[0].name].labels)
+    warnings = []
+    for one in networks:
+        engine = engines[one.name]
+        check_model(config, one, engine.inputs, engine.outputs, engine.labels, engine.dims)
+        if one.on:
+            check_objects(one, engines[one.on].labels)
+        if one.replaces and tuple(engine.labels) != tuple(engines[one.replaces].labels):
+            raise PipelineError(
+                f"the model {one.name!r} has other labels than {one.replaces!r}, which it replaces:"
+                " objects would change their classes; use models of the same classes."
+            )
+        warnings.append(check_preprocessing(config, engine.preprocessing, one))
+    return [warning for warning in warnings if warning is not None]
 
 
 def check_fit(
@@ -22,24 +65,46 @@ def check_fit(
     labels: Sequence[str],
     dims: Sequence[DimRange] = (),
 ) -> None:
-    """Raise PipelineError unless an engine with these tensors can run the pipeline.
+    """Raise PipelineError unless an engine with these tensors can be the pipeline's first model.
 
     `dims`: the sizes that its dynamic dimensions may take; one that is not given takes any.
     """
-    _check_input(config, inputs, {dim.name: dim for dim in dims})
     check_scene(config, labels)
+    check_model(config, config.first, inputs, outputs, labels, dims)
+
+
+def check_model(  # noqa: PLR0917
+    config: PipelineConfig,
+    model: PipelineModel,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    labels: Sequence[str],
+    dims: Sequence[DimRange] = (),
+) -> None:
+    """Raise PipelineError unless an engine with these tensors can be this model of a pipeline."""
     try:
+        _check_input(model, inputs, {dim.name: dim for dim in dims})
         single = _of_one_image(outputs, inputs[0].shape[0])
-        check_outputs(config.decode, config.preprocess, single, labels)
+        check_outputs(model.reading, model.feeding, single, labels)
     except PipelineError as error:
-        raise PipelineError(f"pipeline {config.name!r}: {error}") from error
+        which = f", model {model.name!r}" if config.models else ""
+        raise PipelineError(f"pipeline {config.name!r}{which}: {error}") from error
+
+
+def check_objects(model: PipelineModel, labels: Sequence[str]) -> None:
+    """Raise PipelineError unless the classes of a model's crops are labels of its detector."""
+    if unknown := [name for name in model.classes if name not in labels]:
+        raise PipelineError(
+            f"the model {model.name!r} takes crops of the class {unknown[0]!r}, which is none of"
+            f" the labels of {model.on!r} ({', '.join(labels)}): correct `classes`."
+        )
 
 
 def _check_input(
-    config: PipelineConfig, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
+    model: PipelineModel, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
 ) -> None:
-    expected, dtype = config.preprocess.input_shape, config.preprocess.dtype
-    constant = constant_inputs(config.decode, config.preprocess)
+    expected, dtype = model.feeding.input_shape, model.feeding.dtype
+    constant = constant_inputs(model.reading, model.feeding)
     inputs = [info for info in inputs if info.name not in constant]
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)

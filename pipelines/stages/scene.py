@@ -21,14 +21,36 @@ class Scene:
     """The steps around the decoder that need memory; one for each camera."""
 
     def __init__(self, config: PipelineConfig, labels: Sequence[str]) -> None:
+        self._labels = labels
+        self._every_nth = 1
+        self._tracker: Tracker | None = None
+        self._roi: Roi | None = None
+        self._zones: Zones | None = None
+        self.change(config)
+        self._frames = 0
+        self._shape: tuple[int, ...] | None = None  # of the last frame
+
+    def check(self, config: PipelineConfig) -> None:
+        """Raise PipelineError if the last frame has no pixel in the region of a configuration."""
+        if config.roi is not UNSET and self._shape is not None:
+            Roi(config.roi).crop(np.broadcast_to(np.uint8(0), self._shape))
+
+    def change(self, config: PipelineConfig) -> None:
+        """Go on with another region, tracker, zones and lines; tracks stay, and what is known of
+        zones and lines that are as before."""
         tracker = None if config.tracker is UNSET else config.tracker
         self._every_nth = 1 if tracker is None else tracker.every_nth
-        self._tracker = None if tracker is None else Tracker(tracker)
+        if tracker is None or self._tracker is None:
+            self._tracker = None if tracker is None else Tracker(tracker)
+        else:
+            self._tracker.config = tracker
         self._roi = None if config.roi is UNSET else Roi(config.roi)
-        self._zones: Zones | None = None
-        if config.zones or config.lines:
-            self._zones = Zones(config.zones, config.lines, labels, config.lost_s)
-        self._frames = 0
+        if not (config.zones or config.lines):
+            self._zones = None
+        elif self._zones is None:
+            self._zones = Zones(config.zones, config.lines, self._labels, config.lost_s)
+        else:
+            self._zones.change(config.zones, config.lines)
 
     def is_due(self) -> bool:
         """Count a frame; return whether the engine sees it (`every_nth` of [tracker])."""
@@ -37,18 +59,24 @@ class Scene:
 
     def crop(self, image: Image) -> tuple[Image, int, int]:
         """Return what the network sees of a frame, and its upper left corner."""
+        self._shape = image.shape
         return (image, 0, 0) if self._roi is None else self._roi.crop(image)
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
         """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones."""
-        height, width = frame.image.shape[:2]
-        if self._roi is not None:
-            decoded = self._roi.keep(shifted(decoded, x, y), width, height)
+        decoded = self.placed(decoded, frame, x, y)
         if self._tracker is None:
             return decoded, NO_ZONES
         assert isinstance(decoded, Detections)  # `check_scene`
         tracked = self._tracker.update(decoded, frame.t_capture.mono_ns / 1e9)
         return tracked, self._in_zones(tracked, frame)
+
+    def placed(self, decoded: Decoded, frame: Frame, x: int, y: int) -> Decoded:
+        """Return the results of a crop at (x, y) in the frame's pixels, within the region."""
+        if self._roi is None:
+            return decoded
+        height, width = frame.image.shape[:2]
+        return self._roi.keep(shifted(decoded, x, y), width, height)
 
     def predict(self, frame: Frame) -> tuple[Decoded, ZoneFrame]:
         """Return where the tracks are in a frame that the engine did not see, as far as they are
@@ -79,10 +107,11 @@ def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
 
 def check_tracking(config: PipelineConfig) -> None:
     """Raise PipelineError unless the tracker has boxes, and zones, lines and snapshots have it."""
-    if config.tracker is not UNSET and isinstance(config.decode, BOXLESS):
+    decode = config.first.reading
+    if config.tracker is not UNSET and isinstance(decode, BOXLESS):
         raise PipelineError(
             f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"
-            f" {config.decode.__struct_config__.tag!r} gives none: remove [tracker], [[zones]] and"
+            f" {decode.__struct_config__.tag!r} gives none: remove [tracker], [[zones]] and"
             " [[lines]], or use a detector."
         )
     if config.tracker is UNSET and any(isinstance(sink, SnapshotSink) for sink in config.sinks):

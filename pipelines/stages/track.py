@@ -57,7 +57,7 @@ class Tracker:
     """Gives detections the numbers of their tracks; one for each source."""
 
     def __init__(self, config: TrackerConfig) -> None:
-        self._config = config
+        self.config = config
         self._tracks = _start(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, np.float32), 0.0)
         self._at_s = 0.0
         self._next_id = 1
@@ -73,7 +73,7 @@ class Tracker:
 
         `time_s`: the capture time. It may jump, and count from anywhere, but not run backwards.
         """
-        config = self._config
+        config = self.config
         scores = detections.scores
         tracks = self._predicted(time_s)
         ious = iou_matrix(kalman.corners(tracks.states), detections.boxes)
@@ -117,7 +117,7 @@ class Tracker:
     def _predicted(self, time_s: float) -> Tracks:
         """Return the tracks at a time, without those that were lost for too long."""
         tracks = self._tracks
-        alive = tracks.seen_s >= time_s - self._config.lost_s
+        alive = tracks.seen_s >= time_s - self.config.lost_s
         if not alive.all():
             tracks = tracks.take(alive)
         elapsed_s = max(0.0, time_s - self._at_s) if len(tracks) else 0.0
@@ -128,7 +128,7 @@ class Tracker:
         self, tracks: Tracks, ious: NDArray[np.float32], scores: NDArray[np.float32]
     ) -> Pairs:
         """Return which track takes which detection, in three rounds of falling confidence."""
-        config = self._config
+        config = self.config
         high = scores >= config.high_score
         sure = tracks.status != NEW
         weights = ious * np.where(high, scores, np.float32(0.0))
@@ -181,7 +181,7 @@ class Tracker:
 
     def _confirm(self, tracks: Tracks) -> Tracks:
         """Return the tracks with numbers for those that were seen often enough."""
-        due = (tracks.status == NEW) & (tracks.hits >= self._config.confirm_frames)
+        due = (tracks.status == NEW) & (tracks.hits >= self.config.confirm_frames)
         count = int(np.count_nonzero(due))
         if not count:
             return tracks

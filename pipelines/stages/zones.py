@@ -104,6 +104,15 @@ class Zones:
         self._zones = [_Zone(config, labels) for config in zones]
         self._lines = [_Line(config, labels) for config in lines]
 
+    def change(self, zones: Sequence[ZoneConfig], lines: Sequence[LineConfig]) -> None:
+        """Go on with these; one that is as before keeps its objects and counts. Raises as the
+        constructor does."""
+        check_places(zones, lines, self._labels)
+        known_zones = {zone.config: zone for zone in self._zones}
+        known_lines = {line.config: line for line in self._lines}
+        self._zones = [known_zones.get(one) or _Zone(one, self._labels) for one in zones]
+        self._lines = [known_lines.get(one) or _Line(one, self._labels) for one in lines]
+
     def update(self, tracked: Detections, time_s: float, width: int, height: int) -> ZoneFrame:
         """Return what happened in a frame of that size, taken at `time_s`."""
         events: list[ZoneEvent] = []
@@ -302,6 +311,7 @@ def _class_ids(classes: Sequence[str], labels: Sequence[str]) -> frozenset[int]:
 def check_places(
     zones: Sequence[ZoneConfig], lines: Sequence[LineConfig], labels: Sequence[str]
 ) -> None:
+    """Raise PipelineError unless every place has a name of its own and counts known classes."""
     places: tuple[ZoneConfig | LineConfig, ...] = (*zones, *lines)
     names = Counter(place.name for place in places)
     twice = [name for name, count in names.items() if count > 1]

@@ -14,23 +14,23 @@ ALWAYS = ("width", "height", "resize", "color")  # said even where they are the 
 NUMBERS = 9  # significant digits: 1/255 as 0.00392156863
 
 
-def settings_text(facts: ModelFacts, candidate: Candidate) -> str:
-    """Return [preprocess] and [decode]."""
+def settings_text(facts: ModelFacts, candidate: Candidate, prefix: str = "") -> str:
+    """Return [preprocess] and [decode]; `prefix`: of their names, such as "models."."""
     preprocess = preprocess_of(facts, candidate)
     decode = candidate.decode
     kind = f"kind = {_value(candidate.kind)}\n"
     return (
-        f"[preprocess]\n{_table(preprocess, ALWAYS)}\n[decode]\n{kind}"
+        f"[{prefix}preprocess]\n{_table(preprocess, ALWAYS)}\n[{prefix}decode]\n{kind}"
         f"{_table(decode, _names_of(decode))}"
     )
 
 
-def model_settings_text(model: ModelConfig) -> str:
-    """Return [preprocess] and [decode] of a model.toml."""
+def model_settings_text(model: ModelConfig, prefix: str = "") -> str:
+    """Return [preprocess] and [decode] of a model.toml; `prefix`: as of `settings_text`."""
     decode = model.decode
     kind = f"kind = {_value(decode.__struct_config__.tag)}\n"
     return (
-        f"[preprocess]\n{_table(model.preprocess, ALWAYS)}\n[decode]\n{kind}"
+        f"[{prefix}preprocess]\n{_table(model.preprocess, ALWAYS)}\n[{prefix}decode]\n{kind}"
         f"{_table(decode, _names_of(decode))}"
     )
 
@@ -45,12 +45,18 @@ def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
     head = f"{facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}."
     lines = [_comment(head)]
     if proposal.labels:
-        lines.append(f"# {len(proposal.labels)} class names in the metadata: --labels-out.")
+        count = len(proposal.labels)
+        lines.append(f"# {count} class names in the metadata: `tandem model guess --labels-out`.")
     if facts.size_is_assumed:
         width, height = facts.size[::-1]
-        lines.append(f"# The input's size is dynamic, {width} x {height} assumed: --input-size.")
+        lines.append(
+            f"# The input's size is dynamic, {width} x {height} assumed: `tandem model guess"
+            " --input-size`."
+        )
     if proposal.sureness == "ask":
-        lines.append("# Several decoders take such outputs: choose with --choose NUMBER.")
+        lines.append(
+            "# Several decoders take such outputs: choose with `tandem model guess --choose NUMBER`."
+        )
         for number, candidate in enumerate(proposal.candidates, start=1):
             lines += ["#", _comment(f"{number}: {candidate.kind}: {candidate.why}.")]
             lines += [f"#    {line}".rstrip() for line in _lines(facts, candidate)]

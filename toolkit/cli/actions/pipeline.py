@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,11 @@ from pipelines.config import (
     load_pipeline,
     parse_pipeline,
 )
+from pipelines.open_models import ModelFiles, files_of
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.uri import redact
-from pipelines.stages.fit import check_fit
-from pipelines.stages.preprocess_check import check_preprocessing
+from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
 from toolkit.errors import GuessError
 from toolkit.guess.rules import guess
@@ -64,17 +65,22 @@ def write_pipeline(request: NewPipeline) -> str:
     return f"{request.output}: {_summary(config)}\nNext: tandem pipeline check {request.output}"
 
 
-def check_pipeline(path: Path, engine: Path | None, labels: Path | None, *, as_json: bool) -> str:
-    """Check a file, and whether an engine fits it; return what is said of it.
+def check_pipeline(
+    path: Path, engines: Mapping[str, Path], labels: Path | None, *, as_json: bool
+) -> str:
+    """Check a file, and whether its engines fit; return what is said of it.
 
-    Raises TandemError: the first thing that is wrong.
+    `engines`: by the model's name, "" is the first; those of other models, and what is not given,
+    are files that pipeline.toml names. Raises TandemError: the first thing that is wrong.
     """
     config = load_pipeline(path)
     waiting = Waiting(threading.Event(), patient=True)
     for camera in config.cameras:
         open_source(camera, waiting)  # not entered: files must be there, cameras may be away
-    if engine is not None and labels is not None:
-        notes = _check_engine(config, engine, labels)
+    first = config.first
+    engines = {name or first.name: engine for name, engine in engines.items()}
+    if (engines or first.engine) and (labels or first.labels):
+        notes = _check_engines(config, files_of(config, path.parent, engines, labels))
     else:
         check_tracking(config)
         notes = [
@@ -113,17 +119,24 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def _check_engine(config: PipelineConfig, path: Path, labels: Path) -> list[str]:
-    with open_engine(path) as engine:
-        manifest = engine.manifest
-    tensors = {tensor.name: tensor for tensor in manifest.tensors}
-    inputs, outputs = (
-        [tensors[name] for name in names] for names in (manifest.inputs, manifest.outputs)
-    )
-    check_fit(config, inputs, outputs, load_labels(labels), manifest.dims)
-    warning = check_preprocessing(config, manifest.preprocessing)
-    fits = f"it fits {path}, an engine for {manifest.profile}, and {labels}"
-    return [fits] if warning is None else [fits, warning]
+def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> list[str]:
+    facts, notes = {}, []
+    for name, one in files.items():
+        with open_engine(one.engine) as engine:
+            manifest = engine.manifest
+        tensors = {tensor.name: tensor for tensor in manifest.tensors}
+        facts[name] = EngineFacts(
+            [tensors[tensor] for tensor in manifest.inputs],
+            [tensors[tensor] for tensor in manifest.outputs],
+            load_labels(one.labels),
+            manifest.dims,
+            manifest.preprocessing,
+        )
+        which = f"{name} " if config.models else "it "
+        notes.append(
+            f"{which}fits {one.engine}, an engine for {manifest.profile}, and {one.labels}"
+        )
+    return [*notes, *check_engines(config, facts)]
 
 
 def _text(request: NewPipeline) -> str:
@@ -161,6 +174,10 @@ def _model_settings(request: NewPipeline) -> tuple[str, str]:
 def _summary(config: PipelineConfig) -> str:
     sources = ", ".join(redact(camera.uri) for camera in config.cameras)
     kinds = [str(sink.__struct_config__.tag) for sink in config.sinks]
-    decoder = config.decode.__struct_config__.tag
+    decoders = ", ".join(
+        f"{one.reading.__struct_config__.tag}{f' on {one.on}' if one.on else ''}"
+        for one in config.networks
+        if not one.replaces
+    )
     sinks = ", ".join(kinds) or "nobody"
-    return f"{config.name!r} reads {sources}, decodes {decoder}, gives to {sinks}"
+    return f"{config.name!r} reads {sources}, decodes {decoders}, gives to {sinks}"

@@ -1,13 +1,19 @@
 """The plans of `tandem plan`, as text and as JSON."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from device.engine.manifest import Precision
+from device.errors import ConfigError
+from device.files import replacing
 from device.selftest.report import is_report
+from pipelines.config import parse_pipeline
 from toolkit.board_kit.measured import measured_in
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.plan_models import PlanRequest, PlanResult, explain, make_plan, member_of
+from toolkit.engine.plan_pipeline import PlannedPipeline, plan_pipeline
 from toolkit.importers.source import model_sha256
 from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.cycles import cycles_of, render_cycles
@@ -17,6 +23,7 @@ from toolkit.partition.planning.plan_html import plan_html
 from toolkit.partition.planning.plan_json import shared_builtins
 from toolkit.partition.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.partition.planning.trtexec import trtexec_lines
+from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared
 
 __all__ = [
@@ -30,7 +37,9 @@ __all__ = [
     "make_plan",
     "measured_times",
     "member_of",
+    "pipeline_report",
     "plan_html",
+    "write_pipeline",
 ]
 
 
@@ -43,6 +52,38 @@ def measured_times(path: Path, model: Path, precision: Precision) -> Measured:
         return load_measured(path)
     sha256 = model_sha256(model)
     return measured_in(path, model_sha256=sha256, model=model.name, precision=precision)
+
+
+def write_pipeline(
+    path: Path, rows: Sequence[WorkloadModel], request: PlanRequest, result: PlanResult
+) -> PlannedPipeline:
+    """Write the pipeline of a plan, with the labels that are known. Raises TandemError: the file is
+    there already or cannot be written, or a model cannot be read by a pipeline."""
+    if path.exists():
+        raise ConfigError(
+            f"{path} is there already: name another file with `tandem plan --pipeline`."
+        )
+    planned = plan_pipeline(rows, request, result, path)
+    parse_pipeline(planned.text, path)
+    texts = {path: planned.text}
+    texts |= {path.parent / name: "\n".join(names) for name, names in planned.labels.items()}
+    for file_path, text in texts.items():
+        try:
+            with replacing(file_path) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise ConfigError(
+                f"{file_path} cannot be written ({error.strerror}): check the path."
+            ) from error
+    return planned
+
+
+def pipeline_report(path: Path, planned: PlannedPipeline) -> str:
+    """Return the commands that build the engines of a pipeline, and the one that runs it."""
+    lines = [f"{path} runs the models where the plan has them, once their engines are built:"]
+    lines += [f"  {shlex.join(command)}" for command in planned.commands]
+    lines += [f"  write {what}" for what in planned.missing]
+    return "\n".join([*lines, f"  {shlex.join(('tandem', 'run', str(path)))}"])
 
 
 def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trtexec: bool) -> str:

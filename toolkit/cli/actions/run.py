@@ -3,9 +3,10 @@
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -17,16 +18,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from device.engine.file import open_engine
-from device.engine.manifest import UNCALIBRATED
-from device.protocol.messages import ChildMessage, Ready, Stats
+from device.engine.file import Engine
+from device.protocol.messages import ChildMessage, Ready, Reload, Stats
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
-from pipelines.config import PipelineConfig, load_labels, load_pipeline
+from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.open_models import Opener, files_of, first_and_others, open_models
 from pipelines.preview.server import Preview
-from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.reload import ReloadFile, hangups
+from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
@@ -47,8 +49,9 @@ class RunRequest:
 
     target: Path
     pipeline: Path | None
+    engines: Mapping[str, Path]
     labels: Path | None
-    source: str | None
+    sources: tuple[str, ...]
     frames: int | None
     video: str | None
     jsonl: str | None
@@ -62,11 +65,12 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFiles:
-    """Engine, pipeline.toml and labels."""
+    """pipeline.toml, and which files take the place of those that it names: engines by the name of
+    their model, and the labels of the first."""
 
-    engine: Path
     pipeline: Path
-    labels: Path
+    engines: Mapping[str, Path]
+    labels: Path | None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,29 +88,28 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
     console = Console(stderr=as_json)
     timing_cache = request.timing_cache
     with ExitStack() as stack:
-        files = _find_files(request, stack)
-        config = _adapt(load_pipeline(files.pipeline), request)
-        names = load_labels(files.labels)
-        engine = stack.enter_context(open_engine(files.engine))
-        if engine.manifest.uncalibrated:
-            warn(UNCALIBRATED, "red")
-        session = stack.enter_context(
-            Session(engine, dla=request.dla, scales=request.scales, timing_cache=timing_cache)
-        )
-        if timing_cache and all(one.implementation != "cuda" for one in session.reports):
+        stack.enter_context(quick_turns())
+        place = _find_pipeline(request, stack)
+        config = _adapt(load_pipeline(place.pipeline), request)
+        files = files_of(config, place.pipeline.parent, place.engines, place.labels)
+        models = open_models(config, files, stack, _opener(request), partial(warn, colour="red"))
+        model, others = first_and_others(models)
+        reports = [one for each in models.values() for one in each.session.reports]
+        if timing_cache and all(one.implementation != "cuda" for one in reports):
             console.print(Text(not_timed(timing_cache), style="dim"))
         trace = None
         if request.trace is not None:
             trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
+        reload = ReloadFile(place.pipeline, lambda config: _adapt(config, request))
+        stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview] = [view]
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, names))
+            preview = stack.enter_context(Preview(request.preview, model.labels))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:
-            model = Model(session, names, engine.sha256, engine.manifest.preprocessing)
             run_pipeline(
                 config,
                 model,
@@ -114,6 +117,8 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
                 stop=stop,
                 files=OutputFiles(overwrite=request.overwrite),
                 frames=request.frames,
+                others=others,
+                reload=reload,
                 watch=_all([one.on_result for one in viewers]),
             )
     if as_json:
@@ -122,22 +127,45 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         console.print(view.figures(view.summary().stats))
 
 
-def _find_files(request: RunRequest, stack: ExitStack) -> PipelineFiles:
+def _opener(request: RunRequest) -> Opener:
+    def open_session(engine: Engine, dla_core: int | None) -> Session:
+        return Session(
+            engine,
+            dla=request.dla,
+            scales=request.scales,
+            timing_cache=request.timing_cache,
+            dla_core=dla_core,
+        )
+
+    return open_session
+
+
+def _find_pipeline(request: RunRequest, stack: ExitStack) -> PipelineFiles:
     """Find the files; a bundle is unpacked for as long as `stack` is open."""
     target, pipeline, labels = request.target, request.pipeline, request.labels
+    if target.suffix == ".toml":
+        if pipeline is not None:
+            raise click.UsageError(f"{target} is a pipeline already: leave out --pipeline.")
+        return PipelineFiles(target, request.engines, labels)
     if target.is_dir():
         folder = target
     elif _is_bundle(target):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"
         extract_bundle(target, folder)
-    elif pipeline is None or labels is None:
+    elif pipeline is None:
         raise click.UsageError(
             f"{target} is not a bundle; for an engine give --pipeline and --labels too"
             " (`tandem model guess` proposes what they hold)."
         )
     else:
-        return PipelineFiles(target, pipeline, labels)
-    return PipelineFiles(folder / ENGINE, pipeline or folder / PIPELINE, labels or folder / LABELS)
+        first = load_pipeline(pipeline).first.name
+        return PipelineFiles(pipeline, {first: target, **request.engines}, labels)
+    pipeline = pipeline or folder / PIPELINE
+    config = load_pipeline(pipeline)
+    if config.models[1:]:
+        return PipelineFiles(pipeline, request.engines, labels)
+    engines = {config.first.name: folder / ENGINE, **request.engines}
+    return PipelineFiles(pipeline, engines, labels or folder / LABELS)
 
 
 def _is_bundle(path: Path) -> bool:
@@ -153,8 +181,9 @@ def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
     sinks += [VideoSink(path=request.video)] if request.video else []
     sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
-    adapted = config if request.source is None else config.with_source(request.source)
-    return msgspec.structs.replace(adapted, sinks=tuple(sinks))
+    for source in request.sources:
+        config = config.with_source(source)
+    return msgspec.structs.replace(config, sinks=tuple(sinks))
 
 
 def _all(takers: Sequence[Callable[[T], None]]) -> Callable[[T], None]:
@@ -218,6 +247,11 @@ class _View:
                 self._live.start()
         elif isinstance(message, Stats):
             self._stats = message
+        elif isinstance(message, Reload):
+            text = (
+                f"not taken: {message.refused}" if message.refused else "; ".join(message.changes)
+            )
+            self._console.print(Text(f"pipeline.toml: {text}"))
 
     def on_result(self, result: FrameResult) -> None:
         """Add the result of a frame."""

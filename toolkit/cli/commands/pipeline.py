@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from toolkit.cli.options.engines import parse_engines
+
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 SINKS = ("mqtt", "jsonl", "video", "serial", "prometheus")
@@ -58,17 +60,29 @@ def new(
 
 @pipeline.command(epilog="Example: tandem pipeline check pipeline.toml --engine model.engine")
 @click.argument("file", metavar="PIPELINE.toml", type=FILE)
-@click.option("--engine", type=FILE, help="The engine that is to run it.")
-@click.option("--labels", type=FILE, help="Its labels.txt.")
+@click.option(
+    "--engine", type=FILE, help="The engine that is to run it. [default: as the file says]"
+)
+@click.option("--model", "engines", multiple=True, callback=parse_engines, metavar="NAME=FILE",
+    help="The engine of one of [[models]]. [default: as the file says]")  # fmt: skip
+@click.option("--labels", type=FILE, help="Its labels.txt. [default: as the file says]")
 @click.option("--json", "as_json", is_flag=True, help="Print the pipeline with its defaults.")
-def check(file: Path, engine: Path | None, labels: Path | None, as_json: bool) -> None:
-    """Check a pipeline.toml without running it: keys, addresses, and the engine if it is given.
+def check(
+    file: Path,
+    engine: Path | None,
+    engines: dict[str, Path],
+    labels: Path | None,
+    as_json: bool,
+) -> None:
+    """Check a pipeline.toml without running it: keys, addresses, and the engines if they are known.
 
-    No camera is opened. With --engine and --labels it is what every start checks.
+    No camera is opened. With engines and labels it is what every start checks.
     """
     from toolkit.cli.actions import pipeline as action
 
-    click.echo(action.check_pipeline(file, engine, labels, as_json=as_json))
+    if engine is not None:
+        engines = {**engines, "": engine}
+    click.echo(action.check_pipeline(file, engines, labels, as_json=as_json))
 
 
 @pipeline.command(epilog="Example: tandem pipeline schema -o pipeline.schema.json")

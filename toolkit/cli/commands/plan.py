@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     help="Frame rate that the board must sustain, in Hz.")  # fmt: skip
 @click.option("--workload", type=click.Path(path_type=Path),
     help="File with several models that share one board, in place of MODEL.")  # fmt: skip
+@click.option("--pipeline", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.toml",
+    help="Write a pipeline.toml that runs the models of --workload where the plan has them, and "
+    "print the commands that build their engines.")  # fmt: skip
 @click.option("--table", type=click.Path(path_type=Path),
     help="INT8 ranges; tensors without one stay off the DLA. [default: all have one]")  # fmt: skip
 @click.option("--measured", type=click.Path(path_type=Path),
@@ -82,6 +85,7 @@ def plan(
     max_latency_ms: float | None,
     rate_hz: float | None,
     workload: Path | None,
+    pipeline: Path | None,
     table: Path | None,
     measured: Path | None,
     no_rewrites: bool,
@@ -113,6 +117,8 @@ def plan(
             f"--objective {MAKESPAN} is the time of a frame of several models: give --workload; "
             "for one MODEL take --objective latency."
         )
+    if pipeline is not None and workload is None:
+        raise click.UsageError("--pipeline is for the models of a --workload.")
     members = _members(model, workload, rate_hz, table, shapes, inputs_as_nchw)
 
     with _no_collection():
@@ -144,8 +150,10 @@ def plan(
         result = action.make_plan(request, report)
     if html:
         write_page(html, action.plan_html(result.shared, result.advice))
+    planned = action.write_pipeline(pipeline, members, request, result) if pipeline else None
     if as_json:
-        click.echo(json.dumps(action.as_builtins(result)))
+        commands = {"build": planned.commands} if planned else {}
+        click.echo(json.dumps({**action.as_builtins(result), **commands}))
         say_written(html, as_json=True)
         return
     click.echo(
@@ -153,6 +161,8 @@ def plan(
             result, with_nodes=with_nodes, with_cycles=with_cycles, with_trtexec=with_trtexec
         )
     )
+    if pipeline is not None and planned is not None:
+        click.echo("\n" + action.pipeline_report(pipeline, planned))
     say_written(html, as_json=False)
 
 

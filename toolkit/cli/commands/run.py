@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.options.engines import parse_engines
+
 if TYPE_CHECKING:
     from device.runtime.session import Dla, Scales
 
@@ -12,10 +14,24 @@ if TYPE_CHECKING:
 @click.command(
     epilog="Example: tandem run robot.bundle --source rtsp://10.0.0.7/stream --video seen.mp4"
 )
-@click.argument("target", metavar="BUNDLE_OR_ENGINE", type=click.Path(path_type=Path))
+@click.argument("target", metavar="BUNDLE|ENGINE|PIPELINE.toml", type=click.Path(path_type=Path))
 @click.option("--pipeline", type=click.Path(path_type=Path), help="pipeline.toml of an engine.")
+@click.option(
+    "--model",
+    "engines",
+    multiple=True,
+    callback=parse_engines,
+    metavar="NAME=FILE",
+    help="The engine of one of [[models]], in place of the file that it names.",
+)
 @click.option("--labels", type=click.Path(path_type=Path), help="labels.txt of an engine.")
-@click.option("--source", metavar="URI", help="A video, a folder, v4l2:///dev/video0, rtsp://...")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="URI",
+    help="A video, a folder, v4l2:///dev/video0, rtsp://...; ID=URI for each of several.",
+)
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
@@ -54,8 +70,9 @@ if TYPE_CHECKING:
 def run(
     target: Path,
     pipeline: Path | None,
+    engines: dict[str, Path],
     labels: Path | None,
-    source: str | None,
+    sources: tuple[str, ...],
     frames: int | None,
     video: str | None,
     jsonl: str | None,
@@ -67,7 +84,8 @@ def run(
     scales: "Scales",
     timing_cache: Path | None,
 ) -> None:
-    """Run a pipeline on this machine: a bundle, or an engine with --pipeline and --labels.
+    """Run a pipeline on this machine: a bundle, a pipeline.toml that names its engines and labels,
+    or an engine with --pipeline and --labels.
 
     The same files run on the board. Results go to --video and --jsonl; mqtt sinks are ignored.
     """
@@ -76,8 +94,9 @@ def run(
     request = RunRequest(
         target=target,
         pipeline=pipeline,
+        engines=engines,
         labels=labels,
-        source=source,
+        sources=sources,
         frames=frames,
         video=video,
         jsonl=jsonl,

@@ -20,6 +20,7 @@ class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """One model of a workload; `name` None takes the file's name without its ending.
 
     `inputs_as_nchw`: as in `toolkit.importers.source.ModelPath`.
+    `settings`: its model.toml, for a pipeline of the plan; None: how it is fed and read is guessed.
     `rate_hz` None: frames come as fast as they go; all models of a workload have a rate, or none.
     """
 
@@ -29,6 +30,7 @@ class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     table: Path | None = None
     shapes: dict[str, tuple[Annotated[int, Meta(ge=1)], ...]] = {}
     inputs_as_nchw: bool = False
+    settings: Path | None = None
 
     @property
     def title(self) -> str:
@@ -76,4 +78,5 @@ def _beside(folder: Path, model: WorkloadModel) -> WorkloadModel:
         model,
         path=folder / model.path,
         table=None if model.table is None else folder / model.table,
+        settings=None if model.settings is None else folder / model.settings,
     )

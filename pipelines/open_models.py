@@ -1,0 +1,109 @@
+"""Opens the engines of a pipeline, with their labels, from the files that it names."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import UNSET
+
+from device.choices import list_choices
+from device.engine.file import Engine, open_engine
+from device.engine.manifest import UNCALIBRATED
+from device.errors import ConfigError
+from device.runtime.session import Session
+from device.update.bundle import ENGINE, LABELS
+from pipelines.config import PipelineConfig, PipelineModel, load_labels
+from pipelines.runtime.network import Model
+
+Opener = Callable[[Engine, int | None], Session]
+"""Opens a session of an engine, its DLA segments on a core, or where the engine says."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of one model."""
+
+    engine: Path
+    labels: Path
+
+
+def files_of(
+    config: PipelineConfig,
+    folder: Path,
+    engines: Mapping[str, Path] | None = None,
+    labels: Path | None = None,
+) -> dict[str, ModelFiles]:
+    """Return the files of each model, by name, the first one first.
+
+    Paths of pipeline.toml are relative to `folder`. `engines` replace them by the model's name,
+    `labels` those of the first model. Raises ConfigError: a file is not named, or a name is of no
+    model.
+    """
+    networks = config.networks
+    names = [one.name for one in networks]
+    first = {one.name for one in networks if names[0] in (one.name, one.replaces)}
+    for name in engines or {}:
+        if name not in names:
+            raise ConfigError(
+                f"pipeline {config.name!r} has no model {name!r}: use one of"
+                f" {list_choices(name, names)}."
+            )
+    return {
+        one.name: ModelFiles(
+            (engines or {}).get(one.name) or _named(config, one, "engine", folder),
+            labels if labels and one.name in first else _named(config, one, "labels", folder),
+        )
+        for one in networks
+    }
+
+
+def bundle_files(config: PipelineConfig, folder: Path) -> dict[str, ModelFiles]:
+    """Return the files of each model in the folder of a bundle, which has one engine; a folder
+    that a person made may have several, named by its pipeline.toml."""
+    if config.models[1:]:
+        return files_of(config, folder)
+    return files_of(config, folder, {config.first.name: folder / ENGINE}, folder / LABELS)
+
+
+def open_models(
+    config: PipelineConfig,
+    files: Mapping[str, ModelFiles],
+    stack: ExitStack,
+    open_session: Opener,
+    warn: Callable[[str], None] = _log.warning,
+) -> dict[str, Model]:
+    """Return the models of a pipeline, by name, the first one first; `stack` closes them.
+
+    `warn` hears of engines without calibration. Raises TandemError: a file cannot be used here.
+    """
+    models = {}
+    for one in config.networks:
+        labels = load_labels(files[one.name].labels)
+        engine = stack.enter_context(open_engine(files[one.name].engine))
+        if engine.manifest.uncalibrated:
+            warn(f"{one.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
+        core = None if one.dla_core is UNSET else one.dla_core
+        session = stack.enter_context(open_session(engine, core))
+        models[one.name] = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+    return models
+
+
+def first_and_others(models: Mapping[str, Model]) -> tuple[Model, dict[str, Model]]:
+    """Return the first model, and the others by name."""
+    (_, first), *others = models.items()
+    return first, dict(others)
+
+
+def _named(config: PipelineConfig, model: PipelineModel, key: str, folder: Path) -> Path:
+    path = model.engine if key == "engine" else model.labels
+    if not path:
+        which = f"the model {model.name!r} of pipeline" if config.models else "pipeline"
+        raise ConfigError(
+            f"{which} {config.name!r} has no `{key}`: name the file there; `tandem run`"
+            f" takes --{'model NAME=FILE' if key == 'engine' else 'labels'}, too."
+        )
+    return folder / path

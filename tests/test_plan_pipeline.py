@@ -1,0 +1,161 @@
+"""A plan of several models becomes a pipeline: its engines are built as it says, and it runs."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import onnx
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from calibration.table import write_table
+from device.engine.file import open_engine
+from pipelines.config import load_pipeline
+from pipelines.decode_config import Classification
+from toolkit.cli.main import tandem
+from toolkit.errors import PlanError
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.ranges.measure import dummy_table
+
+PROFILE = "orin-nx-16gb"
+SETTINGS = """
+name = "shades"
+file = "shades.onnx"
+labels = "shades.txt"
+[preprocess]
+width = 64
+height = 64
+resize = "stretch"
+[decode]
+kind = "classification"
+scores = "p"
+"""
+
+
+def classifier(path: Path, channels: int) -> Path:
+    """Write convolutions that the DLA takes, and a Gemm behind a Flatten that it does not."""
+    rng = np.random.default_rng()
+    weights, nodes, data, depth = [], [], "image", 3
+    for index in range(4):
+        values = rng.normal(0, 0.05, (channels, depth, 3, 3)).astype(np.float32)
+        weights.append(numpy_helper.from_array(values, f"w{index}"))
+        nodes.append(
+            helper.make_node(
+                "Conv", [data, f"w{index}"], [f"c{index}"], f"conv{index}", pads=[1] * 4
+            )
+        )
+        nodes.append(helper.make_node("Relu", [f"c{index}"], [f"t{index}"], f"relu{index}"))
+        data, depth = f"t{index}", channels
+    gemm = rng.normal(0, 0.1, (channels, 2)).astype(np.float32)
+    weights.append(numpy_helper.from_array(gemm, "gemm"))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [data], ["means"], "pool"),
+        helper.make_node("Flatten", ["means"], ["flat"], "flatten"),
+        helper.make_node("Gemm", ["flat", "gemm"], ["p"], "gemm"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("image", TensorProto.FLOAT, [1, 3, 64, 64])],
+        [value("p", TensorProto.FLOAT, [1, 2])],
+        weights,
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
+    return path
+
+
+def workload(folder: Path, *rows: str) -> Path:
+    path = folder / "workload.toml"
+    path.write_text("".join(f"[[model]]\n{row}\n" for row in rows))
+    return path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(tandem, [str(one) for one in arguments])
+
+
+def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
+    rows = []
+    for name, channels, rate_hz in (("slow", 16, 10), ("fast", 32, 30)):
+        path = classifier(tmp_path / f"{name}.onnx", channels)
+        imported = import_model(path)
+        write_table(tmp_path / f"{name}.json", dummy_table(imported.model, imported.sha256))
+        rows.append(
+            f'path = "{name}.onnx"\nrate_hz = {rate_hz}\ntable = "{name}.json"\n'
+            'settings = "shades.toml"'
+        )
+    (tmp_path / "shades.toml").write_text(SETTINGS)
+    (tmp_path / "shades.txt").write_text("dark\nbright\n")
+    file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
+    asked = ("--workload", file, "--profile", PROFILE, "--objective", "gpu-relief", "--seconds", 1)
+    done = invoke("plan", *asked, "--min-gain", 0, "--pipeline", out, "--json")
+    assert done.exit_code == 0, done.output
+    planned = json.loads(done.stdout)
+    config = load_pipeline(out)
+    assert [one.name for one in config.models] == ["fast", "slow"]  # the faster one first
+    assert [one.max_hz or None for one in config.models] == [None, 10.0]
+    assert [Path(command[2]).stem for command in planned["build"]] == ["fast", "slow"]
+    on_dla = 0
+    for command in planned["build"]:
+        assert invoke(*command[1:], "--no-fallback").exit_code == 0
+        (plan,) = [one for one in planned["plans"] if one["model"] == Path(command[2]).stem]
+        with open_engine(command[-1]) as engine:
+            rows_built = {row.node: row.processor[:3] for row in engine.manifest.plan}
+        assert rows_built == {row["node"]: row["processor"][:3] for row in plan["nodes"]}
+        on_dla += sum(processor == "dla" for processor in rows_built.values())
+    assert on_dla > 4
+    run = invoke("run", out, "--frames", 4, "--json")
+    assert run.exit_code == 0, run.output
+    summary = json.loads(run.stdout)
+    assert {one.split(":")[0] for one in summary["segments"]} == {"fast", "slow"}
+    assert summary["stats"]["stage_p50_ms"]["slow"] > 0
+
+
+def test_the_commands_are_printed_as_a_shell_reads_them(tmp_path: Path) -> None:
+    classifier(tmp_path / "a model.onnx", 8)
+    (tmp_path / "shades.toml").write_text(SETTINGS)
+    file = workload(tmp_path, 'path = "a model.onnx"\nsettings = "shades.toml"')
+    out = tmp_path / "board.toml"
+    asked = ("--profile", PROFILE, "--precision", "fp16", "--objective", "latency", "--seconds", 1)
+    done = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    assert done.exit_code == 0, done.output
+    lines = [shlex.split(line) for line in done.output.splitlines() if "tandem build" in line]
+    assert [line[2:4] for line in lines] == [[str(tmp_path / "a model.onnx"), "--profile"]]
+    assert lines[0][-4:] == ["--force-gpu", "all", "-o", str(tmp_path / "a_model.engine")]
+    assert f"tandem run {out}" in done.output
+    again = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    assert "is there already" in str(again.exception)
+
+
+def test_a_model_is_guessed_and_its_labels_are_asked_for(tmp_path: Path) -> None:
+    classifier(tmp_path / "m.onnx", 8)
+    out = tmp_path / "p.toml"
+    file = workload(tmp_path, 'path = "m.onnx"')
+    asked = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
+    done = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    assert done.exit_code == 0, done.output
+    assert f"write {tmp_path}/m.labels.txt: the class names of m, one a line" in done.output
+    assert load_pipeline(out).first.reading == Classification(scores="p")
+
+
+def test_names_that_are_alike_in_a_pipeline_are_refused(tmp_path: Path) -> None:
+    classifier(tmp_path / "m.onnx", 8)
+    (tmp_path / "s.toml").write_text(SETTINGS)
+    names = (f'path = "m.onnx"\nname = "{name}"\nsettings = "s.toml"' for name in ("a b", "a.b"))
+    asked = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
+    out = tmp_path / "p.toml"
+    done = invoke("plan", "--workload", workload(tmp_path, *names), *asked, "--pipeline", out)
+    assert isinstance(done.exception, PlanError)
+    assert "give each a `name` of letters" in str(done.exception)
+    assert not out.exists()
+
+
+def test_a_pipeline_is_of_a_workload(tmp_path: Path) -> None:
+    classifier(tmp_path / "m.onnx", 8)
+    done = invoke("plan", tmp_path / "m.onnx", "--profile", PROFILE, "--pipeline", tmp_path / "p")
+    assert done.exit_code == 2
+    assert "--pipeline is for the models of a --workload" in done.output
