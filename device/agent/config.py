@@ -40,7 +40,8 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     its source is away. It is live after it has run for `confirm_after_s` without a break, with
     `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
-    chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
+    `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
@@ -50,6 +51,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
     crash_window_s: Seconds = 300.0  # several times what a trial lets pass
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
+    max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     stop_grace_s: Seconds = 5.0
 
 

@@ -219,7 +219,14 @@ class Updater:
     def _start_fetching(self, desired: Desired) -> None:
         blob = desired.release.blob
         try:
-            self._fetching.begin(blob)
+            self._fetching.begin(
+                blob,
+                self._store.bundles(self.state),
+                bytes_per_s=_smaller(
+                    self._config.update.max_bytes_per_s, desired.policy.max_bytes_per_s
+                ),
+                cast=desired.release.cast,
+            )
         except (TandemError, OSError) as error:
             self._refuse(desired, _reason(error))
             return
@@ -251,8 +258,11 @@ class Updater:
             return
         received, reason = self._fetching.received_bytes, self._fetching.complaint
         self.update = msgspec.structs.replace(self.update, received_bytes=received, reason=reason)
+        failure = self._fetching.failure(time.monotonic())
         if self._fetching.complete:
             self._stage(desired)
+        elif failure:
+            self._give_up_fetching(failure)
 
     def _give_up_fetching(self, reason: str) -> None:
         """Refuse this request for good: another download would end the same way."""
@@ -555,6 +565,11 @@ def _failure(desired: Desired, reason: str) -> SlotFailure:
         reason=reason[: slots.MAX_REASON],
         at=utc_now(),
     )
+
+
+def _smaller(one: int | None, another: int | None) -> int | None:
+    """Return the smaller of two limits, of which None is no limit."""
+    return min((limit for limit in (one, another) if limit is not None), default=None)
 
 
 def _reason(error: Exception) -> str:

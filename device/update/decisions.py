@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from device.protocol.documents import DOCUMENT_FORMAT, Desired, Phase, Running, Update
+from device.protocol.documents import READABLE_FORMATS, Desired, Phase, Running, Update
+from device.update.chunk_table import CHUNK_FORMATS
 from device.update.slots import SlotRecord, SlotState
 
 UNSIGNED = (
@@ -94,10 +95,16 @@ def _failed(desired: Desired, state: SlotState) -> Failed | None:
 def _refusal(desired: Desired, profile: str, dev: bool) -> str | None:
     """Return why the release is refused before a download, or None."""
     release = desired.release
-    if desired.format != DOCUMENT_FORMAT:
+    if desired.format not in READABLE_FORMATS:
         return (
-            f"the desired document has format {desired.format}, this agent reads "
-            f"{DOCUMENT_FORMAT}: update the agent"
+            f"the desired document has format {desired.format}, this agent reads 1 to "
+            f"{READABLE_FORMATS[-1]}: update the agent"
+        )
+    if release.blob.chunk_format not in CHUNK_FORMATS:
+        return (
+            f"the release {release.name} {release.version} is cut by the chunk format "
+            f"{release.blob.chunk_format}, this agent reads 1 to {CHUNK_FORMATS[-1]}: update the "
+            "agent"
         )
     if release.profile != profile:
         return (

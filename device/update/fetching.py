@@ -1,9 +1,11 @@
 """The agent's one download at a time, with its part file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.part_file import Fetch
+from device.update.window import RateLimit
 
 
 class Fetching:
@@ -29,6 +31,10 @@ class Fetching:
         """Whether all chunks are on the disk."""
         return self._fetch is not None and self._fetch.download.complete
 
+    def failure(self, now_s: float) -> str:
+        """Return why the download cannot go on; empty while it can."""
+        return "" if self._fetch is None else self._fetch.download.failure(now_s)
+
     @property
     def running(self) -> bool:
         """Whether there is a download."""
@@ -39,13 +45,26 @@ class Fetching:
         """When `next_request` is due without a message."""
         return None if self._fetch is None else self._fetch.download.wake_at_s
 
-    def begin(self, blob: BlobSpec) -> None:
-        """Begin or resume this download in place of any other."""
+    def begin(
+        self,
+        blob: BlobSpec,
+        bases: Mapping[str, Path] | None = None,
+        *,
+        bytes_per_s: int | None = None,
+        cast: bool = False,
+    ) -> None:
+        """Begin or resume this download in place of any other.
+
+        `bases`: folders of unpacked bundles, by the SHA-256 of the bundle: chunks are copied from
+        them. `bytes_per_s`: the most that is asked for; None: no limit. `cast`: wait for the
+        broadcast first.
+        """
         if self._fetch is not None and self._fetch.download.spec == blob:
             self._fetch.download.on_server_back()
             return
         self.pause()
-        self._fetch = Fetch(self._folder, blob, self._window_chunks)
+        limit = RateLimit(bytes_per_s)
+        self._fetch = Fetch(self._folder, blob, self._window_chunks, bases, limit, cast=cast)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
         """Take a part that arrived, "7" or "7/peer"; late ones and other blobs' are dropped."""
@@ -73,11 +92,11 @@ class Fetching:
     def pause(self) -> None:
         """Stop; the part file stays and can be resumed until another download begins."""
         if self._fetch is not None:
-            self._fetch.file.close()
+            self._fetch.close()
             self._fetch = None
 
     def remove(self) -> None:
         """Stop and delete the part file."""
         if self._fetch is not None:
-            self._fetch.file.remove()
+            self._fetch.remove()
             self._fetch = None
