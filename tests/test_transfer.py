@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from device.errors import TransferError
 from device.protocol.documents import BlobGet, BlobSpec
+from device.update.chunk_table import ChunkTable, decode_index
 from device.update.fetching import Fetching
 from device.update.part_file import Fetch, PartFile
-from device.update.chunk_table import ChunkTable, decode_index
 from device.update.transfer import MAX_CORRUPT_IN_A_ROW, STALL_MAX_S, STALL_S, Download
 from device.update.window import WINDOW_MAX, WINDOW_START, RateLimit, Window
 

@@ -39,10 +39,11 @@ from device.errors import TandemError
 from device.protocol.documents import Desired, Reported, decode, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
-from device.protocol.topics import Topics
+from device.protocol.topics import CAST, Topics
 from device.start.command import module_command
 from device.update.decisions import running_of
 from device.update.slot_store import SlotStore
+from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
 
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
@@ -57,7 +58,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | _Stop
+Event = LinkEvent | PipelineEvent | PreparationEvent | SourceEvent | _Stop
 
 
 class Agent:
@@ -79,7 +80,9 @@ class Agent:
             timeout_s=config.prepare.timeout_s,
             memory_mb=config.prepare.memory_mb,
         )
-        self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
+        self._updater = Updater(
+            config, self._store, self._pipeline, self._report, preparation, self._put
+        )
         self._version = _version()
         self._desired_problem = ""
         self._stats_due_s = 0.0
@@ -145,6 +148,8 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
+        elif isinstance(event, SourcePart | SourceEnded):
+            self._updater.on_source(event, time.monotonic())
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
@@ -155,10 +160,11 @@ class Agent:
         """Do what is due at this time, after each event and each wait."""
         self._pipeline.watch(now_s)
         self._updater.advance(now_s)
-        if self._presence.online:
-            request = self._updater.next_request(time.monotonic())  # `advance` may take long
-            if request is not None:
-                self._presence.send(self._topics.blob_get, encode(request))
+        self._presence.hear_cast(self._updater.cast_sha256)
+        # `advance` may take long
+        request = self._updater.next_request(time.monotonic(), online=self._presence.online)
+        if request is not None:
+            self._presence.send(self._topics.blob_get, encode(request))
         self._report()
 
     def _on_message(self, message: Message) -> None:
@@ -166,6 +172,9 @@ class Agent:
             self._on_desired(message.payload)
         elif message.topic == self._topics.state:
             self._presence.on_own_state(message.payload)
+        elif message.topic.startswith(f"{CAST}/"):
+            sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
+            self._updater.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")

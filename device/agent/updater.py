@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from device.agent.config import AgentConfig
+from device.agent.fetch_options import fetch_options
 from device.agent.kept_state import RETRY_S, KeptState, utc_now
 from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
 from device.agent.preparation import (
@@ -54,6 +55,7 @@ from device.update.decisions import (
 from device.update.fetching import Fetching
 from device.update.slot_store import SlotStore
 from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
+from device.update.sources.reader import SourceEvent
 
 LOG = logging.getLogger("tandem.agent")
 READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
@@ -69,10 +71,11 @@ class Updater:
         pipeline: PipelineRunner,
         report: Callable[[], None],
         preparation: Preparation | None = None,
+        put: Callable[[SourceEvent], None] = lambda _event: None,
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
-        `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
+        `put` takes what sources give, from threads, for `on_source`. `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
         """
         self.update = Update(phase="idle")
         self._config = config
@@ -84,7 +87,7 @@ class Updater:
         self._preparation = preparation
         self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
         self._desired: Desired | None = None
-        self._fetching = Fetching(store.downloads, config.update.window_chunks)
+        self._fetching = Fetching(store.downloads, config.update.window_chunks, put)
         self._trial: Trial | None = None
         self._looked_s = 0.0  # when the trial was last looked at
         self._judge_at_s: float | None = None
@@ -129,7 +132,8 @@ class Updater:
 
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
         """Return when `advance` or `next_request` has something to do without an event."""
-        wake_at_s = self._fetching.wake_at_s if online else None
+        wakes = online or not self._fetching.needs_broker
+        wake_at_s = self._fetching.wake_at_s if wakes else None
         return self._judge_at_s, self._kept.retry_at_s, self._pipeline.restart_at_s, wake_at_s
 
     def advance(self, now_s: float) -> None:
@@ -219,14 +223,8 @@ class Updater:
     def _start_fetching(self, desired: Desired) -> None:
         blob = desired.release.blob
         try:
-            self._fetching.begin(
-                blob,
-                self._store.bundles(self.state),
-                bytes_per_s=_smaller(
-                    self._config.update.max_bytes_per_s, desired.policy.max_bytes_per_s
-                ),
-                cast=desired.release.cast,
-            )
+            bases = self._store.bundles(self.state)
+            self._fetching.begin(blob, fetch_options(desired, self._config.update, bases))
         except (TandemError, OSError) as error:
             self._refuse(desired, _reason(error))
             return
@@ -243,13 +241,32 @@ class Updater:
         except (TandemError, OSError) as error:
             self._give_up_fetching(_reason(error))
 
+    def on_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part of a broadcast: "index", "7" or "end"."""
+        try:
+            self._fetching.take_cast(sha256, part, payload, now_s)
+        except (TandemError, OSError) as error:
+            self._give_up_fetching(_reason(error))
+
+    def on_source(self, event: SourceEvent, now_s: float) -> None:
+        """Take what a source other than MQTT gave."""
+        try:
+            self._fetching.on_source(event, now_s)
+        except (TandemError, OSError) as error:
+            self._give_up_fetching(_reason(error))
+
+    @property
+    def cast_sha256(self) -> str:
+        """The blob whose broadcast is to be heard, empty if none is."""
+        return self._fetching.cast_sha256
+
     def on_reconnect(self) -> None:
         """Forget the requests of the old connection: they are not answered."""
         self._fetching.forget_requests()
 
-    def next_request(self, now_s: float) -> BlobGet | None:
+    def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
         """Return the request to send now, or None; its chunks count as in flight from here on."""
-        return self._fetching.next_request(now_s)
+        return self._fetching.next_request(now_s, online=online)
 
     def _advance_download(self) -> None:
         """Note the progress of the download; stage a complete one."""
@@ -258,7 +275,7 @@ class Updater:
             return
         received, reason = self._fetching.received_bytes, self._fetching.complaint
         self.update = msgspec.structs.replace(self.update, received_bytes=received, reason=reason)
-        failure = self._fetching.failure(time.monotonic())
+        failure = self._fetching.advance(time.monotonic())
         if self._fetching.complete:
             self._stage(desired)
         elif failure:
@@ -565,11 +582,6 @@ def _failure(desired: Desired, reason: str) -> SlotFailure:
         reason=reason[: slots.MAX_REASON],
         at=utc_now(),
     )
-
-
-def _smaller(one: int | None, another: int | None) -> int | None:
-    """Return the smaller of two limits, of which None is no limit."""
-    return min((limit for limit in (one, another) if limit is not None), default=None)
 
 
 def _reason(error: Exception) -> str:

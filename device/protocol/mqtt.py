@@ -103,6 +103,7 @@ class Link:
         self._current: _Connection | None = None
         self._session = 0
         self._left_out = LeftOut([topic for topic, _qos in settings.subscriptions])
+        self._listened: tuple[tuple[str, int], ...] = ()
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -112,6 +113,14 @@ class Link:
     def start(self) -> None:
         """Begin to connect, without waiting."""
         self._thread.start()
+
+    def listen(self, subscriptions: tuple[tuple[str, int], ...]) -> None:
+        """Subscribe to these besides those of the settings, now and at each connection; those of
+        the call before end."""
+        before, self._listened = self._listened, subscriptions
+        connection = self._current
+        if connection is not None and connection.was_up:
+            connection.listen(before, subscriptions)
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool = False, wait_s: float = 0.0
@@ -163,6 +172,7 @@ class Link:
             version = self._version or probe_version(settings.host, settings.port)
             connection = _Connection(settings, self._put, version, self._session, self._left_out)
             self._current = connection
+            connection.listened = lambda: self._listened
             if self._stopping.is_set():  # close() may have looked before the line above
                 return False, ""
             reason = connection.hold(self._make_will)
@@ -193,6 +203,7 @@ class _Connection:
         left_out: LeftOut,
     ) -> None:
         self.was_up = False  # the broker accepted us
+        self.listened: Callable[[], tuple[tuple[str, int], ...]] = tuple
         self._settings = settings
         self._put = put
         self._version = version
@@ -238,6 +249,14 @@ class _Connection:
                 f"{MAX_PACKET_BYTES}: clear the retained message on the topic {self.giant_topic!r}"
             )
         return self._reason or f"the connection to {where} was lost"
+
+    def listen(
+        self, before: tuple[tuple[str, int], ...], subscriptions: tuple[tuple[str, int], ...]
+    ) -> None:
+        if ended := [topic for topic, qos in before if (topic, qos) not in subscriptions]:
+            self._client.unsubscribe(ended)
+        if begun := [row for row in subscriptions if row not in before]:
+            self._client.subscribe(begun)
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
         if not self.was_up or self._ended.is_set():
@@ -311,6 +330,7 @@ class _Connection:
             where = f"{self._settings.host}:{self._settings.port}"
             self._reason = f"the broker at {where} refused the connection: {reason}"
         elif not self._subscribe(self._left_out.connect(time.monotonic())):
+            self.listen((), self.listened())
             self._up()
 
     def _subscribe(self, names: tuple[str, ...]) -> bool:
@@ -337,6 +357,7 @@ class _Connection:
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)
         if not self.was_up:
+            self.listen((), self.listened())
             self._up()
 
     def _up(self) -> None:

@@ -5,7 +5,9 @@ fleet/v1/{device}/desired           retained: the release that the device shall 
 fleet/v1/{device}/reported          retained: what it runs and how far an update is
 fleet/v1/{device}/blob/get          the device asks for chunks of a blob
 fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
-fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
+fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name (n = "d7": chunk
+                                    7 as a difference; n = "none": the server has no such blob)
+fleet/v1/cast/{sha256}/{n}          chunk n for all devices at once (n = "index", "end")
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
@@ -21,6 +23,9 @@ from typing import Annotated
 from msgspec import Meta
 
 PREFIX = "fleet/v1"
+BLOB_GET_OF_ALL = f"{PREFIX}/+/blob/get"  # what a server of chunks subscribes to
+SHARED_BLOB_GET = f"$share/fleet/{BLOB_GET_OF_ALL}"  # several servers: each request to one of them
+CAST = f"{PREFIX}/cast"
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 
@@ -73,6 +78,11 @@ class Topics:
     def chunk(self, sha256: str, part: int | str, peer: str) -> str:
         """The topic of one chunk of a blob from a server; part is its number or "index"."""
         return f"{self.root}/blob/{sha256}/{part}/{peer}"
+
+
+def cast_topic(sha256: str, part: int | str) -> str:
+    """The topic of one part of a blob that is sent to all devices at once."""
+    return f"{CAST}/{sha256}/{part}"
 
 
 @dataclass(frozen=True, slots=True)

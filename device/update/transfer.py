@@ -29,7 +29,8 @@ GAP_MAX_S = 10.0  # a longer silence is an outage, not a slow line
 MAX_OVERTAKEN = 3  # a chunk is counted as lost when so many later requests were answered
 MAX_CORRUPT_IN_A_ROW = 64  # of one peer: it is not asked by its name any more
 MAX_PEERS = 16
-GONE_S = 5.0  # so long another peer may have the blob that one does not
+GONE_S = 3.0  # so long another peer may have the blob that one does not
+CAST_BEGIN_S = 10.0  # so long a cast that was announced is waited for
 CAST_SILENT_S = 2.0  # a cast that is silent for so long is over
 CAST_SPREAD_S = 1.0  # the devices then ask within this time, not all at once
 ANYONE = ""  # a request to all peers; also the peer that sends chunks without its name
@@ -97,6 +98,7 @@ class Download:
         self._heard_s: float | None = None  # when the last one came, or the first was asked for
         self._quiet_since_s: float | None = None  # None: no reply is due
         self._gone_s: float | None = None  # when a peer said so, and nothing good came since
+        self._patient = False
         self._cast = cast
         self._cast_until_s: float | None = None
         self._free_at_s: float | None = None  # when the rate limit lets something be asked for
@@ -114,12 +116,17 @@ class Download:
     @property
     def complaint(self) -> str:
         """Which peers send what does not fit, empty if none does."""
-        return "; ".join(
+        return "; ".join(filter(None, map(self.complaint_of, self._peers)))
+
+    def complaint_of(self, name: str) -> str:
+        """Return what a peer sends that does not fit; empty while it is trusted."""
+        peer = self._peers.get(name)
+        if peer is None or peer.corrupt < MAX_CORRUPT_IN_A_ROW:
+            return ""
+        return (
             f"{f'the server {name}' if name else 'a server'} sent {peer.corrupt} parts in a row "
             f"that do not match their hashes (the last: {peer.last_corrupt}): it holds another "
             "file, deploy again"
-            for name, peer in self._peers.items()
-            if peer.corrupt >= MAX_CORRUPT_IN_A_ROW
         )
 
     @property
@@ -253,10 +260,20 @@ class Download:
             self._await_reply(now_s, stalled)
         return self._request(now_s)
 
+    @property
+    def awaits_cast(self) -> bool:
+        """Whether nothing is asked for as a broadcast is, or may be, on its way."""
+        return self._cast
+
+    def change_source(self, *, patient: bool) -> None:
+        """Ask another source; a `patient` one says itself when it gives nothing."""
+        self._patient = patient
+        self.on_server_back()
+
     def on_server_back(self) -> None:
         """Ask at once: the server was away, and has announced the blob again."""
         self.forget_requests()
-        self._stall_s = STALL_S
+        self._reset_stall()
         self._gone_s = None
         for peer in self._peers.values():
             peer.gone = ""
@@ -272,7 +289,7 @@ class Download:
 
     def _awaits_cast(self, now_s: float) -> bool:
         if self._cast and self._cast_until_s is None:
-            self.on_cast(now_s)
+            self._cast_until_s = now_s + CAST_BEGIN_S
         if self._cast and self._cast_until_s is not None and now_s >= self._cast_until_s:
             self._cast = False
         return self._cast
@@ -336,7 +353,8 @@ class Download:
             self._stall_s = min(STALL_MAX_S, self._stall_s * 2)
 
     def _reset_stall(self) -> None:
-        self._stall_s = min(STALL_MAX_S, max(STALL_S, 3.0 * self._gap_s))  # a slow line is no loss
+        least_s = STALL_MAX_S if self._patient else STALL_S
+        self._stall_s = min(STALL_MAX_S, max(least_s, 3.0 * self._gap_s))  # a slow line is no loss
         self._quiet_since_s = None
 
     def _mark_present(self, number: int) -> None:

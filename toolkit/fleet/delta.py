@@ -50,7 +50,7 @@ class DeltaEncoder:
 
     def __init__(self, bundle: ByteSource, base: ByteSource, base_number: int = 0) -> None:
         self._bundle, self._base = bundle, base
-        self._base_number = base_number
+        self.base_number = base_number
         self._parts = read_layout(bundle)
         self._starts = [part.start for part in self._parts]
         self._of_base = {part.key: part for part in read_layout(base)}
@@ -90,7 +90,7 @@ class DeltaEncoder:
             rows.append(OPERATION.pack(offset, len(data), DIFFERENCE, item_bytes))
             residuals.append(_subtract(data, self._base.read(offset, len(data)), item_bytes))
         frame = self._compressor.compress(b"".join(residuals))
-        return HEAD.pack(DELTA_FORMAT, self._base_number, len(rows)) + b"".join(rows) + frame
+        return HEAD.pack(DELTA_FORMAT, self.base_number, len(rows)) + b"".join(rows) + frame
 
     def _patch(self, span: _Span) -> bytes:
         """Compress bytes with what lies around their place in the base's part."""
@@ -106,7 +106,7 @@ class DeltaEncoder:
             level=ZSTD_LEVEL, dict_data=dictionary, write_content_size=False, write_dict_id=False
         )
         row = OPERATION.pack(first, last - first, PATCH, 1)
-        head = HEAD.pack(DELTA_FORMAT, self._base_number, 1)
+        head = HEAD.pack(DELTA_FORMAT, self.base_number, 1)
         return head + row + compressor.compress(self._bundle.read(span.start, size))
 
 
