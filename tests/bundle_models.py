@@ -1,4 +1,4 @@
-"""Bundles with a model inside: tensors as a network has them, written by the safetensors library."""
+"""Bundles with a model inside: tensors as a network has them, by the safetensors library."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -254,7 +254,7 @@ def test_no_difference_does_more_than_be_refused(data: st.DataObject) -> None:
 
 
 def test_garbled_parts_never_make_another_file(tmp_path: Path) -> None:
-    """Chunks, differences and indices, each of them lost, garbled, cut off, doubled or misplaced."""
+    """Chunks, differences and indices: lost, garbled, cut off, doubled and misplaced."""
     chance = np.random.default_rng()
     before, after = fine_tuned(detector(chance, blocks=4, width=32), chance, "float16")
     base = write_model_bundle(tmp_path / "1.bundle", before)

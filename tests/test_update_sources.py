@@ -200,7 +200,8 @@ def test_a_release_comes_over_http_and_goes_on_where_it_was(tmp_path: Path, blob
         assert again.run() == ""
         spans = [re.findall(r"\d+", span) for _path, span in site.asked if span]
         fetched = sum(int(last) + 1 - int(first) for first, last in spans)
-        assert fetched == blob.spec.bytes - received_bytes
+        # Each of two connections looks for the file by its first byte.
+        assert blob.spec.bytes - received_bytes <= fetched <= blob.spec.bytes - received_bytes + 2
         assert not any(path.endswith(".index") for path, _span in site.asked)
         check_whole(again, blob)
 
@@ -270,9 +271,11 @@ def test_https_checks_the_certificate(
 ) -> None:
     certificate = tmp_path / "c.pem"
     subprocess.run(
-        ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
-        + ("-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(tmp_path / "k"))
-        + ("-addext", "subjectAltName=DNS:localhost", "-out", str(tmp_path / "crt")),
+        (
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(tmp_path / "k")),
+            *("-addext", "subjectAltName=DNS:localhost", "-out", str(tmp_path / "crt")),
+        ),
         check=True,
         capture_output=True,
     )

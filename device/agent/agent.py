@@ -144,17 +144,22 @@ class Agent:
                 self._updater.on_pipeline_exit(
                     reason, crashed=event.crashed, now_s=time.monotonic()
                 )
-        elif isinstance(event, Preparing):
-            self._updater.on_preparing(event)
-        elif isinstance(event, PreparationEnded):
-            self._updater.on_prepared(event)
-        elif isinstance(event, SourcePart | SourceEnded):
-            self._updater.on_source(event, time.monotonic())
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
+        else:
+            self._on_work(event)
+
+    def _on_work(self, event: Event | None) -> None:
+        """Take what a process or thread that works for an update has done."""
+        if isinstance(event, Preparing):
+            self._updater.on_preparing(event)
+        elif isinstance(event, PreparationEnded):
+            self._updater.on_prepared(event)
+        elif isinstance(event, SourcePart | SourceEnded):
+            self._updater.on_source(event, time.monotonic())
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""

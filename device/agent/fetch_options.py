@@ -10,7 +10,7 @@ from device.update.sources.source import file_names
 
 
 def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Path]) -> FetchOptions:
-    """Return how to fetch a release. The smaller limit holds; the sources of the release come first.
+    """Return how to fetch a release: the smaller limit holds, its own sources come first.
 
     `bases`: folders of unpacked bundles, by the SHA-256 of the bundle.
     """

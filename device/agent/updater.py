@@ -71,11 +71,13 @@ class Updater:
         pipeline: PipelineRunner,
         report: Callable[[], None],
         preparation: Preparation | None = None,
+        *,
         put: Callable[[SourceEvent], None] = lambda _event: None,
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
-        `put` takes what sources give, from threads, for `on_source`. `preparation` finishes the DLA segments of a slot before it runs; None: nothing does.
+        `preparation` finishes the DLA segments of a slot before it runs; None: nothing does. `put`
+        takes what sources give, from threads, for `on_source`.
         """
         self.update = Update(phase="idle")
         self._config = config

@@ -1,4 +1,4 @@
-"""Bundles that are read at any offset: a file, or the files of a slot, which make up the same bytes."""
+"""Bundles that are read at any offset: a file, or the files of a slot, which make up the same."""
 
 import bisect
 import os

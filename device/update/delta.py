@@ -7,9 +7,10 @@
     rest      one zstd frame with the residuals of all operations, in order
 
 Kinds: PLAIN, the residual is the bytes. DIFFERENCE, an operation on numbers of so many bytes each:
-from each the number at its place in the base was subtracted, modulo their range, and the sign moved
-into the lowest bit; the residual has first all lowest bytes, then all second ones, and so on. PATCH,
-the only operation: offset and length name the bytes of the base that are the dictionary of the frame.
+from each the number at its place in the base was subtracted, modulo their range, and the sign was
+moved into the lowest bit; the residual has first all lowest bytes, then all second ones, and so on.
+PATCH, the only operation: offset and length name the bytes of the base that are the dictionary of
+the frame.
 
 A difference is never trusted: the chunk is compared with its hash. So this has only to end, within
 bounded memory, whatever comes. No numpy: the agent does without it, and arithmetic on all numbers

@@ -84,9 +84,14 @@ class Fetching:
         if self._fetch is None or self.complete:
             return None
         moments = [self._choice.wait_until_s, self._fetch.download.wake_at_s]
-        if self._choice.place == MQTT and self._choice.count > 1 and self._progress[1] is not None:
+        if self._has_rivals and self._progress[1] is not None:
             moments.append(self._progress[1] + MQTT_SILENT_S)
         return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def _has_rivals(self) -> bool:
+        """Whether another source is asked if nobody answers over MQTT."""
+        return self._choice.place == MQTT and self._choice.count > 1
 
     @property
     def needs_broker(self) -> bool:
@@ -144,9 +149,8 @@ class Fetching:
             if fetch.download.received_bytes > received_bytes:
                 self._choice.on_good()
             self._progress = fetch.download.received_bytes, now_s
-        elif self._choice.place == MQTT and self._choice.count > 1:
-            if now_s - since_s >= MQTT_SILENT_S:
-                self._end_source("nobody answered over MQTT", now_s, gone=False)
+        elif self._has_rivals and now_s - since_s >= MQTT_SILENT_S:
+            self._end_source("nobody answered over MQTT", now_s, gone=False)
         failure = fetch.download.failure(now_s)
         if failure:
             self._end_source(failure, now_s, gone=True)

@@ -219,7 +219,7 @@ class Fetch:
 def _chunks_of(
     source: ByteSource, chunk_bytes: int, useful: Mapping[bytes, object]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the chunks of a bundle whose hashes are of use, with these; none if it cannot be read."""
+    """Yield the chunks of a bundle whose hashes are of use, with these; fewer if it is not read."""
     try:
         table = cut_like(source, chunk_bytes)
         for number in range(table.count):

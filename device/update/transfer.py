@@ -7,8 +7,8 @@ each chunk is checked by itself: a corrupt, late or repeated one is dropped and 
 a restart finds the chunks on the disk by hashing.
 
 Several peers may serve a blob. The first that answers is asked by its name from then on, until it
-is silent or sends chunks that do not fit. Those cost its window, never the download. A peer may also
-say that it does not have the blob: once that is all that is heard, the download has failed.
+is silent or sends chunks that do not fit. Those cost its window, never the download. A peer may
+also say that it does not have the blob: once that is all that is heard, the download has failed.
 
 While a blob is cast to all devices nothing is asked for; what is missing is, once it is silent.
 """

@@ -154,7 +154,7 @@ def serve(
     shared: bool | None = None,
     on_up: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until `ended` is set. `shared`: by a shared subscription; None: if the broker has MQTT 5.
+    """Serve until `ended` is set. `shared`: by a shared subscription; None: if it has MQTT 5.
 
     `on_up` is called at each connection. Raises BrokerError if the broker cannot be reached at the
     start; later interruptions are waited out.

@@ -111,7 +111,7 @@ class DeltaEncoder:
 
 
 def _is_subtracted(span: _Span) -> bool:
-    """Whether a tensor has one of the same dtype and size in the base, and whole numbers are cut."""
+    """Whether the base has a tensor of the same dtype and size, and whole numbers are cut."""
     part, base = span.part, span.base
     item_bytes = ITEM_BYTES.get(part.dtype)
     if base is None or item_bytes is None:

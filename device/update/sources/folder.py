@@ -9,7 +9,7 @@ from device.protocol.documents import BlobSpec
 from device.update.byte_source import FileBytes
 from device.update.chunk_table import encode_index, index_fits
 from device.update.cuts import CHUNK_FORMAT, cut_like
-from device.update.sources.source import SourceFailed, SourceGone
+from device.update.sources.source import SourceGoneError, SourceReadError
 
 SUFFIX = ".bundle"
 INDEX_SUFFIX = ".index"
@@ -36,11 +36,11 @@ class FolderSource:
                 self._file = FileBytes(path)
                 index = self._index_of(path, blob)
             except OSError as error:
-                raise SourceFailed(f"cannot read {path}: {error.strerror}") from error
+                raise SourceReadError(f"cannot read {path}: {error.strerror}") from error
             if index is not None:
                 return index
         self.close()
-        raise SourceGone(
+        raise SourceGoneError(
             f"{self._folder} has no bundle {blob.sha256[:12]}...: copy it there, or name another "
             "source"
         )
@@ -54,9 +54,9 @@ class FolderSource:
             try:
                 data = self._file.read(offset, length)
             except OSError as error:
-                raise SourceFailed(f"cannot read {self._folder}: {error.strerror}") from error
+                raise SourceReadError(f"cannot read {self._folder}: {error.strerror}") from error
             if len(data) != length:
-                raise SourceFailed(f"the bundle in {self._folder} is cut off: copy it again")
+                raise SourceReadError(f"the bundle in {self._folder} is cut off: copy it again")
             yield data
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class FolderSource:
                 if path not in named and path.stat().st_size == blob.bytes:
                     yield path
         except OSError as error:
-            raise SourceFailed(f"cannot read {self._folder}: {error.strerror}") from error
+            raise SourceReadError(f"cannot read {self._folder}: {error.strerror}") from error
 
     def _index_of(self, path: Path, blob: BlobSpec) -> bytes | None:
         assert self._file is not None

@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
 from device.update.sources.folder import INDEX_SUFFIX
-from device.update.sources.source import SourceFailed, SourceGone
+from device.update.sources.source import SourceGoneError, SourceReadError
 
 TIMEOUT_S = 20.0
 MAX_REDIRECTS = 5
@@ -33,12 +33,12 @@ class HttpSource:
 
     def index(self, blob: BlobSpec) -> bytes:
         """Return the index that lies beside the bundle; at the first URL that has one."""
-        gone: SourceGone | None = None
+        gone: SourceGoneError | None = None
         for url in self._urls(blob):
             try:
                 index = b"".join(self._get(url + INDEX_SUFFIX, None))
-            except SourceGone as error:
-                gone = error
+            except SourceGoneError as error:
+                gone = gone or error
                 continue
             self._url = url
             return index
@@ -48,7 +48,7 @@ class HttpSource:
     def fetch(self, blob: BlobSpec, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the bytes of each range; neighbours are asked for at once."""
         if not self._url:
-            self.index(blob)
+            self._url = self._find(blob)
         row = 0
         while row < len(ranges):
             after = row + 1
@@ -57,6 +57,19 @@ class HttpSource:
             start, stop = ranges[row][0], sum(ranges[after - 1])
             yield from self._get(self._url, (start, stop), [size for _, size in ranges[row:after]])
             row = after
+
+    def _find(self, blob: BlobSpec) -> str:
+        """Return the first URL that has the bundle: its first byte is asked for."""
+        gone: SourceGoneError | None = None
+        for url in self._urls(blob):
+            try:
+                list(self._get(url, (0, 1), [1]))
+            except SourceGoneError as error:
+                gone = gone or error
+                continue
+            return url
+        assert gone is not None
+        raise gone
 
     def close(self) -> None:
         """End the connection."""
@@ -79,17 +92,19 @@ class HttpSource:
                 body = response.read(MAX_INDEX_BYTES + 1)
                 if len(body) > MAX_INDEX_BYTES:
                     self.close()
-                    raise SourceGone(f"{url} has more than the {MAX_INDEX_BYTES} bytes of an index")
+                    raise SourceGoneError(
+                        f"{url} has more than the {MAX_INDEX_BYTES} bytes of an index"
+                    )
                 yield body
             for size in sizes:
                 data = response.read(size)
                 if len(data) != size:
-                    raise SourceFailed(f"{url} was cut off by its server")
+                    raise SourceReadError(f"{url} was cut off by its server")
                 yield data
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
-            raise SourceFailed(f"cannot fetch {url}: {error or type(error).__name__}") from error
-        except SourceFailed:
+            raise SourceReadError(f"cannot fetch {url}: {error or type(error).__name__}") from error
+        except SourceReadError:
             self.close()
             raise
 
@@ -107,13 +122,13 @@ class HttpSource:
                 response.read(_DRAIN_BYTES)
             self.close()
             if response.status == 200:
-                raise SourceGone(
+                raise SourceGoneError(
                     f"{parts.netloc} does not answer requests for ranges, so that a download could "
                     "not be resumed: use a server that does, or another source"
                 )
-            kind = SourceGone if response.status in _GONE else SourceFailed
+            kind = SourceGoneError if response.status in _GONE else SourceReadError
             raise kind(f"{url} answers {response.status} {response.reason[:80]}")
-        raise SourceGone(f"{url} redirects more than {MAX_REDIRECTS} times")
+        raise SourceGoneError(f"{url} redirects more than {MAX_REDIRECTS} times")
 
     def _ask(self, parts: SplitResult, span: tuple[int, int] | None) -> http.client.HTTPResponse:
         headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[1] - 1}"}
@@ -135,7 +150,7 @@ class HttpSource:
     def _connect(self, parts: SplitResult) -> None:
         self.close()
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SourceGone(f"{parts.geturl()} is no HTTP address")
+            raise SourceGoneError(f"{parts.geturl()} is no HTTP address")
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         kind = kinds[parts.scheme]
         self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)

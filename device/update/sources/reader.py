@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.chunk_table import ChunkTable
 from device.update.sources.folder import FolderSource
-from device.update.sources.source import Source, SourceFailed, SourceGone
+from device.update.sources.source import Source, SourceGoneError, SourceReadError
 
 
 def _http(place: str, names: tuple[str, ...]) -> Source:
@@ -97,9 +97,9 @@ class SourceReader:
             sha256 = task.blob.sha256
             try:
                 self._read(source, task)
-            except SourceGone as error:
+            except SourceGoneError as error:
                 self._put(SourceEnded(sha256, self.peer, str(error), gone=True))
-            except SourceFailed as error:
+            except SourceReadError as error:
                 self._put(SourceEnded(sha256, self.peer, str(error), gone=False))
         source.close()
 

@@ -7,16 +7,16 @@ from device.errors import TransferError
 from device.protocol.documents import BlobSpec
 
 
-class SourceGone(TransferError):
+class SourceGoneError(TransferError):
     """The source does not have the blob, and will not: it is not asked again."""
 
 
-class SourceFailed(TransferError):
+class SourceReadError(TransferError):
     """The source cannot be read now: another one is asked, and later this one again."""
 
 
 class Source(Protocol):
-    """Bytes of a blob by ranges. All raise SourceGone or SourceFailed."""
+    """Bytes of a blob by ranges. All raise SourceGoneError or SourceReadError."""
 
     def index(self, blob: BlobSpec) -> bytes:
         """Return the index of the chunks."""
