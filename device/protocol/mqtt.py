@@ -132,10 +132,10 @@ class Link:
         connection = self._current
         return connection is not None and connection.publish(topic, payload, qos, retain, wait_s)
 
-    def publish_bulk(self, topic: str, payload: bytes) -> bool:
-        """Publish with QoS 0, waiting while too much is unsent (backpressure)."""
+    def publish_bulk(self, topic: str, payload: bytes, qos: int = 0) -> bool:
+        """Publish, waiting while too much is unsent (backpressure)."""
         connection = self._current
-        return connection is not None and connection.publish_bulk(topic, payload)
+        return connection is not None and connection.publish_bulk(topic, payload, qos)
 
     def close(self) -> None:
         """Disconnect (the broker publishes no will) and stop, within 2 s.
@@ -258,7 +258,16 @@ class _Connection:
         if begun := [row for row in subscriptions if row not in before]:
             self._client.subscribe(begun)
 
-    def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        wait_s: float,
+        *,
+        bulk: bool = False,
+    ) -> bool:
         if not self.was_up or self._ended.is_set():
             return False
         if qos == 0 and not self._has_room():
@@ -266,14 +275,14 @@ class _Connection:
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             return False
-        if qos == 0:
+        if qos == 0 or bulk:
             self._unsent.append(info)
         return wait_s <= 0.0 or self._await_sent(info, wait_s)
 
-    def publish_bulk(self, topic: str, payload: bytes) -> bool:
+    def publish_bulk(self, topic: str, payload: bytes, qos: int) -> bool:
         while not self._has_room() and not self._ended.is_set():
             self._await_sent(self._unsent[0], 1.0)
-        return self.publish(topic, payload, 0, retain=False, wait_s=0.0)
+        return self.publish(topic, payload, qos, retain=False, wait_s=0.0, bulk=True)
 
     def close(self) -> None:
         self._closing = True

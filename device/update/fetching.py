@@ -109,7 +109,13 @@ class Fetching:
         self._options = options
         limit = RateLimit(options.bytes_per_s)
         self._fetch = Fetch(
-            self._folder, blob, self._window_chunks, options.bases, limit, cast=options.cast
+            self._folder,
+            blob,
+            self._window_chunks,
+            options.bases,
+            limit,
+            cast=options.cast,
+            in_background=True,
         )
         self._choose(options.places)
 

@@ -1,7 +1,6 @@
 """The disk side of a download: a sparse part file and its index, both named by the blob's hash."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 from device.errors import TransferError
 from device.files import replacing, sync_folder
 from device.protocol.documents import BlobSpec
+from device.update.background_sync import BackgroundSync, Prefix
 from device.update.byte_source import ByteSource, UnpackedBundle, open_unpacked
 from device.update.chunk_table import ChunkTable, decode_index, index_fits
 from device.update.cuts import CHUNK_FORMAT, cut_like
@@ -23,14 +23,16 @@ LOG = logging.getLogger("tandem.agent")
 SYNC_BYTES = 4 * 1024**2  # the most that a power cut loses
 PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
 SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
-_READ_BYTES = 1024**2
 
 
 class PartFile:
     """Chunks on the disk. No journal: chunks that are present are found by their hashes."""
 
-    def __init__(self, folder: Path, spec: BlobSpec) -> None:
-        """Open the part file; unfinished downloads of other blobs are removed."""
+    def __init__(self, folder: Path, spec: BlobSpec, *, in_background: bool = False) -> None:
+        """Open the part file; unfinished downloads of other blobs are removed.
+
+        `in_background`: sync and hash in a thread while more comes.
+        """
         self.path = folder / f"{spec.sha256}.part"
         self._index_path = folder / f"{spec.sha256}.index"
         self._spec = spec
@@ -45,6 +47,8 @@ class PartFile:
         except (OSError, TransferError):
             os.close(self._file)
             raise
+        self._prefix = Prefix()
+        self._background = BackgroundSync(self._file) if in_background else None
 
     def read_index(self) -> bytes:
         """Return the saved index, unchecked; empty if there is none."""
@@ -62,37 +66,46 @@ class PartFile:
         """Return the numbers of the chunks that are present, by their hashes."""
         if os.fstat(self._file).st_blocks == 0:
             return []
-        return [
-            number
-            for number in range(table.count)
-            if table.fits(number, os.pread(self._file, table.size(number), table.starts[number]))
-        ]
+        numbers = []
+        for number in range(table.count):
+            start, size = table.starts[number], table.size(number)
+            if table.fits(number, os.pread(self._file, size, start)):
+                numbers.append(number)
+                self._prefix.add(start, start + size)
+        return numbers
 
     def write(self, offset: int, payload: bytes) -> None:
         """Write a verified chunk at its offset."""
         written = os.pwrite(self._file, payload, offset)
         if written != len(payload):
             raise TransferError(f"the disk took {written} of {len(payload)} bytes of a chunk")
+        self._prefix.add(offset, offset + written)
         self._unsynced_bytes += written
         if self._unsynced_bytes >= SYNC_BYTES:
-            os.fdatasync(self._file)
             self._unsynced_bytes = 0
+            if self._background is None:
+                os.fdatasync(self._file)
+            else:
+                self._background.sync(self._prefix.end)
 
     def finish(self) -> None:
         """Sync the file and compare all of it with the hash in the desired document."""
+        background = self._background or BackgroundSync(self._file)
+        self._background = None
+        sha256 = background.digest(self._spec.bytes)
         os.fsync(self._file)
-        digest = hashlib.sha256()
-        for offset in range(0, self._spec.bytes, _READ_BYTES):
-            digest.update(os.pread(self._file, _READ_BYTES, offset))
-        if digest.hexdigest() != self._spec.sha256:
+        if sha256 != self._spec.sha256:
             raise TransferError(
-                f"the fetched bundle has the sha256 {digest.hexdigest()[:12]}..., announced was "
+                f"the fetched bundle has the sha256 {sha256[:12]}..., announced was "
                 f"{self._spec.sha256[:12]}...: the desired document does not fit it, deploy again"
             )
         sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Close the file; it can be resumed."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
         os.close(self._file)
 
     def remove(self) -> None:
@@ -115,13 +128,14 @@ class Fetch:
         limit: RateLimit | None = None,
         *,
         cast: bool = False,
+        in_background: bool = False,
     ) -> None:
         """`bases`: the folders of unpacked bundles, by the SHA-256 of the bundle."""
         self.download = Download(spec, window_chunks, limit, cast=cast)
         self._bases = dict(bases or {})
         self._sources: dict[str, UnpackedBundle] = {}
         self.copied_bytes = 0
-        self.file = PartFile(folder, spec)
+        self.file = PartFile(folder, spec, in_background=in_background)
         index = self.file.read_index()
         if index_fits(index, spec):
             try:

@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paho.mqtt.enums import MQTTProtocolVersion
@@ -152,6 +153,7 @@ def serve(
     ended: threading.Event,
     *,
     shared: bool | None = None,
+    qos: int = 0,
     on_up: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until `ended` is set. `shared`: by a shared subscription; None: if it has MQTT 5.
@@ -178,7 +180,7 @@ def serve(
     )
     events: queue.Queue[LinkEvent | None] = queue.Queue(MAX_EVENTS)
     link = Link(settings, queue_putter(events, ended))
-    server = ChunkServer(library, link.publish_bulk, SHARED_PEER if shared else name)
+    server = ChunkServer(library, partial(link.publish_bulk, qos=qos), SHARED_PEER if shared else name)
     link.start()
     try:
         while not ended.is_set():
@@ -216,6 +218,13 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="whether the broker gives each request to one server only (default: with MQTT 5)",
     )
+    parser.add_argument(
+        "--qos",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="of chunks: what is lost is asked for again, so 0 is enough (default: 0)",
+    )
     return parser
 
 
@@ -234,7 +243,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         address = parse_broker(arguments.broker, arguments.username, password)
         shared = {"auto": None, "yes": True, "no": False}[arguments.share]
         library = Library(folder)
-        serve(address, library, ended, shared=shared, on_up=lambda: print(READY, flush=True))
+        serve(
+            address,
+            library,
+            ended,
+            shared=shared,
+            qos=arguments.qos,
+            on_up=lambda: print(READY, flush=True),
+        )
         library.close()
     except TandemError as error:
         print(f"chunk_server: {error}", file=sys.stderr)
