@@ -537,8 +537,8 @@ def _check_download(state: CrashState, root: Path) -> None:
     write_tree(state.tree, root)
     fetch = Fetch(root, SPEC, 64)
     try:
-        if fetch.download.has_index:
-            present = set(fetch.file.present(INDEX))
+        if fetch.download.table is not None:
+            present = set(fetch.file.present(fetch.download.table))
             assert state.claim is None or state.claim <= present
         else:
             assert state.claim is None

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import random
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +16,11 @@ from hypothesis import strategies as st
 
 from device.errors import TransferError
 from device.protocol.documents import BlobGet, BlobSpec
+from device.update.chunk_table import ChunkTable, decode_index
 from device.update.fetching import Fetching
 from device.update.part_file import Fetch, PartFile
-from device.update.transfer import (
-    MAX_CORRUPT_IN_A_ROW,
-    STALL_MAX_S,
-    STALL_S,
-    WINDOW_MAX,
-    WINDOW_START,
-    Download,
-)
+from device.update.transfer import MAX_CORRUPT_IN_A_ROW, STALL_MAX_S, STALL_S, Download
+from device.update.window import WINDOW_MAX, WINDOW_START, RateLimit, Window
 
 CHUNK = 4096
 
@@ -45,6 +41,10 @@ def spec_of(blob: bytes) -> BlobSpec:
         chunk_bytes=CHUNK,
         index_sha256=hashlib.sha256(index_of(blob)).hexdigest(),
     )
+
+
+def table_of(blob: bytes) -> ChunkTable:
+    return decode_index(index_of(blob), spec_of(blob))
 
 
 @dataclass
@@ -105,13 +105,13 @@ class Receiver:
             else:
                 wake_at_s = self.download.wake_at_s
                 assert wake_at_s is not None, "it waits for ever"
-                assert wake_at_s - self.now_s <= STALL_MAX_S
+                assert wake_at_s - self.now_s <= STALL_MAX_S + 1e-6
                 self.now_s = max(self.now_s, wake_at_s)
 
     def _take(self, part: int | str, payload: bytes) -> None:
         if isinstance(part, str):
             if self.download.on_index(payload):
-                self.download.set_index(payload)
+                self.download.set_index(decode_index(payload, self.download.spec))
         elif self.download.on_chunk(part, payload, self.now_s):
             assert part not in self.chunks
             self.chunks[part] = payload
@@ -147,33 +147,89 @@ def test_a_bad_line_still_gives_the_whole_blob(
     assert receiver.stored_bytes == blob
 
 
-def test_the_window_starts_small_grows_and_is_bounded() -> None:
-    blob = blob_of(400)
-    download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
-    network = Network(blob, random.Random(1))
-    in_flight: set[int] = set()
-    sizes = []
-    for turn in range(2000):
-        request = download.next_request(turn * 0.001)
-        if request is not None:
-            network.serve(request)
-            in_flight |= set(request.chunks)
-        sizes.append(len(in_flight))
-        if download.complete:
-            break
-        number, payload = network.line.popleft()
-        assert isinstance(number, int)
-        assert download.on_chunk(number, payload, turn * 0.001)
-        in_flight.discard(number)
-    assert sizes[0] == WINDOW_START
-    assert max(sizes) == WINDOW_MAX
+def on_a_line(
+    download: Download, rtt_s: float, bytes_per_s: float, until_s: float = 1e9
+) -> tuple[float, list[int]]:
+    """Run a download over a line with this delay and rate, in virtual time; return when it ended
+    and how many chunks were in flight."""
+    payload = b"x" * CHUNK
+    now_s = free_s = 0.0
+    line: deque[tuple[float, int]] = deque()  # when a chunk arrives, and which
+    in_flight = []
+    while not download.complete and now_s < until_s:
+        request = download.next_request(now_s)
+        for number in () if request is None else request.chunks:
+            free_s = max(free_s, now_s + rtt_s) + CHUNK / bytes_per_s
+            line.append((free_s, number))
+        in_flight.append(len(line))
+        wake_at_s = download.wake_at_s
+        if line and (wake_at_s is None or line[0][0] <= wake_at_s):
+            now_s, number = line.popleft()
+            download.on_chunk(number, payload, now_s)
+        else:
+            assert wake_at_s is not None
+            now_s = max(now_s, wake_at_s)
+    return now_s, in_flight
+
+
+def equal_chunks(count: int) -> tuple[BlobSpec, ChunkTable]:
+    blob = b"x" * (count * CHUNK)
+    return spec_of(blob), table_of(blob)
+
+
+@pytest.mark.parametrize("rtt_s", [0.001, 0.02, 0.2])
+@pytest.mark.parametrize("in_the_line", [1, 7, 30])
+def test_the_window_grows_until_the_line_is_full(rtt_s: float, in_the_line: int) -> None:
+    spec, table = equal_chunks(3000)
+    download = Download(spec)
+    download.set_index(table)
+    bytes_per_s = in_the_line * CHUNK / rtt_s
+    duration_s, in_flight = on_a_line(download, rtt_s, bytes_per_s)
+    assert in_flight[0] == WINDOW_START
+    assert max(in_flight) <= WINDOW_MAX
+    assert spec.bytes / bytes_per_s / duration_s > 0.93  # the rest is the start
+    assert statistics.median(in_flight[1500:]) <= 4 * in_the_line + 12
+
+
+def test_a_rate_limit_holds_without_a_chunk_asked_for_twice() -> None:
+    spec, table = equal_chunks(200)
+    download = Download(spec, limit=RateLimit(CHUNK))  # a chunk a second
+    download.set_index(table)
+    duration_s, in_flight = on_a_line(download, 0.01, 1e9)
+    assert 197.0 < duration_s < 201.0
+    assert max(in_flight) == 1
+
+
+def test_a_line_slower_than_the_patience_is_not_asked_twice() -> None:
+    spec, table = equal_chunks(60)
+    download = Download(spec)
+    download.set_index(table)
+    duration_s, _in_flight = on_a_line(download, 0.1, CHUNK / 2.0)  # two seconds a chunk
+    assert duration_s < 60 * 2.0 * 1.25
+
+
+def test_loss_halves_the_window_and_it_does_not_grow_at_once() -> None:
+    window = Window(CHUNK, WINDOW_MAX * CHUNK)
+    now_s = 0.0
+    for _ in range(3):  # the goodput rises with the window
+        window.on_request(now_s)
+        now_s += 1.0
+        window.on_received(window.bytes, now_s)
+    assert window.bytes == 32 * CHUNK
+    window.on_loss()
+    assert window.bytes == 16 * CHUNK
+    now_s += 1.0
+    window.on_received(window.bytes, now_s)
+    assert window.bytes == 16 * CHUNK
+    for _ in range(9):
+        window.on_loss()
+    assert window.bytes == WINDOW_START * CHUNK
 
 
 def test_a_lost_chunk_is_asked_for_again_without_waiting_for_silence() -> None:
     blob = blob_of(100)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     line: deque[int] = deque()
     again = []
     for turn in range(400):
@@ -193,7 +249,7 @@ def test_a_lost_chunk_is_asked_for_again_without_waiting_for_silence() -> None:
 def test_silence_is_asked_into_ever_more_rarely() -> None:
     blob = blob_of(10)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     now_s, times = 0.0, []
     while len(times) < 9:
         if download.next_request(now_s) is not None:
@@ -227,7 +283,7 @@ def test_a_server_with_another_file_costs_no_release() -> None:
     """It is asked as rarely as into silence, until it sends what fits."""
     blob = blob_of(200)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     network = Network(blob, random.Random(1), garble=1.0)
     now_s, requests = 0.0, 0
     while now_s < 600.0:
@@ -239,7 +295,7 @@ def test_a_server_with_another_file_costs_no_release() -> None:
             number, payload = network.line.popleft()
             assert isinstance(number, int)
             assert not download.on_chunk(number, payload, now_s)
-        now_s = max(now_s + 0.001, download.wake_at_s or 0.0)
+        now_s = now_s + 0.001 if request else max(now_s + 0.001, download.wake_at_s or 0.0)
     assert MAX_CORRUPT_IN_A_ROW <= requests < MAX_CORRUPT_IN_A_ROW + 600.0 / STALL_MAX_S * 4 + 32
     assert download.complaint.startswith("a server sent ")
     assert "it holds another file" in download.complaint
@@ -258,7 +314,7 @@ def answer(blob: bytes, number: int) -> bytes:
 def test_bad_chunks_cost_the_window_of_their_peer_alone() -> None:
     blob = blob_of(2000)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     asked: dict[str, int] = {}
     for turn in range(20_000):
         now_s = turn * 0.001
@@ -281,7 +337,7 @@ def test_bad_chunks_cost_the_window_of_their_peer_alone() -> None:
 def test_a_peer_that_turns_bad_is_left_for_another() -> None:
     blob = blob_of(1000)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     answered = 0
     for turn in range(20_000):
         now_s = turn * 0.001
@@ -305,7 +361,7 @@ def test_what_nobody_asked_for_costs_nothing() -> None:
     """A stranger's chunks for what another was asked for."""
     blob = blob_of(300)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     first = download.next_request(0.0)
     assert first is not None
     for number in first.chunks:
@@ -329,7 +385,7 @@ def test_what_nobody_asked_for_costs_nothing() -> None:
 def test_chunks_that_do_not_exist_are_dropped(number: int) -> None:
     blob = blob_of(3)
     download = Download(spec_of(blob))
-    download.set_index(index_of(blob))
+    download.set_index(table_of(blob))
     assert not download.on_chunk(number, b"x", 0.0)
     assert not download.on_chunk(0, blob[: CHUNK - 1], 0.0)
 
@@ -362,7 +418,7 @@ def test_a_whole_file_is_compared_with_its_hash(tmp_path: Path) -> None:
     blob = blob_of(5)
     file = PartFile(tmp_path, spec_of(blob))
     for number in range(5):
-        file.write(number, blob[number * CHUNK : (number + 1) * CHUNK])
+        file.write(number * CHUNK, blob[number * CHUNK : (number + 1) * CHUNK])
     file.finish()
     file.write(0, b"other")
     with pytest.raises(TransferError, match="announced was"):

@@ -46,11 +46,12 @@ from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
-from device.protocol.topics import Topics
+from device.protocol.topics import CAST, Topics
 from device.start.command import module_command
 from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
+from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
 
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
@@ -69,7 +70,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | _Stop
+Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | SourceEvent | _Stop
 
 
 class Agent:
@@ -92,7 +93,9 @@ class Agent:
             memory_mb=config.prepare.memory_mb,
             total_timeout_s=config.prepare.total_timeout_s,
         )
-        self._updater = Updater(config, self._store, self._pipeline, self._report, preparation)
+        self._updater = Updater(
+            config, self._store, self._pipeline, self._report, preparation, put=self._put
+        )
         self._verification = Verification(
             self._put,
             lambda get: self._presence.send(self._topics.tuf_get, encode(get)),
@@ -163,32 +166,36 @@ class Agent:
                 self._updater.on_pipeline_exit(
                     reason, crashed=event.crashed, now_s=time.monotonic()
                 )
-        elif isinstance(event, Preparing):
-            self._updater.on_preparing(event)
-        elif isinstance(event, PreparationEnded):
-            self._updater.on_prepared(event)
-        elif isinstance(event, MetadataAsked | VerificationEnded):
-            self._on_verdict(self._verification.on_event(event, time.monotonic()))
-        else:
-            self._handle_link(event)
-
-    def _handle_link(self, event: Event | None) -> None:
-        if isinstance(event, LinkUp):
+        elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
             self._verification.on_reconnect(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
+        else:
+            self._on_work(event)
+
+    def _on_work(self, event: Event | None) -> None:
+        """Take what a process or thread that works for an update has done."""
+        if isinstance(event, Preparing):
+            self._updater.on_preparing(event)
+        elif isinstance(event, PreparationEnded):
+            self._updater.on_prepared(event)
+        elif isinstance(event, MetadataAsked | VerificationEnded):
+            self._on_verdict(self._verification.on_event(event, time.monotonic()))
+        elif isinstance(event, SourcePart | SourceEnded):
+            self._updater.on_source(event, time.monotonic())
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
-        if self._presence.online:
-            request = self._updater.next_request(time.monotonic())  # `advance` may take long
-            if request is not None:
-                self._presence.send(self._topics.blob_get, encode(request))
+        self._presence.hear_cast(self._updater.cast_sha256)
+        # `advance` may take long
+        request = self._updater.next_request(time.monotonic(), online=self._presence.online)
+        if request is not None:
+            self._presence.send(self._topics.blob_get, encode(request))
         self._report()
 
     def _on_message(self, message: Message) -> None:
@@ -199,6 +206,9 @@ class Agent:
         elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
             request, number = message.topic.split("/")[-2:]
             self._verification.on_reply(request, number, message.payload)
+        elif message.topic.startswith(f"{CAST}/"):
+            sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
+            self._updater.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")

@@ -12,6 +12,7 @@ from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 from device.trust.exchange import MQTT_REPOSITORY
+from device.update.sources.reader import is_source
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
@@ -54,7 +55,9 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     its source is away. It is live after it has run for `confirm_after_s` without a break, with
     `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
-    chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
+    `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
+    file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
@@ -64,6 +67,8 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
     crash_window_s: Seconds = 300.0  # several times what a trial lets pass
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
+    max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
+    sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
     stop_grace_s: Seconds = 5.0
 
 
@@ -149,6 +154,12 @@ def load_agent_config(path: Path) -> AgentConfig:
         config = decode_toml(text, AgentConfig)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+    for place in config.update.sources:
+        if not is_source(place):
+            raise ConfigError(
+                f"{path}: update.sources: {place!r} is no source: write mqtt, an http, https or "
+                "file URL, or a path from the root"
+            )
     folder = path.resolve().parent
     state_dir = folder / user_path(config.state_dir)
     profile = _profile_name(config.profile, path, folder)

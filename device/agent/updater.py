@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from device.agent.config import AgentConfig
+from device.agent.fetch_options import fetch_options
 from device.agent.kept_state import RETRY_S, KeptState, utc_now
 from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
 from device.agent.preparation import (
@@ -57,6 +58,7 @@ from device.update.decisions import (
 from device.update.fetching import Fetching
 from device.update.slot_store import SlotStore
 from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
+from device.update.sources.reader import SourceEvent
 
 LOG = logging.getLogger("tandem.agent")
 READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
@@ -72,6 +74,8 @@ class Updater:
         pipeline: PipelineRunner,
         report: Callable[[], None],
         preparation: Preparation | None = None,
+        *,
+        put: Callable[[SourceEvent], None] = lambda _event: None,
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
@@ -89,7 +93,7 @@ class Updater:
         self._resuming = False  # a trial waits for its preparation after a restart
         self._desired: Desired | None = None
         self._verdict: Verdict = TRUSTED  # on `_desired`
-        self._fetching = Fetching(store.downloads, config.update.window_chunks)
+        self._fetching = Fetching(store.downloads, config.update.window_chunks, put)
         self._trial: Trial | None = None
         self._looked_s = 0.0  # when the trial was last looked at
         self._judge_at_s: float | None = None
@@ -134,7 +138,8 @@ class Updater:
 
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
         """Return when `advance` or `next_request` has something to do without an event."""
-        wake_at_s = self._fetching.wake_at_s if online else None
+        wakes = online or not self._fetching.needs_broker
+        wake_at_s = self._fetching.wake_at_s if wakes else None
         return self._judge_at_s, self._kept.retry_at_s, self._pipeline.restart_at_s, wake_at_s
 
     def advance(self, now_s: float) -> None:
@@ -228,7 +233,8 @@ class Updater:
     def _start_fetching(self, desired: Desired) -> None:
         blob = desired.release.blob
         try:
-            self._fetching.begin(blob)
+            bases = self._store.bundles(self.state)
+            self._fetching.begin(blob, fetch_options(desired, self._config.update, bases))
         except (TandemError, OSError) as error:
             self._refuse(desired, _reason(error))
             return
@@ -245,13 +251,32 @@ class Updater:
         except (TandemError, OSError) as error:
             self._give_up_fetching(_reason(error))
 
+    def on_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part of a broadcast: "index", "7" or "end"."""
+        try:
+            self._fetching.take_cast(sha256, part, payload, now_s)
+        except (TandemError, OSError) as error:
+            self._give_up_fetching(_reason(error))
+
+    def on_source(self, event: SourceEvent, now_s: float) -> None:
+        """Take what a source other than MQTT gave."""
+        try:
+            self._fetching.on_source(event, now_s)
+        except (TandemError, OSError) as error:
+            self._give_up_fetching(_reason(error))
+
+    @property
+    def cast_sha256(self) -> str:
+        """The blob whose broadcast is to be heard, empty if none is."""
+        return self._fetching.cast_sha256
+
     def on_reconnect(self) -> None:
         """Forget the requests of the old connection: they are not answered."""
         self._fetching.forget_requests()
 
-    def next_request(self, now_s: float) -> BlobGet | None:
+    def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
         """Return the request to send now, or None; its chunks count as in flight from here on."""
-        return self._fetching.next_request(now_s)
+        return self._fetching.next_request(now_s, online=online)
 
     def _advance_download(self) -> None:
         """Note the progress of the download; stage a complete one."""
@@ -260,8 +285,11 @@ class Updater:
             return
         received, reason = self._fetching.received_bytes, self._fetching.complaint
         self.update = msgspec.structs.replace(self.update, received_bytes=received, reason=reason)
+        failure = self._fetching.advance(time.monotonic())
         if self._fetching.complete:
             self._stage(desired)
+        elif failure:
+            self._give_up_fetching(failure)
 
     def _give_up_fetching(self, reason: str) -> None:
         """Refuse this request for good: another download would end the same way."""

@@ -9,11 +9,14 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-DOCUMENT_FORMAT = 1
+DOCUMENT_FORMAT = 2  # of what is written; 2: the blob may be cut by its content
+READABLE_FORMATS = (1, 2)
 CHUNK_BYTES = 64 * 1024
 MAX_BLOB_BYTES = 2 * 1024**3
-MAX_CHUNKS = 32 * 1024  # their index has 1 MiB: one message for every broker
+MAX_CHUNKS = 32 * 1024
+MAX_INDEX_BYTES = 1024**2  # one message for every broker
 MAX_CHUNKS_A_REQUEST = 256
+MAX_BASES = 2  # a device has two slots
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
@@ -41,27 +44,25 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlobSpec(_Document, frozen=True, kw_only=True):
-    """A blob that is fetched in chunks; the index is the SHA-256 of every chunk, in order."""
+    """A blob that is fetched in chunks of at most `chunk_bytes`, which an index lists.
+
+    `chunk_format` 1: all chunks but the last have `chunk_bytes`; 2: they are cut by the content
+    (`device.update.chunk_table` has both layouts of the index).
+    """
 
     sha256: Sha256
     bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
     chunk_bytes: Annotated[int, Meta(ge=4096, le=256 * 1024)]
     index_sha256: Sha256
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks."""
-        return -(-self.bytes // self.chunk_bytes)
-
-    def chunk_size(self, number: int) -> int:
-        """The bytes of one chunk; the last one may be short."""
-        return min(self.chunk_bytes, self.bytes - number * self.chunk_bytes)
+    chunk_format: Annotated[int, Meta(ge=1)] = 1
 
 
 class ReleaseSpec(_Document, frozen=True, kw_only=True):
     """The bundle that a device shall run and how it is fetched.
 
-    `target`: its path in the signed repository; empty for one that is not signed.
+    `target`: its path in the signed repository; empty for one that is not signed. `sources`: where
+    the bundle may be fetched, in this order, before those of agent.toml (`device.update.sources`);
+    empty: those of agent.toml alone. `cast`: it is being sent to all devices at once.
     """
 
     name: Text
@@ -69,6 +70,8 @@ class ReleaseSpec(_Document, frozen=True, kw_only=True):
     profile: Text
     blob: BlobSpec
     target: Text = ""
+    sources: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
+    cast: bool = False
 
 
 class InstallPolicy(_Document, frozen=True, kw_only=True):
@@ -220,13 +223,15 @@ class StateDocument(_Document, frozen=True, kw_only=True):
 class BlobGet(_Document, frozen=True, kw_only=True):
     """A request of the device for the index or for chunks of a blob.
 
-    `peer`: the one server that shall answer, empty for any.
+    `peer`: the one server that shall answer, empty for any. `bases`: the SHA-256 of bundles that
+    the device has; a server that has one too may send a chunk as its difference from it.
     """
 
     sha256: Sha256
     index: bool = False
     chunks: tuple[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)], ...] = ()
     peer: PeerId = ""
+    bases: Annotated[tuple[Sha256, ...], Meta(max_length=MAX_BASES)] = ()
 
 
 class TufGet(_Document, frozen=True, kw_only=True):

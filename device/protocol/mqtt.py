@@ -127,6 +127,7 @@ class Link:
         self._current: _Connection | None = None
         self._session = 0
         self._left_out = LeftOut([topic for topic, _qos in settings.subscriptions])
+        self._listened: tuple[tuple[str, int], ...] = ()
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -136,6 +137,14 @@ class Link:
     def start(self) -> None:
         """Begin to connect, without waiting."""
         self._thread.start()
+
+    def listen(self, subscriptions: tuple[tuple[str, int], ...]) -> None:
+        """Subscribe to these besides those of the settings, now and at each connection; those of
+        the call before end."""
+        before, self._listened = self._listened, subscriptions
+        connection = self._current
+        if connection is not None and connection.was_up:
+            connection.listen(before, subscriptions)
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool = False, wait_s: float = 0.0
@@ -152,10 +161,10 @@ class Link:
         connection = self._current
         return None if connection is None else connection.tell(topic, event)
 
-    def publish_bulk(self, topic: str, payload: bytes) -> bool:
-        """Publish with QoS 0, waiting while too much is unsent (backpressure)."""
+    def publish_bulk(self, topic: str, payload: bytes, qos: int = 0) -> bool:
+        """Publish, waiting while too much is unsent (backpressure)."""
         connection = self._current
-        return connection is not None and connection.publish_bulk(topic, payload)
+        return connection is not None and connection.publish_bulk(topic, payload, qos)
 
     def close(self) -> None:
         """Disconnect (the broker publishes no will) and stop, within 2 s.
@@ -196,6 +205,7 @@ class Link:
                 settings, self._put, version, self._session, self._left_out, context=context
             )
             self._current = connection
+            connection.listened = lambda: self._listened
             if self._stopping.is_set():  # close() may have looked before the line above
                 return False, ""
             reason = connection.hold(self._make_will)
@@ -231,6 +241,7 @@ class _Connection:
         context: ssl.SSLContext | None,
     ) -> None:
         self.was_up = False  # the broker accepted us
+        self.listened: Callable[[], tuple[tuple[str, int], ...]] = tuple
         self._settings = settings
         self._put = put
         self._version = version
@@ -282,7 +293,24 @@ class _Connection:
             return f"{where} ended the connection: {why}"
         return self._reason or f"the connection to {where} was lost"
 
-    def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
+    def listen(
+        self, before: tuple[tuple[str, int], ...], subscriptions: tuple[tuple[str, int], ...]
+    ) -> None:
+        if ended := [topic for topic, qos in before if (topic, qos) not in subscriptions]:
+            self._client.unsubscribe(ended)
+        if begun := [row for row in subscriptions if row not in before]:
+            self._client.subscribe(begun)
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        wait_s: float,
+        *,
+        bulk: bool = False,
+    ) -> bool:
         if not self.was_up or self._ended.is_set():
             return False
         if qos == 0 and not self._has_room():
@@ -290,7 +318,7 @@ class _Connection:
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             return False
-        if qos == 0:
+        if qos == 0 or bulk:
             self._unsent.append(info)
         return wait_s <= 0.0 or self._await_sent(info, wait_s)
 
@@ -306,10 +334,10 @@ class _Connection:
             info = self._client.publish(topic, structured(event), 1)
         return Receipt(info) if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS else None
 
-    def publish_bulk(self, topic: str, payload: bytes) -> bool:
+    def publish_bulk(self, topic: str, payload: bytes, qos: int) -> bool:
         while not self._has_room() and not self._ended.is_set():
             self._await_sent(self._unsent[0], 1.0)
-        return self.publish(topic, payload, 0, retain=False, wait_s=0.0)
+        return self.publish(topic, payload, qos, retain=False, wait_s=0.0, bulk=True)
 
     def close(self) -> None:
         self._closing = True
@@ -368,6 +396,7 @@ class _Connection:
             where = f"{self._settings.host}:{self._settings.port}"
             self._reason = f"the broker at {where} refused the connection: {reason}"
         elif not self._subscribe(self._left_out.connect(time.monotonic())):
+            self.listen((), self.listened())
             self._up()
 
     def _subscribe(self, names: tuple[str, ...]) -> bool:
@@ -412,6 +441,7 @@ class _Connection:
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)
         if not self.was_up:
+            self.listen((), self.listened())
             self._up()
 
     def _up(self) -> None:

@@ -5,11 +5,13 @@ fleet/v1/{device}/desired           retained: the release that the device shall 
 fleet/v1/{device}/reported          retained: what it runs and how far an update is
 fleet/v1/{device}/blob/get          the device asks for chunks of a blob
 fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
-fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name
 fleet/v1/{device}/evt/update        CloudEvents: how an update ended
 fleet/v1/{device}/evt/pipeline      CloudEvents: the pipeline's status changed
 fleet/v1/{device}/tuf/get            the device asks for a file of the signed repository
 fleet/v1/{device}/tuf/reply/{id}/{n} part n of the answer to the request of this id
+fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name (n = "d7": chunk
+                                    7 as a difference; n = "none": the server has no such blob)
+fleet/v1/cast/{sha256}/{n}          chunk n for all devices at once (n = "index", "end")
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
@@ -28,6 +30,8 @@ from msgspec import Meta
 PREFIX = "fleet/v1"
 CAST = f"{PREFIX}/cast"  # chunks that all devices read
 PROVISION = "fleet/provision/v1"  # {id}/request, {id}/response: a new device's certificate
+BLOB_GET_OF_ALL = f"{PREFIX}/+/blob/get"  # what a server of chunks subscribes to
+SHARED_BLOB_GET = f"$share/fleet/{BLOB_GET_OF_ALL}"  # several servers: each request to one of them
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 
@@ -98,6 +102,11 @@ class Topics:
     def chunk(self, sha256: str, part: int | str, peer: str) -> str:
         """The topic of one chunk of a blob from a server; part is its number or "index"."""
         return f"{self.root}/blob/{sha256}/{part}/{peer}"
+
+
+def cast_topic(sha256: str, part: int | str) -> str:
+    """The topic of one part of a blob that is sent to all devices at once."""
+    return f"{CAST}/{sha256}/{part}"
 
 
 @dataclass(frozen=True, slots=True)

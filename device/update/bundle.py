@@ -112,14 +112,23 @@ def extract_bundle(path: Path, into: Path) -> BundleInfo:
     return info
 
 
+def read_folder_info(folder: Path) -> BundleInfo:
+    """Return bundle.json of an unpacked bundle; the members are not read. Raises as
+    `verify_folder`."""
+    try:
+        with (folder / INFO).open("rb") as file:
+            return _decode_info(file.read(MAX_INFO_BYTES + 1), folder)
+    except OSError as error:
+        raise _unread(folder, error) from error
+
+
 def verify_folder(folder: Path) -> BundleInfo:
     """Return bundle.json of an unpacked bundle after comparing every file with its hash.
 
     Raises BundleError: a file is gone or another one; BundleReadError: the disk did not give one.
     """
+    info = read_folder_info(folder)
     try:
-        with (folder / INFO).open("rb") as file:
-            info = _decode_info(file.read(MAX_INFO_BYTES + 1), folder)
         for entry in info.files:
             if _describe(entry.name, folder / entry.name) != entry:
                 raise BundleError(
@@ -243,15 +252,24 @@ def _file_bytes(info: BundleInfo, info_bytes: int) -> int:
     return used + _padding(used, _RECORD)
 
 
-def _bundle_bytes(info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
+def bundle_pieces(info: BundleInfo) -> tuple[bytes | BundleFile, ...]:
+    """Return what a bundle consists of, in order: its own bytes, and its members."""
     blob = msgspec.json.encode(info)
-    yield _header(INFO, len(blob)) + blob + bytes(_padding(len(blob), _BLOCK))
+    pieces: list[bytes | BundleFile] = [
+        _header(INFO, len(blob)) + blob + bytes(_padding(len(blob), _BLOCK))
+    ]
     for entry in info.files:
-        yield _header(entry.name, entry.bytes)
-        with sources[entry.name].open("rb") as file:
-            yield from _exactly(file, entry, sources[entry.name])
-        yield bytes(_padding(entry.bytes, _BLOCK))
-    yield bytes(_file_bytes(info, len(blob)) - _members_bytes(info, len(blob)))
+        pieces += [_header(entry.name, entry.bytes), entry, bytes(_padding(entry.bytes, _BLOCK))]
+    return (*pieces, bytes(_file_bytes(info, len(blob)) - _members_bytes(info, len(blob))))
+
+
+def _bundle_bytes(info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
+    for piece in bundle_pieces(info):
+        if isinstance(piece, bytes):
+            yield piece
+            continue
+        with sources[piece.name].open("rb") as file:
+            yield from _exactly(file, piece, sources[piece.name])
 
 
 def _read_info(file: BinaryIO, path: Path) -> BundleInfo:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from device.protocol.documents import DOCUMENT_FORMAT, Desired, Phase, Running, Update
+from device.protocol.documents import READABLE_FORMATS, Desired, Phase, Running, Update
 from device.trust.exchange import Refused, Unverified, Verdict
+from device.update.chunk_table import CHUNK_FORMATS
 from device.update.slots import SlotRecord, SlotState
 
 UNSIGNED = (
@@ -99,10 +100,16 @@ def _failed(desired: Desired, state: SlotState) -> Failed | None:
 def _refusal(desired: Desired, profile: str, verdict: Verdict) -> Refuse | Verify | None:
     """Return why the release is refused, or not looked at yet, before a download."""
     release = desired.release
-    if desired.format != DOCUMENT_FORMAT:
+    if desired.format not in READABLE_FORMATS:
         return Refuse(
-            f"the desired document has format {desired.format}, this agent reads "
-            f"{DOCUMENT_FORMAT}: update the agent"
+            f"the desired document has format {desired.format}, this agent reads 1 to "
+            f"{READABLE_FORMATS[-1]}: update the agent"
+        )
+    if release.blob.chunk_format not in CHUNK_FORMATS:
+        return Refuse(
+            f"the release {release.name} {release.version} is cut by the chunk format "
+            f"{release.blob.chunk_format}, this agent reads 1 to {CHUNK_FORMATS[-1]}: update the "
+            "agent"
         )
     if release.profile != profile:
         return Refuse(

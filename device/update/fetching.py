@@ -1,18 +1,53 @@
-"""The agent's one download at a time, with its part file."""
+"""The agent's one download at a time: its part file, and the source that it comes from."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.part_file import Fetch
+from device.update.source_choice import SourceChoice
+from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, SourceReader
+from device.update.window import RateLimit
+
+MQTT_SILENT_S = 20.0  # without a byte for so long another source is asked, if there is one
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How a blob is fetched.
+
+    `bases`: folders of unpacked bundles, by the SHA-256 of the bundle: chunks are copied from them.
+    `bytes_per_s`: the most that is asked for; None: no limit. `cast`: wait for the broadcast first.
+    `places`: the sources in order; `names`: what the bundle may be called there.
+    """
+
+    bases: Mapping[str, Path]
+    bytes_per_s: int | None = None
+    cast: bool = False
+    places: tuple[str, ...] = (MQTT,)
+    names: tuple[str, ...] = ()
 
 
 class Fetching:
     """No download, or one with its part file in `folder`."""
 
-    def __init__(self, folder: Path, window_chunks: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        window_chunks: int,
+        put: Callable[[SourceEvent], None] = lambda _event: None,
+    ) -> None:
+        """`put` takes what sources other than MQTT give, from threads; pass it to `on_source`."""
         self._folder = folder
         self._window_chunks = window_chunks
+        self._put = put
         self._fetch: Fetch | None = None
+        self._options = FetchOptions({})
+        self._choice = SourceChoice((MQTT,))
+        self._reader: SourceReader | None = None
+        self._readers = 0
+        self._progress: tuple[int, float | None] = (0, None)  # bytes, and since when no more
 
     @property
     def received_bytes(self) -> int:
@@ -21,8 +56,10 @@ class Fetching:
 
     @property
     def complaint(self) -> str:
-        """Which servers send what does not fit."""
-        return "" if self._fetch is None else self._fetch.download.complaint
+        """Which servers send what does not fit, and which sources give nothing."""
+        if self._fetch is None:
+            return ""
+        return "; ".join(filter(None, (self._fetch.download.complaint, self._choice.problem)))
 
     @property
     def complete(self) -> bool:
@@ -35,17 +72,52 @@ class Fetching:
         return self._fetch is not None
 
     @property
+    def cast_sha256(self) -> str:
+        """The blob whose broadcast is to be heard, empty if none is."""
+        fetch = self._fetch
+        waits = fetch is not None and fetch.download.awaits_cast and not fetch.download.complete
+        return fetch.download.spec.sha256 if fetch is not None and waits else ""
+
+    @property
     def wake_at_s(self) -> float | None:
         """When `next_request` is due without a message."""
-        return None if self._fetch is None else self._fetch.download.wake_at_s
+        if self._fetch is None or self.complete:
+            return None
+        moments = [self._choice.wait_until_s, self._fetch.download.wake_at_s]
+        if self._has_rivals and self._progress[1] is not None:
+            moments.append(self._progress[1] + MQTT_SILENT_S)
+        return min((moment for moment in moments if moment is not None), default=None)
 
-    def begin(self, blob: BlobSpec) -> None:
+    @property
+    def _has_rivals(self) -> bool:
+        """Whether another source is asked if nobody answers over MQTT."""
+        return self._choice.place == MQTT and self._choice.count > 1
+
+    @property
+    def needs_broker(self) -> bool:
+        """Whether there is nothing to do while the broker is away."""
+        return self._choice.place == MQTT and self._choice.count <= 1
+
+    def begin(self, blob: BlobSpec, options: FetchOptions | None = None) -> None:
         """Begin or resume this download in place of any other."""
+        options = FetchOptions({}) if options is None else options
         if self._fetch is not None and self._fetch.download.spec == blob:
             self._fetch.download.on_server_back()
+            self._choose(options.places)
             return
         self.pause()
-        self._fetch = Fetch(self._folder, blob, self._window_chunks)
+        self._options = options
+        limit = RateLimit(options.bytes_per_s)
+        self._fetch = Fetch(
+            self._folder,
+            blob,
+            self._window_chunks,
+            options.bases,
+            limit,
+            cast=options.cast,
+            in_background=True,
+        )
+        self._choose(options.places)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
         """Take a part that arrived, "7" or "7/peer"; late ones and other blobs' are dropped."""
@@ -54,13 +126,64 @@ class Fetching:
             return
         fetch.on_part(part, payload, now_s)
 
-    def next_request(self, now_s: float) -> BlobGet | None:
-        """Return the request to send now; its chunks count as in flight."""
-        return None if self._fetch is None else self._fetch.download.next_request(now_s)
+    def take_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part of a broadcast: "index", the number of a chunk, or "end"."""
+        fetch = self._fetch
+        if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
+            return
+        fetch.download.on_cast(now_s, over=part == "end")
+        if part.isdigit() or part == "index":
+            fetch.on_part(part, payload, now_s)
+
+    def on_source(self, event: SourceEvent, now_s: float) -> None:
+        """Take what a source other than MQTT gave."""
+        fetch, reader = self._fetch, self._reader
+        if fetch is None or reader is None or event.peer != reader.peer:
+            return
+        if isinstance(event, SourceEnded):
+            self._end_source(event.reason, now_s, gone=event.gone)
+        else:
+            self.take(event.sha256, f"{event.part}/{event.peer}", event.payload, now_s)
+
+    def advance(self, now_s: float) -> str:
+        """Take another source where one gives nothing; return why the download cannot go on."""
+        fetch = self._fetch
+        if fetch is None or fetch.download.complete:
+            return ""
+        received_bytes, since_s = self._progress
+        if since_s is None or fetch.download.received_bytes > received_bytes:
+            if fetch.download.received_bytes > received_bytes:
+                self._choice.on_good()
+            self._progress = fetch.download.received_bytes, now_s
+        elif self._has_rivals and now_s - since_s >= MQTT_SILENT_S:
+            self._end_source("nobody answered over MQTT", now_s, gone=False)
+        failure = fetch.download.failure(now_s)
+        if failure:
+            self._end_source(failure, now_s, gone=True)
+        if self._reader is not None:
+            complaint = fetch.download.complaint_of(self._reader.peer)
+            if complaint:
+                self._end_source(complaint, now_s, gone=True)
+        return "" if self._choice.current >= 0 else self._choice.problem
+
+    def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
+        """Return the request to send over MQTT now; its chunks count as in flight.
+
+        What another source shall give is asked for here.
+        """
+        fetch = self._fetch
+        if fetch is None or self._choice.current < 0 or self._choice.waits(now_s):
+            return None
+        if self._reader is None:
+            return fetch.download.next_request(now_s) if online else None
+        request = fetch.download.next_request(now_s)
+        if request is not None:
+            self._reader.ask(fetch.download.spec, request, fetch.download.table)
+        return None
 
     def forget_requests(self) -> None:
-        """Count nothing as in flight: the connection was lost."""
-        if self._fetch is not None:
+        """Count nothing as in flight: the connection to the broker was lost."""
+        if self._fetch is not None and self._reader is None:
             self._fetch.download.forget_requests()
 
     def finish(self) -> Path:
@@ -72,12 +195,43 @@ class Fetching:
 
     def pause(self) -> None:
         """Stop; the part file stays and can be resumed until another download begins."""
+        self._close_reader()
         if self._fetch is not None:
-            self._fetch.file.close()
+            self._fetch.close()
             self._fetch = None
 
     def remove(self) -> None:
         """Stop and delete the part file."""
+        self._close_reader()
         if self._fetch is not None:
-            self._fetch.file.remove()
+            self._fetch.remove()
             self._fetch = None
+
+    # -- sources
+
+    def _choose(self, places: tuple[str, ...]) -> None:
+        self._choice = SourceChoice(places)
+        self._progress = self.received_bytes, None
+        self._open_reader()
+
+    def _end_source(self, reason: str, now_s: float, *, gone: bool) -> None:
+        self._choice.on_ended(reason, now_s, gone=gone)
+        self._progress = self.received_bytes, None
+        self._open_reader()
+
+    def _open_reader(self) -> None:
+        """Read from the source in use from now on."""
+        self._close_reader()
+        if self._fetch is None:
+            return
+        download, place = self._fetch.download, self._choice.place
+        download.change_source(patient=place != MQTT)
+        if place not in ("", MQTT):
+            self._readers += 1
+            peer = f"source-{self._readers}"
+            self._reader = SourceReader(place, self._options.names, peer, self._put)
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -98,6 +98,12 @@ class SlotStore:
         """Return the folder of a slot's unpacked bundle."""
         return self._slots / slot
 
+    def bundles(self, state: SlotState) -> dict[str, Path]:
+        """Return the folders of the unpacked releases by their SHA-256, the active one first."""
+        slots = sorted(SLOTS, key=lambda slot: slot != state.active)
+        records = ((slot, state.record(slot)) for slot in slots)
+        return {record.sha256: self.slot_folder(slot) for slot, record in records if record}
+
     # -- the state
 
     def load(self) -> SlotState:

@@ -7,25 +7,32 @@ each chunk is checked by itself: a corrupt, late or repeated one is dropped and 
 a restart finds the chunks on the disk by hashing.
 
 Several peers may serve a blob. The first that answers is asked by its name from then on, until it
-is silent or sends chunks that do not fit. Those cost its window, never the download.
+is silent or sends chunks that do not fit. Those cost its window, never the download. A peer may
+also say that it does not have the blob: once that is all that is heard, the download has failed.
+
+While a blob is cast to all devices nothing is asked for; what is missing is, once it is silent.
 """
 
-import hashlib
+import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from device.errors import TransferError
-from device.protocol.documents import MAX_CHUNKS, BlobGet, BlobSpec
+from device.protocol.documents import MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
+from device.update.chunk_table import MAX_CHUNKS_OF, ChunkTable, index_fits
+from device.update.window import WINDOW_MAX, WINDOW_MAX_BYTES, RateLimit, Window
 
-WINDOW_START = 4
-WINDOW_MAX = 64  # of 64 KiB: 4 MiB in flight fill 100 Mbit/s at 300 ms
 STALL_S = 1.0  # without a chunk for this long, all in flight are counted as lost
 STALL_MAX_S = 30.0
+GAP_MAX_S = 10.0  # a longer silence is an outage, not a slow line
 MAX_OVERTAKEN = 3  # a chunk is counted as lost when so many later requests were answered
 MAX_CORRUPT_IN_A_ROW = 64  # of one peer: it is not asked by its name any more
 MAX_PEERS = 16
-HASH_BYTES = 32
+GONE_S = 3.0  # so long another peer may have the blob that one does not
+CAST_BEGIN_S = 10.0  # so long a cast that was announced is waited for
+CAST_SILENT_S = 2.0  # a cast that is silent for so long is over
+CAST_SPREAD_S = 1.0  # the devices then ask within this time, not all at once
 ANYONE = ""  # a request to all peers; also the peer that sends chunks without its name
 
 
@@ -35,134 +42,212 @@ class _InFlight:
 
     peer: str
     order: int
+    size: int
     overtaken: int = 0
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A server: how many chunks it is asked for at once, and how many in a row did not fit."""
+    """A server: how much it is asked for at once, and how many parts in a row did not fit."""
 
-    window: int
+    window: Window
     corrupt: int = 0
     last_corrupt: str = ""
+    gone: str = ""  # why it does not have the blob
 
     @property
     def trusted(self) -> bool:
         """Whether it is asked by its name."""
-        return self.corrupt < MAX_CORRUPT_IN_A_ROW
+        return self.corrupt < MAX_CORRUPT_IN_A_ROW and not self.gone
 
 
 class Download:
     """The state of one download. Times are seconds of any steady clock."""
 
-    def __init__(self, spec: BlobSpec, window_max: int = WINDOW_MAX) -> None:
-        if spec.chunks > MAX_CHUNKS:
+    def __init__(
+        self,
+        spec: BlobSpec,
+        window_chunks: int = WINDOW_MAX,
+        limit: RateLimit | None = None,
+        *,
+        cast: bool = False,
+    ) -> None:
+        """`window_chunks`: the most in flight. `cast`: wait for the broadcast first."""
+        most = MAX_CHUNKS_OF[spec.chunk_format]
+        if spec.bytes > most * spec.chunk_bytes:
+            chunks = -(-spec.bytes // spec.chunk_bytes)
             raise TransferError(
-                f"the blob {spec.sha256[:12]}... has {spec.chunks} chunks, the limit is "
-                f"{MAX_CHUNKS}: use larger chunks"
+                f"the blob {spec.sha256[:12]}... has {chunks} chunks, the limit is {most}: use "
+                "larger chunks"
             )
         self.spec = spec
         self.received_bytes = 0
-        self._window_max = window_max
-        self._peers = {ANYONE: _Peer(min(WINDOW_START, window_max))}
+        self.bases: tuple[str, ...] = ()  # SHA-256 of bundles from which differences may be sent
+        self.table: ChunkTable | None = None
+        self._window_bytes = min(window_chunks * spec.chunk_bytes, WINDOW_MAX_BYTES)
+        self._limit = RateLimit(None) if limit is None else limit
+        self._peers = {ANYONE: _Peer(self._new_window())}
         self._asked = ANYONE
-        self._index = b""
-        self._present = bytearray(spec.chunks)
+        self._present = bytearray()
         self._missing: deque[int] = deque()
         self._in_flight: dict[int, _InFlight] = {}  # in the order of requests
+        self._in_flight_bytes = 0
         self._requested = 0
         self._stall_s = STALL_S
+        self._gap_s = 0.0  # the longest time between two chunks lately
+        self._heard_s: float | None = None  # when the last one came, or the first was asked for
         self._quiet_since_s: float | None = None  # None: no reply is due
+        self._gone_s: float | None = None  # when a peer said so, and nothing good came since
+        self._patient = False
+        self._cast = cast
+        self._cast_until_s: float | None = None
+        self._free_at_s: float | None = None  # when the rate limit lets something be asked for
 
     @property
     def has_index(self) -> bool:
         """Whether the chunk hashes are known."""
-        return bool(self._index)
+        return self.table is not None
 
     @property
     def complete(self) -> bool:
         """Whether every chunk is present."""
-        return self.received_bytes == self.spec.bytes
+        return self.table is not None and self.received_bytes == self.spec.bytes
 
     @property
     def complaint(self) -> str:
         """Which peers send what does not fit, empty if none does."""
-        return "; ".join(
+        return "; ".join(filter(None, map(self.complaint_of, self._peers)))
+
+    def complaint_of(self, name: str) -> str:
+        """Return what a peer sends that does not fit; empty while it is trusted."""
+        peer = self._peers.get(name)
+        if peer is None or peer.corrupt < MAX_CORRUPT_IN_A_ROW:
+            return ""
+        return (
             f"{f'the server {name}' if name else 'a server'} sent {peer.corrupt} parts in a row "
             f"that do not match their hashes (the last: {peer.last_corrupt}): it holds another "
             "file, deploy again"
-            for name, peer in self._peers.items()
-            if not peer.trusted
         )
 
     @property
     def wake_at_s(self) -> float | None:
-        """When `next_request` is due without a message."""
-        if self.complete or self._quiet_since_s is None:
+        """When `next_request` or `failure` is due without a message."""
+        if self.complete:
             return None
-        return self._quiet_since_s + self._stall_s
-
-    def index_fits(self, payload: bytes) -> bool:
-        """Whether these are the chunk hashes that the desired document names."""
-        return (
-            len(payload) == self.spec.chunks * HASH_BYTES
-            and hashlib.sha256(payload).hexdigest() == self.spec.index_sha256
+        if self._cast:
+            return self._cast_until_s
+        quiet_s = self._quiet_since_s
+        moments = (
+            None if quiet_s is None else quiet_s + self._stall_s,
+            None if self._gone_s is None else self._gone_s + GONE_S,
+            self._free_at_s,
         )
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def failure(self, now_s: float) -> str:
+        """Return why the download cannot go on: all that is heard is that the blob is gone."""
+        if self._gone_s is None or now_s < self._gone_s + GONE_S:
+            return ""
+        return "; ".join(peer.gone for peer in self._peers.values() if peer.gone)
 
     def on_index(self, payload: bytes, peer: str = ANYONE) -> bool:
         """Check an index that arrived; True: store it, then call `set_index`."""
         if self.has_index:
             return False
-        if self.index_fits(payload):
+        if index_fits(payload, self.spec):
             self._count_good(peer)
             return True
         self._count_corrupt(peer, "index")
         return False
 
-    def set_index(self, payload: bytes, present: Iterable[int] = ()) -> None:
-        """Continue with an index that fits and the chunks that are on the disk."""
-        self._index = payload
+    def set_index(self, table: ChunkTable, present: Iterable[int] = ()) -> None:
+        """Continue with the chunks of the blob and those that are on the disk."""
+        self.table = table
+        self._present = bytearray(table.count)
         self._reset_stall()
         for number in present:
             self._mark_present(number)
-        self._missing = deque(n for n in range(self.spec.chunks) if not self._present[n])
+        self._missing = deque(n for n in range(table.count) if not self._present[n])
 
-    def chunk_fits(self, number: int, payload: bytes) -> bool:
-        """Whether a payload is the chunk of this number."""
-        start = number * HASH_BYTES
-        return (
-            len(payload) == self.spec.chunk_size(number)
-            and hashlib.sha256(payload).digest() == self._index[start : start + HASH_BYTES]
-        )
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The chunks that are not present."""
+        return tuple(n for n, present in enumerate(self._present) if not present)
 
-    def on_chunk(self, number: int, payload: bytes, now_s: float, peer: str = ANYONE) -> bool:
-        """Check a chunk that arrived; True: write it at `number * chunk_bytes`."""
-        if not self.has_index or not 0 <= number < self.spec.chunks or self._present[number]:
+    def wants(self, number: int) -> bool:
+        """Whether this is a chunk that exists and is missing."""
+        return 0 <= number < len(self._present) and not self._present[number]
+
+    def on_chunk(
+        self,
+        number: int,
+        payload: bytes,
+        now_s: float,
+        peer: str = ANYONE,
+        *,
+        sent_bytes: int | None = None,
+    ) -> bool:
+        """Check a chunk that arrived; True: write it at its place.
+
+        `sent_bytes`: what came over the network for it, if that was not the chunk itself.
+        """
+        if self.table is None or not self.wants(number):
             return False
         flight = self._in_flight.get(number)
-        if not self.chunk_fits(number, payload):
-            trusted = self._count_corrupt(peer, f"chunk {number}")
-            # Only the peer that was asked may cost a request, and only while it is trusted: after
-            # that its answer counts as silence.
-            if flight is not None and trusted and flight.peer in (ANYONE, peer):
-                del self._in_flight[number]
-                self._missing.appendleft(number)
+        if not self.table.fits(number, payload):
+            self._drop(number, f"chunk {number}", peer)
             return False
-        self._in_flight.pop(number, None)
+        if flight is not None:
+            self._land(number)
+            self._limit.spend((len(payload) if sent_bytes is None else sent_bytes) - flight.size)
         self._mark_present(number)
+        if self._heard_s is not None:
+            self._gap_s = min(GAP_MAX_S, max(now_s - self._heard_s, self._gap_s * 0.9))
         self._reset_stall()
-        self._quiet_since_s = now_s
+        self._quiet_since_s = self._heard_s = now_s
         self._count_good(peer)
         if flight is not None:
+            self._peers[flight.peer].window.on_received(flight.size, now_s)
             self._note_overtaken(flight.order)
         return True
+
+    def take_copied(self, number: int, payload: bytes) -> bool:
+        """Check a chunk that another bundle on the disk has; True: write it at its place."""
+        if self.table is None or not self.wants(number) or not self.table.fits(number, payload):
+            return False
+        self._mark_present(number)
+        return True
+
+    def on_bad_delta(self, number: int, peer: str) -> None:
+        """A difference did not make its chunk: from now on ask for the chunks themselves."""
+        self.bases = ()
+        if self.wants(number):
+            self._drop(number, f"the difference for chunk {number}", peer)
+
+    def on_cast(self, now_s: float, *, over: bool = False) -> None:
+        """A part of the broadcast came; `over`: it was the last."""
+        if self._cast:
+            pause_s = random.uniform(0.0, CAST_SPREAD_S)
+            self._cast_until_s = now_s + pause_s + (0.0 if over else CAST_SILENT_S)
+
+    def on_gone(self, peer: str, reason: str, now_s: float) -> None:
+        """A peer says that it does not have the blob; it is not asked by its name again."""
+        row = self._peer(peer)
+        if row is None or self.complete:
+            return
+        row.gone = reason
+        if self._gone_s is None:
+            self._gone_s = now_s
+        if self._asked == peer:
+            self.forget_requests()
+            self._quiet_since_s = now_s
 
     def next_request(self, now_s: float) -> BlobGet | None:
         """Return the request to send now, or None; its chunks count as in flight.
 
         Call it after every message and at `wake_at_s`.
         """
-        if self.complete:
+        if self.complete or self._awaits_cast(now_s):
             return None
         stalled = self._quiet_since_s is not None and now_s >= self._quiet_since_s + self._stall_s
         if not self.has_index:
@@ -175,36 +260,91 @@ class Download:
             self._await_reply(now_s, stalled)
         return self._request(now_s)
 
+    @property
+    def awaits_cast(self) -> bool:
+        """Whether nothing is asked for as a broadcast is, or may be, on its way."""
+        return self._cast
+
+    def change_source(self, *, patient: bool) -> None:
+        """Ask another source; a `patient` one says itself when it gives nothing."""
+        self._patient = patient
+        self.on_server_back()
+
     def on_server_back(self) -> None:
         """Ask at once: the server was away, and has announced the blob again."""
         self.forget_requests()
-        self._stall_s = STALL_S
+        self._reset_stall()
+        self._gone_s = None
+        for peer in self._peers.values():
+            peer.gone = ""
 
     def forget_requests(self) -> None:
         """Request all chunks in flight again, with the smallest window."""
         self._missing.extendleft(reversed(self._in_flight))
+        self._limit.spend(-self._in_flight_bytes)
         self._in_flight.clear()
+        self._in_flight_bytes = 0
         self._ask_anyone()
         self._quiet_since_s = None
 
+    def _awaits_cast(self, now_s: float) -> bool:
+        if self._cast and self._cast_until_s is None:
+            self._cast_until_s = now_s + CAST_BEGIN_S
+        if self._cast and self._cast_until_s is not None and now_s >= self._cast_until_s:
+            self._cast = False
+        return self._cast
+
     def _request(self, now_s: float) -> BlobGet | None:
-        asked = self._peers[self._asked]
-        free = asked.window - len(self._in_flight)
+        assert self.table is not None
+        window = self._peers[self._asked].window
+        self._free_at_s = None
         # A request for each chunk would cost as much as the chunk: wait for a quarter window.
-        if self._in_flight and free < max(1, asked.window // 4):
+        if self._in_flight and self._in_flight_bytes > window.bytes * 3 // 4:
             return None
         chunks: list[int] = []
-        while self._missing and len(chunks) < free:
-            number = self._missing.popleft()
-            if not self._present[number]:
-                chunks.append(number)
-                self._in_flight[number] = _InFlight(self._asked, self._requested)
-                self._requested += 1
+        while self._missing and len(chunks) < MAX_CHUNKS_A_REQUEST:
+            number = self._missing[0]
+            size = self.table.size(number)
+            fits = self._in_flight_bytes + size <= window.bytes or not self._in_flight
+            if self._present[number]:
+                self._missing.popleft()
+                continue
+            if not fits:
+                break
+            self._free_at_s = self._limit.free_at_s(now_s)
+            if self._free_at_s is not None:
+                break
+            self._missing.popleft()
+            chunks.append(number)
+            self._limit.spend(size)
+            self._in_flight[number] = _InFlight(self._asked, self._requested, size)
+            self._in_flight_bytes += size
+            self._requested += 1
         if not chunks:
+            if not self._in_flight:  # the rate limit is silent, not the server
+                self._quiet_since_s = self._heard_s = None
             return None
+        window.on_request(now_s)
+        if self._heard_s is None:
+            self._heard_s = now_s
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        return BlobGet(sha256=self.spec.sha256, chunks=tuple(chunks), peer=self._asked)
+        sha256, peer = self.spec.sha256, self._asked
+        return BlobGet(sha256=sha256, chunks=tuple(chunks), peer=peer, bases=self.bases)
+
+    def _land(self, number: int) -> None:
+        """Take a chunk out of those in flight."""
+        flight = self._in_flight.pop(number)
+        self._in_flight_bytes -= flight.size
+
+    def _drop(self, number: int, what: str, peer: str) -> None:
+        """Count what did not fit. Only the peer that was asked may cost a request, and only while
+        it is trusted: after that its answer counts as silence."""
+        flight = self._in_flight.get(number)
+        trusted = self._count_corrupt(peer, what)
+        if flight is not None and trusted and flight.peer in (ANYONE, peer):
+            self._land(number)
+            self._missing.appendleft(number)
 
     def _await_reply(self, now_s: float, stalled: bool) -> None:
         """Restart the stall timer; back off after a stall, so that no server is flooded."""
@@ -213,13 +353,15 @@ class Download:
             self._stall_s = min(STALL_MAX_S, self._stall_s * 2)
 
     def _reset_stall(self) -> None:
-        self._stall_s = STALL_S
+        least_s = STALL_MAX_S if self._patient else STALL_S
+        self._stall_s = min(STALL_MAX_S, max(least_s, 3.0 * self._gap_s))  # a slow line is no loss
         self._quiet_since_s = None
 
     def _mark_present(self, number: int) -> None:
+        assert self.table is not None
         if not self._present[number]:
             self._present[number] = 1
-            self.received_bytes += self.spec.chunk_size(number)
+            self.received_bytes += self.table.size(number)
 
     def _note_overtaken(self, order: int) -> None:
         """Count chunks as lost whose later requests were answered; halve the window then."""
@@ -231,25 +373,25 @@ class Download:
             if flight.overtaken >= MAX_OVERTAKEN:
                 lost.append(number)
         for number in lost:
-            del self._in_flight[number]
+            self._limit.spend(-self._in_flight[number].size)
+            self._land(number)
         if lost:
             self._missing.extendleft(reversed(lost))
-            asked = self._peers[self._asked]
-            asked.window = max(min(WINDOW_START, asked.window), asked.window // 2)
+            self._peers[self._asked].window.on_loss()
 
     # -- peers
 
     def _ask_anyone(self) -> None:
         self._asked = ANYONE
-        self._peers[ANYONE].window = min(WINDOW_START, self._window_max)
+        self._peers[ANYONE].window.restart()
 
     def _count_good(self, name: str) -> None:
-        """Widen the window of a peer that sent what fits; ask it by its name if none is asked."""
+        """Ask a peer that sent what fits by its name, if none is asked."""
+        self._gone_s = None
         peer = self._peer(name)
         if peer is None:
             return
-        peer.corrupt = 0
-        peer.window = min(self._window_max, peer.window + 1)
+        peer.corrupt, peer.gone = 0, ""
         if self._asked == ANYONE:
             self._asked = name
 
@@ -263,15 +405,18 @@ class Download:
             return False
         peer.corrupt += 1
         peer.last_corrupt = what
-        peer.window = max(1, peer.window // 2)
+        peer.window.on_corrupt()
         if not peer.trusted and self._asked == name:
-            others = {other: one.window for other, one in self._peers.items() if one.trusted}
-            others.pop(ANYONE, None)
-            self._asked = max(others, key=lambda other: others[other], default=ANYONE)
+            rivals = {other: row.window.bytes for other, row in self._peers.items() if row.trusted}
+            rivals.pop(ANYONE, None)
+            self._asked = max(rivals, key=lambda other: rivals[other], default=ANYONE)
         return peer.trusted
 
     def _peer(self, name: str) -> _Peer | None:
         """Return a peer, None for one too many: names are free to make up."""
         if name not in self._peers and len(self._peers) >= MAX_PEERS:
             return None
-        return self._peers.setdefault(name, _Peer(min(WINDOW_START, self._window_max)))
+        return self._peers.setdefault(name, _Peer(self._new_window()))
+
+    def _new_window(self) -> Window:
+        return Window(self.spec.chunk_bytes, self._window_bytes)

@@ -1,44 +1,46 @@
 """A bundle as a blob: a file that is served in chunks, with the hash of each."""
 
 import hashlib
-import os
 from pathlib import Path
 
 from device.errors import BundleError
-from device.protocol.documents import CHUNK_BYTES, MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
+from device.protocol.documents import MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
+from device.update.byte_source import FileBytes
+from device.update.chunk_table import encode_index
+from device.update.cuts import CHUNK_FORMAT, cut_bundle
 
 INDEX_PART = "index"
+_READ_BYTES = 1024 * 1024
 
 
 class Blob:
-    """A file that is served in chunks."""
+    """A file that is served in chunks, cut by its content."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = path.open("rb")
+            self.file = FileBytes(path)
+            whole = hashlib.sha256()
+            for offset in range(0, self.file.size, _READ_BYTES):
+                whole.update(self.file.read(offset, _READ_BYTES))
+            self.table, chunk_bytes = cut_bundle(self.file)
         except OSError as error:
             raise BundleError(f"cannot read {path}: {error.strerror}") from error
-        whole, hashes = hashlib.sha256(), bytearray()
-        size = 0
-        while chunk := self._file.read(CHUNK_BYTES):
-            whole.update(chunk)
-            hashes += hashlib.sha256(chunk).digest()
-            size += len(chunk)
-        self.index = bytes(hashes)
+        self.index = encode_index(self.table)
         self.spec = BlobSpec(
             sha256=whole.hexdigest(),
-            bytes=size,
-            chunk_bytes=CHUNK_BYTES,
+            bytes=self.file.size,
+            chunk_bytes=chunk_bytes,
             index_sha256=hashlib.sha256(self.index).hexdigest(),
+            chunk_format=CHUNK_FORMAT,
         )
 
     def read(self, part: int | str) -> bytes:
         """Return the bytes of a chunk, or of the index; BundleError if the file has changed."""
         if isinstance(part, str):
             return self.index
-        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, part * CHUNK_BYTES)
-        if hashlib.sha256(chunk).digest() != self.index[part * 32 : part * 32 + 32]:
+        chunk = self.file.read(self.table.starts[part], self.table.size(part))
+        if not self.table.fits(part, chunk):
             raise BundleError(
                 f"{self._path} was changed while it was deployed: deploy it again, and write new "
                 "bundles under new names"
@@ -51,8 +53,8 @@ class Blob:
             return ()
         index: tuple[int | str, ...] = (INDEX_PART,) if request.index else ()
         chunks = request.chunks[:MAX_CHUNKS_A_REQUEST]
-        return (*index, *(number for number in chunks if number < self.spec.chunks))
+        return (*index, *(number for number in chunks if number < self.table.count))
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self.file.close()

@@ -1,0 +1,1 @@
+"""Where a blob may be fetched besides MQTT: HTTP(S), a folder, a USB stick. One small interface."""

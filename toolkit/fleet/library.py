@@ -1,0 +1,120 @@
+"""The bundles of a folder by their SHA-256, and their differences from each other."""
+
+import logging
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from device.errors import BundleError
+from toolkit.fleet.blob import Blob
+from toolkit.fleet.delta import DeltaEncoder
+
+LOG = logging.getLogger(__name__)
+MAX_OPEN = 64  # bundles; each has a file and an index of at most 1 MiB open
+MAX_ENCODERS = 16
+MAX_DELTA_BYTES = 64 * 1024**2  # differences that are kept for the next device
+ABSENT_S = 2.0  # a bundle that was not there is not looked for again for so long
+MAX_ABSENT = 1024
+SUFFIX = ".bundle"
+
+
+class Library:
+    """Bundles below a folder, each opened when it is first asked for.
+
+    A file whose name begins with its SHA-256 and a dot, as in a TUF repository, is found by it. All
+    others that end in .bundle are hashed to find one, each once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._blobs: OrderedDict[str, Blob] = OrderedDict()
+        self._absent: OrderedDict[str, float] = OrderedDict()
+        self._hashed: dict[tuple[Path, int, int], str] = {}
+        self._encoders: OrderedDict[tuple[str, str], DeltaEncoder] = OrderedDict()
+        self._deltas: OrderedDict[tuple[str, str, int], bytes | None] = OrderedDict()
+        self._delta_bytes = 0
+
+    def blob(self, sha256: str) -> Blob | None:
+        """Return a bundle, or None if the folder does not have it."""
+        blob = self._blobs.get(sha256)
+        if blob is not None:
+            self._blobs.move_to_end(sha256)
+            return blob
+        now_s = time.monotonic()
+        if now_s < self._absent.get(sha256, 0.0):
+            return None
+        blob = self._find(sha256)
+        if blob is None:
+            self._absent[sha256] = now_s + ABSENT_S
+            if len(self._absent) > MAX_ABSENT:
+                self._absent.popitem(last=False)
+        return blob
+
+    def delta(self, blob: Blob, number: int, bases: tuple[str, ...]) -> bytes | None:
+        """Return a chunk as its difference from the first base that the folder has, or None."""
+        for base_number, sha256 in enumerate(bases):
+            base = self.blob(sha256)
+            if base is not None and sha256 != blob.spec.sha256:
+                return self._delta(blob, number, base, base_number)
+        return None
+
+    def close(self) -> None:
+        """Close all files."""
+        for blob in self._blobs.values():
+            blob.close()
+        self._blobs.clear()
+        self._encoders.clear()
+
+    def _find(self, sha256: str) -> Blob | None:
+        for path in self._folder.rglob(f"{sha256}.*"):
+            blob = self._open(path)
+            if blob is not None and blob.spec.sha256 == sha256:
+                return blob
+        for path in sorted(self._folder.rglob(f"*{SUFFIX}")):
+            facts = path.stat()
+            key = path, facts.st_size, facts.st_mtime_ns
+            known = self._hashed.get(key)
+            if known is None:
+                blob = self._open(path)
+                self._hashed[key] = "" if blob is None else blob.spec.sha256
+                if blob is not None and blob.spec.sha256 == sha256:
+                    return blob
+            elif known == sha256:
+                return self._open(path)
+        return None
+
+    def _open(self, path: Path) -> Blob | None:
+        try:
+            blob = Blob(path)
+        except BundleError as error:
+            LOG.error("%s", error)
+            return None
+        rival = self._blobs.pop(blob.spec.sha256, None)
+        if rival is not None:
+            rival.close()
+        self._blobs[blob.spec.sha256] = blob
+        if len(self._blobs) > MAX_OPEN:
+            sha256, oldest = self._blobs.popitem(last=False)
+            for key in [key for key in self._encoders if sha256 in key]:
+                del self._encoders[key]
+            oldest.close()
+        return blob
+
+    def _delta(self, blob: Blob, number: int, base: Blob, base_number: int) -> bytes | None:
+        pair = blob.spec.sha256, base.spec.sha256
+        key = (*pair, number * 2 + base_number)
+        if key in self._deltas:
+            self._deltas.move_to_end(key)
+            return self._deltas[key]
+        encoder = self._encoders.get(pair)
+        if encoder is None or encoder.base_number != base_number:
+            encoder = self._encoders[pair] = DeltaEncoder(blob.file, base.file, base_number)
+            if len(self._encoders) > MAX_ENCODERS:
+                self._encoders.popitem(last=False)
+        table = blob.table
+        payload = encoder.encode(table.starts[number], table.size(number))
+        self._deltas[key] = payload
+        self._delta_bytes += len(payload or b"")
+        while self._delta_bytes > MAX_DELTA_BYTES:
+            self._delta_bytes -= len(self._deltas.popitem(last=False)[1] or b"")
+        return payload
