@@ -106,9 +106,10 @@ class _Draft:
         self.spec = spec
         self.state = state
         self.groups = list(state.groups)
-        self.devices = dict(state.devices)
+        self.devices: Mapping[str, v.DeviceState] = state.devices
         self.counts = [dict(group.counts) for group in state.groups]
         self.actions: list[v.Action] = []
+        self._own: dict[str, v.DeviceState] | None = None
 
     def frozen(self) -> v.RolloutState:
         """Return the state as a value."""
@@ -127,10 +128,18 @@ class _Draft:
         return replace(self.groups[number], counts=self.counts[number])
 
     def add(self, device: str, state: v.DeviceState) -> None:
-        """Add a device at the end of its group's queue."""
-        self.devices[device] = state
+        """Add a device."""
+        self.put(device, state)
         counts = self.counts[state.group]
         counts[state.phase] = counts.get(state.phase, 0) + 1
+
+    def put(self, device: str, state: v.DeviceState) -> None:
+        """Set a device's row. The rows are copied at the first change alone: a tick that changes
+        nothing costs nothing."""
+        if self._own is None:
+            self._own = dict(self.devices)
+            self.devices = self._own
+        self._own[device] = state
 
     def move(self, device: str, word: DeviceWord, at_s: float, reason: str = "") -> bool:
         """Take a device one step; False if the word means nothing in its phase."""
@@ -143,7 +152,7 @@ class _Draft:
         if not counts[state.phase]:
             del counts[state.phase]
         counts[phase] = counts.get(phase, 0) + 1
-        self.devices[device] = replace(state, phase=phase, since_s=at_s, reason=reason)
+        self.put(device, replace(state, phase=phase, since_s=at_s, reason=reason))
         return True
 
     def turn(self, word: StatusWord, reason: str = "", cause: v.Cause = "") -> bool:
@@ -206,7 +215,7 @@ def _on_figures(draft: _Draft, event: v.Figures) -> None:
 
 
 def _keep(draft: _Draft, device: str, measured: Measured) -> None:
-    draft.devices[device] = replace(draft.devices[device], measured=measured)
+    draft.put(device, replace(draft.devices[device], measured=measured))
 
 
 def _on_superseded(draft: _Draft, event: v.Superseded) -> None:

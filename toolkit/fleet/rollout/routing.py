@@ -30,15 +30,15 @@ def taken_over(
     states: Mapping[int, RolloutState], by: int, devices: Iterable[str], at_s: float
 ) -> dict[int, Superseded]:
     """Return what the older rollouts lose when a rollout takes devices."""
-    taken = set(devices)
+    taken = tuple(devices)
     events = {}
     for number, state in states.items():
         if number >= by:
             continue
         lost = tuple(
             device
-            for device, row in state.devices.items()
-            if device in taken and row.phase not in GONE
+            for device in taken
+            if device in state.devices and state.devices[device].phase not in GONE
         )
         if lost:
             events[number] = Superseded(at_s=at_s, devices=lost, by=by)
