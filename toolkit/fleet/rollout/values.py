@@ -28,6 +28,7 @@ DevicePhase = Literal[
 Status = Literal[
     "running", "paused", "approval", "rolling_back", "finished", "aborted", "rolled_back"
 ]
+Order = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
 ENDED: frozenset[Status] = frozenset({"finished", "aborted", "rolled_back"})
@@ -127,7 +128,7 @@ class Superseded(_Event, frozen=True, kw_only=True, tag="superseded"):
 class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
     """An order of the operator. One that does not fit the status changes nothing."""
 
-    order: Literal["pause", "resume", "approve", "abort", "rollback"]
+    order: Order
     by: str = ""
 
 
