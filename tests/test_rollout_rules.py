@@ -9,9 +9,9 @@ from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Meas
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout.gates import broken_by_bundle, judge_gates, parse_gates
 from toolkit.fleet.rollout.groups import assign, parse_groups
+from toolkit.fleet.rollout.policy import longest_wait_s, with_window
 from toolkit.fleet.rollout.rates import parse_rate
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
-from toolkit.fleet.rollout.windows import longest_wait_s, with_window
 
 SHA = "a" * 64
 BLOB = BlobSpec(sha256=SHA, bytes=10 * 1024**2, chunk_bytes=65536, index_sha256="c" * 64)

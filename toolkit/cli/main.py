@@ -61,6 +61,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
+    "fleet": (
+        "toolkit.cli.commands.fleet.group",
+        "fleet",
+        "Roll releases out to many devices.",
+    ),
     "demo": (
         "toolkit.cli.commands.demo",
         "demo",

@@ -7,6 +7,7 @@ gates      `p95_latency_ms<30, errors<1%`: rows, judged on what the devices meas
 targets    which devices fit a release, and why the others do not
 groups     `canary,5%,rest`: which device is in which group
 rates      devices a minute
-windows    maintenance windows
+policy     maintenance windows, and the gates that a device holds to by itself
+limits     `90%`, `3`
 routing    several rollouts: a newer one takes devices over
 """

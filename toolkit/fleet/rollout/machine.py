@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from device.protocol.documents import Measured
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.judge import Fails, Waits, judge_group, too_many_failures
-from toolkit.fleet.rollout.windows import longest_wait_s
+from toolkit.fleet.rollout.policy import longest_wait_s
 
 DeviceWord = Literal[
     "send", "skip", "live", "failed", "timeout", "supersede", "undo", "undone", "undo_failed"

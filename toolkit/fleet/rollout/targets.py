@@ -157,6 +157,11 @@ def unfit(
     return tuple(reasons)
 
 
+def fulfils(target: Target | None, requirements: Sequence[Requirement]) -> bool:
+    """Whether a device fulfils all requirements; one that never reported fulfils none."""
+    return target is not None and not any(_broken(row, target) for row in requirements)
+
+
 def _broken(row: Requirement, target: Target) -> str | None:
     """Return why a device does not fulfil a requirement, None if it does."""
     label = row.name.removeprefix(LABEL)

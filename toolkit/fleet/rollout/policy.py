@@ -1,18 +1,43 @@
-"""Maintenance windows: from when to when a device may install, in its own local time.
+"""What a rollout tells each device to hold to: a maintenance window, and the limits of its gates.
 
 The device holds to its window (`InstallPolicy`). The server does not know its clock, so it gives
 each device the longest wait that the window can mean on top of its time-out.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from device.protocol.documents import InstallPolicy
 from toolkit.errors import RolloutError
+from toolkit.fleet.rollout.gates import Gate
 
 DAY_S = 86400.0
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\Z")
+
+# Gate -> the limits of the policy that mean the same on one device. Pooled figures have none.
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "p95_latency_ms": ("max_latency_p95_ms",),
+    "temperature_c": ("max_temperature_c",),
+    "golden_agreement": ("min_golden_agreement",),
+    "shadow_agreement": ("min_shadow_agreement",),
+    "score_agreement": ("min_golden_agreement", "min_shadow_agreement"),
+}
+
+
+def with_gates(policy: InstallPolicy, gates: Sequence[Gate]) -> InstallPolicy:
+    """Return a policy with the limits of gates: a device that breaks one goes back by itself.
+
+    Live frames are compared only with `shadow_s`.
+    """
+    for gate in gates:
+        for limit in LIMITS.get(gate.name, ()):
+            side = "max_" if gate.compare in ("<", "<=") else "min_"
+            is_measured = limit != "min_shadow_agreement" or policy.shadow_s > 0.0
+            if limit.startswith(side) and is_measured:
+                policy = replace(policy, **{limit: gate.limit})
+    return policy
 
 
 def with_window(policy: InstallPolicy, text: str) -> InstallPolicy:
@@ -24,7 +49,7 @@ def with_window(policy: InstallPolicy, text: str) -> InstallPolicy:
             f"{text!r} is no maintenance window: write two different times of the device's day, "
             "for example 22:00-04:30"
         )
-    return msgspec.structs.replace(policy, not_before=begin, not_after=end)
+    return replace(policy, not_before=begin, not_after=end)
 
 
 def longest_wait_s(policy: InstallPolicy) -> float:
