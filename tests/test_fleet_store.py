@@ -198,6 +198,17 @@ def test_one_server_holds_the_lease_and_the_next_takes_over(
     second.close()
 
 
+def test_a_server_that_was_killed_here_is_not_waited_for(store: Database) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place, _pid, chance = lease.holder_name().rsplit(":", 2)
+    holder = f"{place}:{child.pid}:{chance}"
+    assert lease.acquire(store, holder)
+    assert not lease.acquire(store, lease.holder_name())  # it lives
+    child.kill()
+    child.communicate()
+    assert lease.acquire(store, lease.holder_name())
+
+
 WRITER = """
 import sys
 from pathlib import Path

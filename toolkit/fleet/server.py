@@ -6,10 +6,8 @@ others stand by.
 """
 
 import logging
-import os
 import queue
 import re
-import socket
 import threading
 import time
 import uuid
@@ -90,7 +88,7 @@ class FleetServer:
         self._sign = sign
         self._read_report = read_report
         self._services = services
-        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._holder = lease.holder_name()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
