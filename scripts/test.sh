@@ -22,6 +22,7 @@ debian_packages=(
     gir1.2-gst-plugins-base-1.0
     python3-gst-1.0
     python3-gi
+    postgresql
     shellcheck
 )
 

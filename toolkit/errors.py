@@ -61,6 +61,10 @@ class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 
 
+class RolloutError(TandemError):
+    """A rollout cannot be started or changed as asked, or the fleet's store cannot be used."""
+
+
 @contextmanager
 def about(model: str) -> Iterator[None]:
     """Begin the messages of errors that do not name the model with its name."""

@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "fleet": (
         "toolkit.cli.commands.fleet.group",
         "fleet",
-        "Make a fleet's keys and publish signed releases.",
+        "Sign releases, enrol devices, roll out to a fleet.",
     ),
     "demo": (
         "toolkit.cli.commands.demo",

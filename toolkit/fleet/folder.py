@@ -40,6 +40,11 @@ class BrokerTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Annotated[int, Meta(ge=1, le=65535)] = TLS_PORT
     mqtt_version: Literal["auto", "5", "3.1.1"] = "auto"
     tls: bool = True
+    username: str | None = None
+    password: str | None = None
+
+    def __repr__(self) -> str:  # settings that are logged must not show the password
+        return f"BrokerTable({self.host}:{self.port}, mqtt_version={self.mqtt_version})"
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +121,8 @@ def broker_address(folder: Path, name: str = OPERATOR) -> BrokerAddress:
     """Return the fleet's broker with the certificate of an operator or of the server."""
     broker, identity = load_settings(folder).broker, folder / IDENTITY
     tls = TlsFiles(identity / "ca.crt", identity / f"{name}.crt", identity / f"{name}.key")
-    return BrokerAddress(broker.host, broker.port, tls=tls if broker.tls else None)
+    login = broker.username, broker.password
+    return BrokerAddress(broker.host, broker.port, *login, tls if broker.tls else None)
 
 
 def load_settings(folder: Path) -> FleetSettings:

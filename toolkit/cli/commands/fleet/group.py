@@ -1,25 +1,44 @@
-"""`tandem fleet`: the keys and signed releases of a fleet."""
+"""`tandem fleet`: the table of its subcommands."""
 
 import click
 
+from toolkit.cli.commands.fleet.audit import audit
+from toolkit.cli.commands.fleet.devices import device, devices
 from toolkit.cli.commands.fleet.identity import identity
 from toolkit.cli.commands.fleet.init import init
 from toolkit.cli.commands.fleet.keys import keys
+from toolkit.cli.commands.fleet.logs import logs
 from toolkit.cli.commands.fleet.publish import publish
 from toolkit.cli.commands.fleet.refresh import refresh
+from toolkit.cli.commands.fleet.rollout import rollback, rollout
+from toolkit.cli.commands.fleet.serve import serve
 
-_EXAMPLES = """\b
+SUBCOMMANDS: tuple[click.Command, ...] = (
+    init,
+    identity,
+    keys,
+    publish,
+    refresh,
+    serve,
+    rollout,
+    rollback,
+    devices,
+    device,
+    logs,
+    audit,
+)
+EXAMPLES = """\b
 Examples:
   tandem fleet init fleet --root-keys 3 --threshold 2
   tandem fleet publish person.bundle --fleet fleet
-  tandem deploy person.bundle --device board-1 --fleet fleet
+  tandem fleet devices --fleet fleet --watch
 """
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(epilog=EXAMPLES)
 def fleet() -> None:
-    """Make a fleet's keys, publish signed releases, and keep their signatures fresh."""
+    """Sign releases, enrol devices, and roll releases out, group by group."""
 
 
-for _command in (init, identity, publish, refresh, keys):
+for _command in SUBCOMMANDS:
     fleet.add_command(_command)

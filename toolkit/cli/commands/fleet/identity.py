@@ -6,7 +6,7 @@ from typing import IO
 import click
 import msgspec
 
-from toolkit.cli.commands.fleet.options import fleet_option, json_option
+from toolkit.cli.options.fleet import fleet_option, json_option
 
 EPILOG = "Example: tandem fleet identity expect board-1 board-2 --fleet fleet"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from toolkit.cli.commands.fleet.options import json_option
+from toolkit.cli.options.fleet import json_option
 
 
 @click.command(epilog="Example: tandem fleet init fleet --root-keys 3 --threshold 2")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from toolkit.cli.commands.fleet.options import fleet_option, json_option
+from toolkit.cli.options.fleet import fleet_option, json_option
 
 ROLES = ("root", "targets", "snapshot", "timestamp", "director")
 EPILOG = "Example: tandem fleet keys rotate director --fleet fleet"

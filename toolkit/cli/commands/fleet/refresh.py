@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from toolkit.cli.commands.fleet.options import fleet_option, json_option
+from toolkit.cli.options.fleet import fleet_option, json_option
 
 
 @click.command(epilog="Example: tandem fleet refresh --fleet fleet")

@@ -1,0 +1,301 @@
+"""Rollouts in memory and in the store: rounds, kills between them, several rollouts at once."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleet_server_fixtures import PROFILE, device_row, release, report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device.protocol.documents import Desired, DeviceFacts, Measured
+from toolkit.errors import RolloutError
+from toolkit.fleet import control as control_module
+from toolkit.fleet.control import Control
+from toolkit.fleet.operations import label_device, make_plan, order, start_rollout
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.gates import parse_gates
+from toolkit.fleet.rollout.targets import parse_requirements
+from toolkit.fleet.store import lease, log, rollouts
+from toolkit.fleet.store.database import Database, open_database
+from toolkit.fleet.store.devices import load_devices
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Database]:
+    database = open_database("sqlite:///fleet.db", tmp_path)
+    yield database
+    database.close()
+
+
+def spec_of(letter: str, groups: str = "rest", **changes: object) -> v.RolloutSpec:
+    spec = v.RolloutSpec(key=f"k{letter}", release=release(letter), groups=tuple(groups.split(",")))
+    return msgspec.structs.replace(spec, **changes)
+
+
+class Bench:
+    """A fleet without a broker: devices answer as they are told; the server can be killed."""
+
+    def __init__(self, store: Database, devices: int, running: str = "") -> None:
+        self.store = store
+        self.sent: list[tuple[str, str]] = []  # device, letter of the release
+        self.counters: dict[str, int] = {}
+        self.desired: dict[str, Desired] = {}
+        self.restart()
+        if running:
+            with store.write():
+                rollouts.save_release(store, release(running), Path("/old"))
+            self.restart()
+        self.round(*(device_row(f"d{n}", report(running)) for n in range(devices)))
+
+    def restart(self) -> None:
+        assert lease.acquire(self.store, "me")
+        self.control = Control(self.store, "me")
+
+    def round(self, *rows: object) -> list[str]:
+        """A round; return whom something was sent to."""
+        documents = self.control.advance({row.id: row for row in rows})
+        for row in documents:
+            desired = msgspec.json.decode(row.document, type=Desired)
+            assert desired.counter == row.counter > self.counters.get(row.device, 0)
+            self.counters[row.device] = desired.counter
+            self.desired[row.device] = desired
+            self.sent.append((row.device, row.sha256[0]))
+        return [row.device for row in documents]
+
+    def start(self, spec: v.RolloutSpec) -> int:
+        return start_rollout(self.store, spec, make_plan(self.store, spec), Path("/new"), "ana")
+
+    def answer(self, device: str, phase: str = "live", **rest: object) -> list[str]:
+        desired = self.desired[device]
+        letter = desired.release.blob.sha256[0]
+        reported = report(letter, phase, desired.request, **rest)
+        return self.round(device_row(device, reported))
+
+
+def test_a_rollout_goes_from_canary_to_rest(store: Database) -> None:
+    bench = Bench(store, 4)
+    label_device(store, "d2", ["group=canary"], "ana")
+    number = bench.start(spec_of("a", "canary,rest"))
+    assert bench.round() == ["d2"]
+    assert bench.round() == []
+    assert sorted(bench.answer("d2")) == ["d0", "d1", "d3"]
+    for device in ("d0", "d1", "d3"):
+        bench.answer(device)
+    assert bench.control.states[number].status == "finished"
+    assert (
+        rollouts.load_state(store, number, rollouts.load_specs(store)[number])
+        == (bench.control.states[number])
+    )
+    assert store.rows("SELECT status FROM rollouts") == [("finished",)]
+    assert log.verify(store).rows > 0
+
+
+def test_what_was_kept_before_a_kill_is_sent_after_it(store: Database) -> None:
+    bench = Bench(store, 3)
+    bench.start(spec_of("a"))
+    bench.control.advance({})  # kept, and killed before anything was sent
+    bench.restart()
+    assert sorted(bench.control.desired) == ["d0", "d1", "d2"]  # which a new connection sends
+    assert bench.round() == []  # and nothing is made a second time
+    order(store, 1, "pause", "ana")
+    bench.restart()
+    bench.round()
+    assert bench.control.states[1].status == "paused"
+
+
+def test_an_order_that_no_server_saw_is_carried_out_by_the_next(store: Database) -> None:
+    bench = Bench(store, 2, running="b")
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.answer("d0")
+    order(store, 1, "rollback", "ana")
+    bench.restart()  # killed before it looked
+    assert sorted(bench.round()) == ["d0", "d1"]
+    assert {bench.desired[d].release.blob.sha256[0] for d in ("d0", "d1")} == {"b"}
+    bench.answer("d0")
+    bench.answer("d1")
+    assert bench.control.states[1].status == "rolled_back"
+    with pytest.raises(RolloutError, match="rollout 1 is rolled back: pause means nothing to it"):
+        order(store, 1, "pause", "ana")
+
+
+def test_a_failed_release_pauses_with_the_devices_reason(store: Database) -> None:
+    bench = Bench(store, 3)
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.answer("d1", "rolled_back", reason="the camera broke")
+    state = bench.control.states[1]
+    assert state.status == "paused"
+    assert state.devices["d1"].reason == "the camera broke"
+    assert "1 of 3 devices of the group rest failed" in state.reason
+
+
+def test_only_figures_of_this_release_reach_the_gates(store: Database) -> None:
+    bench = Bench(store, 1, running="b")
+    bench.start(spec_of("a", gates=parse_gates("p95_latency_ms<30")))
+    bench.round()
+    old = Measured(sha256="b" * 64, frames=9, latency_p95_ms=1.0)
+    bench.answer("d0", measured=old)
+    assert "has not measured p95_latency_ms of d0" in bench.control.states[1].reason
+    bench.answer("d0", measured=Measured(sha256="a" * 64, frames=9, latency_p95_ms=29.0))
+    assert bench.control.states[1].status == "finished"
+
+
+def test_a_newer_rollout_takes_over_and_the_older_never_comes_back(store: Database) -> None:
+    bench = Bench(store, 3)
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.start(spec_of("b"))
+    assert sorted(bench.round()) == ["d0", "d1", "d2"]
+    assert {row.phase for row in bench.control.states[1].devices.values()} == {"superseded"}
+    bench.restart()
+    order(store, 2, "abort", "ana")
+    assert bench.round() == []
+    stale = report("a", "live", "ka-1")
+    assert bench.round(device_row("d0", stale)) == []
+    with pytest.raises(RolloutError, match="rollout 1 is finished"):
+        order(store, 1, "resume", "ana")
+
+
+def test_a_device_that_comes_late_gets_the_newest_release_that_fits_it(store: Database) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    requires = parse_requirements("label.site=lab")
+    label_device(store, "d0", ["site=lab"], "ana")
+    bench.start(spec_of("b", requires=requires))
+    bench.round()
+    bench.answer("d0")
+    assert bench.round(device_row("late")) == ["late"]
+    assert bench.sent[-1] == ("late", "a")
+    lab = device_row("lab", report(facts=DeviceFacts(labels={"site": "lab"})))
+    assert bench.round(lab) == ["lab"]
+    assert bench.sent[-1] == ("lab", "b")
+    assert bench.round(device_row("other", report(profile="other"))) == []
+    label_device(store, "late", ["site=lab"], "ana")
+    assert bench.round(device_row("late")) == ["late"]  # it fits the newer one from now on
+    assert bench.sent[-1] == ("late", "b")
+    assert bench.control.states[1].devices["late"].phase == "superseded"
+
+
+def test_documents_are_renewed_before_they_expire(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(store, 1)
+    monkeypatch.setattr(control_module, "EXPIRES_S", -10.0)
+    bench.start(spec_of("a"))
+    bench.round()
+    first = bench.desired["d0"]
+    monkeypatch.setattr(control_module, "EXPIRES_S", 1000.0)
+    assert bench.round() == ["d0"]
+    second = bench.desired["d0"]
+    assert second.counter > first.counter
+    assert second.expires > first.expires
+    assert msgspec.structs.replace(second, counter=0, expires="") == msgspec.structs.replace(
+        first, counter=0, expires=""
+    )
+    assert bench.round() == []
+
+
+def test_counters_rise_also_after_the_store_was_lost(store: Database, tmp_path: Path) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    bench.round()
+    (tmp_path / "new").mkdir()
+    fresh = Bench(open_database("sqlite:///fleet.db", tmp_path / "new"), 1)
+    fresh.start(spec_of("b"))
+    fresh.round()
+    assert fresh.counters["d0"] >= bench.counters["d0"]
+
+
+def test_a_server_whose_lease_was_taken_keeps_and_sends_nothing(store: Database) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    with store.write():
+        store.run("UPDATE lease SET holder = 'another'")
+    rows = log.verify(store).rows
+    with pytest.raises(RolloutError, match="another server has taken over"):
+        bench.round()
+    assert log.verify(store).rows == rows
+    assert rollouts.load_desired(store) == {}
+
+
+def test_the_plan_says_whom_it_does_not_fit_before_anything_is_sent(store: Database) -> None:
+    bench = Bench(store, 2, running="b")
+    facts = DeviceFacts(jetpack="5.1")
+    bench.round(device_row("old", report(facts=facts)), device_row("q", report(profile="q")))
+    bench.round(replace(device_row("away", report("b")), state=None))
+    spec = spec_of("a", "d0,rest", requires=parse_requirements("jetpack>=6"))
+    with pytest.raises(RolloutError, match="app-a 1 fits none of 5 devices; away: it has not said"):
+        make_plan(store, spec)
+    plan = make_plan(store, spec_of("a", "d0"))
+    assert [group.devices for group in plan.groups] == [("d0",)]
+    assert set(plan.ungrouped) == {"d1", "old", "away"}
+    assert plan.before == {"d0": "b" * 64}
+    assert [(row.device, row.reasons) for row in plan.unfit] == [
+        ("q", (f"it is q, the release is for {PROFILE}",))
+    ]
+    assert make_plan(store, spec_of("a")).offline == ("away",)
+    assert bench.sent == []
+    with pytest.raises(RolloutError, match="does not say its map50"):
+        make_plan(store, spec_of("a", gates=parse_gates("bundle.map50>0.4")))
+    assert rollouts.load_specs(store) == {}
+
+
+@pytest.mark.parametrize("text", ["site", "=lab", "a=b,c", "a=\x1b[2J"])
+def test_labels_that_cannot_be_read_are_refused(store: Database, text: str) -> None:
+    Bench(store, 1)
+    with pytest.raises(RolloutError, match="is no label"):
+        label_device(store, "d0", [text], "ana")
+    with pytest.raises(RolloutError, match="the fleet has no device 'd9'; it has d0"):
+        label_device(store, "d9", ["a=b"], "ana")
+
+
+def test_labels_are_set_and_taken_away(store: Database) -> None:
+    Bench(store, 1)
+    label_device(store, "d0", ["site=lab", "group=canary"], "ana")
+    label_device(store, "d0", ["site="], "ana")
+    assert load_devices(store)[0].labels == {"group": "canary"}
+
+
+def act(bench: Bench, data: st.DataObject, letter: str) -> None:
+    """One random thing that happens to a fleet."""
+    what = data.draw(st.sampled_from(["start", "answer", "answer", "round", "kill", "order"]))
+    if what == "start":
+        groups = data.draw(st.sampled_from(["rest", "d0,rest", "50%,rest", "d1+d2", "25%"]))
+        bench.start(spec_of(letter, groups))
+    elif what == "answer" and bench.desired:
+        device = data.draw(st.sampled_from(sorted(bench.desired)))
+        bench.answer(device, data.draw(st.sampled_from(["live", "refused", "downloading"])))
+    elif what == "kill":
+        bench.restart()
+    elif what == "order" and bench.control.states:
+        number = data.draw(st.sampled_from(sorted(bench.control.states)))
+        with contextlib.suppress(RolloutError):  # it means nothing now
+            order(bench.store, number, data.draw(st.sampled_from(["pause", "resume", "abort"])), "")
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_no_device_gets_releases_out_of_order_whenever_the_server_is_killed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Random rollouts, answers, orders and kills: the releases of each device only get newer, and
+    every rollout's state is that of its replayed log."""
+    store = open_database("sqlite:///fleet.db", tmp_path_factory.mktemp("fleet"))
+    bench = Bench(store, 4)
+    for step in range(data.draw(st.integers(5, 25))):
+        act(bench, data, "0123456789abcdef"[step % 16])
+        bench.round()
+    sent: dict[str, list[int]] = {}
+    for row in log.rows_after(store, 0):
+        if row.kind == control_module.DOCUMENT:
+            sent.setdefault(msgspec.json.decode(row.body)["device"], []).append(row.rollout)
+    assert all(numbers == sorted(set(numbers)) for numbers in sent.values()), sent
+    for number, spec in rollouts.load_specs(store).items():
+        assert rollouts.load_state(store, number, spec) == bench.control.states[number]
+    assert log.verify(store).rows == log.head(store)[0]
+    store.close()

@@ -1,0 +1,294 @@
+"""The store of a fleet in SQLite and in a real PostgreSQL: the same tests on both."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from postgresql_fixtures import postgresql
+
+from device.protocol.documents import (
+    BlobSpec,
+    DeviceFacts,
+    PipelineReport,
+    ReleaseSpec,
+    Reported,
+    Running,
+    StateDocument,
+    Update,
+)
+from toolkit.errors import RolloutError
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.store import devices, lease, log, rollouts
+from toolkit.fleet.store.database import Database, open_database
+from toolkit.fleet.store.dialects import parse_url
+
+SHA = "a" * 64
+BLOB = BlobSpec(sha256=SHA, bytes=10, chunk_bytes=65536, index_sha256="c" * 64)
+RELEASE = ReleaseSpec(name="n", version="2", profile="p", blob=BLOB)
+SPEC = v.RolloutSpec(key="k", release=RELEASE, groups=("rest",))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgresql() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a new, empty store."""
+    if request.param == "sqlite":
+        return "sqlite:///fleet.db"
+    import psycopg
+
+    base = request.getfixturevalue("server")
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(base, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{base.rpartition('/')[0]}/{name}"
+
+
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> Iterator[Database]:
+    database = open_database(url, tmp_path)
+    yield database
+    database.close()
+
+
+def note(store: Database, *bodies: str) -> None:
+    with store.write():
+        log.append(store, [log.Note("ana", "note", body) for body in bodies], 1.1)
+
+
+def test_the_log_is_a_chain_and_cannot_be_changed(store: Database) -> None:
+    note(store, "one", '{"t": "zwölf"}')
+    noted = log.verify(store)
+    note(store, "three")
+    assert log.verify(store, noted.head).rows == 3
+    assert log.verify(store) != noted
+    for statement in ("UPDATE log SET body = 'x'", "DELETE FROM log"):
+        with pytest.raises(RolloutError, match="append-only"), store.write():
+            store.run(statement)
+    assert log.verify(store).rows == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE log SET body = 'x' WHERE seq = 2", "was changed at row 2 (note by ana)"),
+        ("UPDATE log SET at_s = 1.2 WHERE seq = 3", "was changed at row 3"),
+        ("DELETE FROM log WHERE seq = 2", "has no row 2: rows 2 to 2 were taken out"),
+        ("DELETE FROM log WHERE seq = 4", "its end was cut off"),
+        ("UPDATE log SET hash = '0' WHERE seq = 4", "was changed at row 4"),
+    ],
+)
+def test_a_log_that_was_changed_from_outside_is_found(
+    tmp_path: Path, change: str, message: str
+) -> None:
+    store = open_database("sqlite:///fleet.db", tmp_path)
+    note(store, "1", "2", "3", "4")
+    head = log.verify(store).head
+    with sqlite3.connect(tmp_path / "fleet.db") as thief:
+        for trigger in ("log_no_update", "log_no_delete"):
+            thief.execute(f"DROP TRIGGER {trigger}")
+        thief.execute(change)
+    with pytest.raises(RolloutError) as error:
+        log.verify(store, head)
+    assert message in str(error.value)
+
+
+def test_a_transaction_is_kept_whole_or_not_at_all(store: Database) -> None:
+    def fail() -> None:
+        with store.write():
+            log.append(store, [log.Note("ana", "note", "lost")], 1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert log.head(store) == (0, log.GENESIS)
+    with pytest.raises(RolloutError, match="the fleet's store"):
+        store.rows("SELECT nothing FROM nowhere")
+    note(store, "kept")  # the connection still works
+    assert [row.body for row in log.rows_after(store, 0)] == ["kept"]
+
+
+def test_devices_keep_the_operators_labels_when_they_report(store: Database) -> None:
+    reported = Reported(
+        agent="1", profile="p", dev=True, warning="", session=3,
+        running=Running(slot="a", sha256=SHA, name="n", version="1"),
+        pipeline=PipelineReport(status="running"), update=Update(phase="live"),
+        facts=DeviceFacts(labels={"site": "lab", "zone": "a"}),
+    )  # fmt: skip
+    state = StateDocument(state="online", session=3)
+    row = devices.DeviceRow("d1", 5.0, state, reported, {})
+    silent = devices.DeviceRow("d0", 4.0, None, None, {})
+    with store.write():
+        devices.save_devices(store, [row, silent])
+        devices.set_labels(store, "d1", {"site": "field"})
+    with store.write():
+        devices.save_devices(store, [replace(row, seen_s=6.0)])
+    (first, second) = devices.load_devices(store)
+    assert (first.id, first.target()) == ("d0", None)
+    target = second.target()
+    assert target is not None
+    assert target.labels == {"site": "field", "zone": "a"}
+    assert (target.running, target.online, second.seen_s) == (SHA, True, 6.0)
+    assert devices.load_device(store, "d1") == second
+    assert devices.load_device(store, "d2") is None
+    assert devices.load_labels(store) == {"d1": {"site": "field"}}
+
+
+def test_rollouts_come_back_by_replay(store: Database) -> None:
+    started = v.Started(at_s=1.0, members=(v.Member(device="d0", group=0, previous="b" * 64),))
+    with store.write():
+        number = rollouts.create_rollout(store, SPEC, started, Path("/b"), "ana")
+        rollouts.note_events(
+            store, number,
+            [v.Tick(at_s=2.0), v.Answered(at_s=3.0, device="d0", live=True), v.Tick(at_s=3.5)],
+            3.5, "server",
+        )  # fmt: skip
+        rollouts.set_applied(store, 4)
+        rollouts.set_status(store, number, "finished")
+    assert number == 1
+    assert rollouts.load_specs(store) == {1: SPEC}
+    assert rollouts.load_specs(store, after=1) == {}
+    state = rollouts.load_state(store, 1, SPEC)
+    assert (state.status, state.devices["d0"].phase) == ("finished", "live")
+    assert rollouts.applied(store) == 4
+    assert rollouts.load_releases(store) == {SHA: (RELEASE, Path("/b"))}
+
+
+def test_desired_documents_are_one_a_device(store: Database) -> None:
+    row = rollouts.DesiredRow("d0", 7, 1, False, SHA, 9.5, "{}")
+    for counter in (7, 8):
+        with store.write():
+            rollouts.save_desired(store, [replace(row, counter=counter, undo=counter == 8)])
+    assert rollouts.load_desired(store) == {"d0": replace(row, counter=8, undo=True)}
+
+
+def test_one_server_holds_the_lease_and_the_next_takes_over(
+    store: Database, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = open_database(url, tmp_path)
+    monkeypatch.setattr(lease, "LEASE_S", 30.0)
+    assert lease.acquire(store, "a")
+    assert not lease.acquire(second, "b")
+    row = lease.read_lease(second)
+    assert row is not None
+    assert row.holder == "a"
+    assert 20.0 < row.remaining_s <= 30.0
+    monkeypatch.setattr(lease, "LEASE_S", -1.0)  # it runs out at once, as after a kill
+    assert lease.acquire(store, "a")
+    monkeypatch.setattr(lease, "LEASE_S", 30.0)
+    assert lease.acquire(second, "b")
+    with pytest.raises(RolloutError, match="another server has taken over"), store.write():
+        lease.check(store, "a")
+    with second.write():
+        lease.check(second, "b")
+    lease.release(second, "b")
+    assert lease.acquire(store, "a")
+    second.close()
+
+
+def test_a_server_that_was_killed_here_is_not_waited_for(store: Database) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place, _pid, chance = lease.holder_name().rsplit(":", 2)
+    holder = f"{place}:{child.pid}:{chance}"
+    assert lease.acquire(store, holder)
+    assert not lease.acquire(store, lease.holder_name())  # it lives
+    child.kill()
+    child.communicate()
+    assert lease.acquire(store, lease.holder_name())
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from toolkit.fleet.store import log
+from toolkit.fleet.store.database import open_database
+
+store = open_database(sys.argv[1], Path(sys.argv[2]))
+for number in range(int(sys.argv[3])):
+    with store.write():
+        log.append(store, [log.Note("w", "note", str(number))] * 3, 1.0)
+        print(number, flush=True)
+"""
+
+
+def start_writer(url: str, folder: Path, count: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, str(folder), str(count)], text=True,
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+def test_writers_at_the_same_time_keep_one_chain(store: Database, url: str, tmp_path: Path) -> None:
+    writers = [start_writer(url, tmp_path, 20) for _ in range(2)]
+    for number in range(20):
+        note(store, str(number))
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    assert log.verify(store).rows == 2 * 3 * 20 + 20
+
+
+def test_a_killed_writer_leaves_whole_transactions(
+    store: Database, url: str, tmp_path: Path
+) -> None:
+    writer = start_writer(url, tmp_path, 100_000)
+    assert writer.stdout is not None
+    for _ in range(10):
+        writer.stdout.readline()
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    with store.write():  # a COMMIT that PostgreSQL had received is through by now
+        rows = log.head(store)[0]
+        log.append(store, [log.Note("ana", "note", "the next")], 1.0)
+    assert rows >= 27
+    assert rows % 3 == 0
+    assert log.verify(store).rows == rows + 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://x/y", "neither sqlite:///fleet.db nor"),
+        ("fleet.db", "neither"),
+        ("sqlite://fleet.db", "names no file"),
+    ],
+)
+def test_urls_of_other_stores_are_refused(url: str, message: str) -> None:
+    with pytest.raises(RolloutError, match=message):
+        parse_url(url, Path("/f"))
+
+
+def test_a_password_is_in_no_message(tmp_path: Path) -> None:
+    with pytest.raises(RolloutError) as error:
+        open_database("postgresql://ana:secret@127.0.0.1:1/x", tmp_path)
+    assert "postgresql://ana@127.0.0.1:1/x" in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_store_of_another_tandem_is_refused(tmp_path: Path) -> None:
+    open_database("sqlite:///fleet.db", tmp_path).close()
+    with sqlite3.connect(tmp_path / "fleet.db") as other:
+        other.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
+    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 1"):
+        open_database("sqlite:///fleet.db", tmp_path)
+
+
+def test_events_are_kept_as_readable_json(store: Database) -> None:
+    with store.write():
+        rollouts.note_events(store, 1, [v.Ordered(at_s=1.5, order="pause", by="ana")], 1.5, "ana")
+    (row,) = log.rows_after(store, 0)
+    assert msgspec.json.decode(row.body) == {
+        "event": "ordered", "at_s": 1.5, "order": "pause", "by": "ana",
+    }  # fmt: skip

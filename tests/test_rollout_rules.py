@@ -1,0 +1,220 @@
+"""What a rollout is told in texts: gates, requirements, groups, rates, windows; at their limits."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Measured, ReleaseSpec
+from toolkit.errors import RolloutError
+from toolkit.fleet.rollout.gates import broken_by_bundle, judge_gates, parse_gates
+from toolkit.fleet.rollout.groups import assign, parse_groups
+from toolkit.fleet.rollout.policy import longest_wait_s, with_window
+from toolkit.fleet.rollout.rates import parse_rate
+from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
+
+SHA = "a" * 64
+BLOB = BlobSpec(sha256=SHA, bytes=10 * 1024**2, chunk_bytes=65536, index_sha256="c" * 64)
+RELEASE = ReleaseSpec(name="n", version="2", profile="p", blob=BLOB)
+FACTS = DeviceFacts(
+    jetpack="6.0", tensorrt="10.3.0", dla_cores=2, memory_mb=30000, free_mb=20,
+    labels={"site": "lab", "zone": "a"},
+)  # fmt: skip
+TARGET = Target("d", "p", FACTS, FACTS.labels)
+
+
+def measured(**figures: object) -> Measured:
+    return msgspec.convert({"sha256": SHA, "frames": 90, **figures}, Measured)
+
+
+@pytest.mark.parametrize(
+    ("gate", "figures", "passes"),
+    [
+        ("p95_latency_ms<30", {"latency_p95_ms": 29.9}, True),
+        ("p95_latency_ms<30", {"latency_p95_ms": 30.0}, False),
+        ("p95_latency_ms<=30", {"latency_p95_ms": 30.0}, True),
+        ("fps>=25", {"fps": 25.0}, True),
+        ("fps>25", {"fps": 25.0}, False),
+        ("errors<10%", {"errors": 9}, True),  # 9 of 99
+        ("errors<10%", {"errors": 10}, False),  # 10 of 100
+        ("errors<=0.1", {"errors": 10}, True),
+        ("score_agreement>0.98", {"golden_agreement": 0.99}, True),
+        ("score_agreement>98%", {"golden_agreement": 0.99, "shadow_agreement": 0.98}, False),
+        ("temperature_c<80", {"temperature_c": 79.0}, True),
+        ("shadow_frames>=100", {"shadow_frames": 99}, False),
+    ],
+)
+def test_gates_judge_at_their_limit(gate: str, figures: dict[str, object], passes: bool) -> None:
+    (result,) = judge_gates(parse_gates(gate), {"d": measured(**figures)})
+    assert result.passed is passes
+    assert bool(result.broken) is not passes
+
+
+def test_errors_are_pooled_and_other_figures_hold_for_every_device() -> None:
+    rows = {"a": measured(errors=10, fps=10.0), "b": measured(frames=900, errors=0, fps=9.0)}
+    errors, fps = judge_gates(parse_gates("errors<=1%, fps>=10"), rows)
+    assert errors.passed  # 10 of 1000
+    assert fps.broken == "fps is 9 on b, not fps>=10"
+
+
+def test_figures_that_are_missing_are_said() -> None:
+    rows = {"a": None, "b": measured(frames=0), "c": measured(temperature_c=50.0)}
+    fps, hot, agreement = judge_gates(
+        parse_gates("p50_latency_ms>=0,temperature_c<60,score_agreement>0"), rows
+    )
+    assert fps.missing == hot.missing == ("a", "b")
+    assert agreement.missing == ("a", "b", "c")
+    assert not fps.passed
+
+
+def test_gates_ask_what_the_bundle_says_of_itself() -> None:
+    gates = parse_gates("bundle.map50>=0.4, bundle.size<3, fps>1")
+    assert broken_by_bundle(gates, {"map50": 0.4, "size": 2.0}) == ()
+    assert broken_by_bundle(gates, {"map50": 0.39}) == (
+        "the bundle's map50 is 0.39, the gate is bundle.map50>=0.4",
+        "the bundle does not say its size (it says: map50)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p95_latency_ms", "'p95_latency_ms' in the gates"),
+        ("p95_latency_ms=30", "is no gate"),
+        (
+            "latency_p95_ms<30",
+            "there is no figure 'latency_p95_ms' for a gate: take one of p50_lat",
+        ),
+        ("fps>10%", "fps in the gate 'fps>10%' is no share"),
+        ("errors<1.5", "compares errors, a share, with 1.5"),
+        ("errors<1", None),
+        ("fps>1,,", "'' in the gates"),
+        ("fps>nan", "is no gate"),
+    ],
+)
+def test_gates_that_cannot_be_read_name_their_part(text: str, message: str | None) -> None:
+    if message is None:
+        parse_gates(text)
+        return
+    with pytest.raises(RolloutError, match="gate") as error:
+        parse_gates(text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("jetpack>=6", None),
+        ("jetpack>=6.0.1", "its jetpack is 6.0, the rollout asks for jetpack>=6.0.1"),
+        ("tensorrt>=10.3", None),
+        ("tensorrt<10.3", "its tensorrt is 10.3.0, the rollout asks for tensorrt<10.3"),
+        ("tensorrt>=9.10", None),  # by numbers, not by letters
+        ("dla_cores>=2", None),
+        ("dla_cores>=3", "its dla_cores is 2, the rollout asks for dla_cores>=3"),
+        ("memory_mb>=30001", "its memory_mb is 30000, the rollout asks for memory_mb>=30001"),
+        ("module=p3701", "it has not said its module"),
+        ("label.site=lab", None),
+        ("label.site!=lab", "its label.site is lab, the rollout asks for label.site!=lab"),
+        ("label.floor=1", "it has no label floor"),
+        ("label.floor!=1", None),
+    ],
+)
+def test_devices_that_do_not_fit_say_why(text: str, reason: str | None) -> None:
+    assert unfit(TARGET, RELEASE, parse_requirements(text)) == (() if reason is None else (reason,))
+
+
+def test_profile_and_room_are_always_required() -> None:
+    other = msgspec.structs.replace(RELEASE, profile="q")
+    assert unfit(TARGET, other, ()) == ("it is p, the release is for q",)
+    assert unfit(TARGET, RELEASE, ()) == ()  # 20 MB for twice 10
+    large = msgspec.structs.replace(RELEASE, blob=msgspec.structs.replace(BLOB, bytes=10485761))
+    (reason,) = unfit(TARGET, large, ())
+    assert reason == "it has 20 MB free, the release takes 21 MB to install"
+    there = Target("d", "p", msgspec.structs.replace(FACTS, bundles=(SHA,)))
+    assert unfit(there, large, ()) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["jetpack", "jetpack>=x", "speed>1", "module>p3701", "dla_cores=two", "label.=1"]
+)
+def test_requirements_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(RolloutError, match=r"jetpack|speed|module|dla_cores|label"):
+        parse_requirements(text)
+
+
+def targets(count: int) -> list[Target]:
+    rows = [Target(f"d{n}", "p", labels={"group": "canary"} if n < 2 else {}) for n in range(count)]
+    rows[4] = Target("d4", "p", labels={"site": "lab"})
+    return rows
+
+
+def test_groups_take_devices_in_their_order_and_each_once() -> None:
+    rows = targets(100)
+    assigned = assign(parse_groups("canary,site=lab,d0+d7,7%,rest"), rows, "key")
+    names = [[target.device for target in group] for group in assigned]
+    assert [sorted(group) for group in names[:3]] == [["d0", "d1"], ["d4"], ["d7"]]
+    assert [len(group) for group in names] == [2, 1, 1, 7, 89]
+    assert sorted(name for group in names for name in group) == sorted(
+        target.device for target in rows
+    )
+    again = assign(parse_groups("canary,site=lab,d0+d7,7%,rest"), rows[::-1], "key")
+    assert again == assigned  # whatever order the store gives
+    assert assign(("rest",), rows, "another") != assign(("rest",), rows, "key")
+
+
+@given(st.integers(5, 300), st.floats(0.1, 100.0))
+def test_a_share_is_rounded_up(count: int, share: float) -> None:
+    (group,) = assign((f"{share:.2f}%",), targets(count), "k")
+    assert 0 <= len(group) - float(f"{share:.2f}") * count / 100.0 < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rest,canary", "go on after rest"),
+        ("canary,canary", "name canary twice"),
+        ("0%,rest", "each is above 0"),
+        ("60%,41%", "101%"),
+        ("60%,40%", None),
+        ("can ary", "'can ary' in the groups"),
+        ("", "'' in the groups"),
+    ],
+)
+def test_groups_that_cannot_be_read_are_refused(text: str, message: str | None) -> None:
+    if message is None:
+        parse_groups(text)
+        return
+    with pytest.raises(RolloutError, match=r"group|shares") as error:
+        parse_groups(text)
+    assert message in str(error.value)
+
+
+def test_a_named_group_without_devices_is_refused() -> None:
+    with pytest.raises(RolloutError, match="`tandem fleet device label ID group=beta`"):
+        assign(("beta", "rest"), targets(5), "k")
+
+
+def test_rates_grow_with_successes_up_to_their_most() -> None:
+    rate = parse_rate("10/min, x2/50, max=1000")
+    assert [rate.per_minute(n) for n in (0, 49, 50, 100, 10**6)] == [10, 10, 20, 40, 1000]
+    assert parse_rate("90/min").burst(0) == 1.5
+
+
+@pytest.mark.parametrize("text", ["0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min"])
+def test_rates_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(RolloutError, match="rate"):
+        parse_rate(text)
+
+
+def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
+    policy = with_window(InstallPolicy(), "22:00-04:30")
+    assert (policy.not_before, policy.not_after) == ("22:00", "04:30")
+    assert longest_wait_s(policy) == 17.5 * 3600.0
+    assert longest_wait_s(with_window(InstallPolicy(), "04:30-22:00")) == 6.5 * 3600.0
+    assert longest_wait_s(InstallPolicy()) == 0.0
+
+
+@pytest.mark.parametrize("text", ["22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00"])
+def test_windows_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(RolloutError, match="maintenance window"):
+        with_window(InstallPolicy(), text)

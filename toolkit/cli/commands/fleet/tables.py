@@ -1,0 +1,207 @@
+"""How the views of a fleet look on a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from toolkit.fleet.operations import STATUS_WORDS, Plan
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.views import DeviceView, GroupView, RolloutView
+
+PLANNED = 5  # devices of a group that a plan lists
+COLOURS: Mapping[v.Status, str] = {
+    "running": "cyan",
+    "paused": "yellow",
+    "approval": "yellow",
+    "rolling_back": "red",
+    "finished": "green",
+    "aborted": "red",
+    "rolled_back": "red",
+}
+NO_SERVER = "No server runs: orders wait until `tandem fleet serve` does."
+
+
+def rollouts_table(views: Sequence[RolloutView]) -> RenderableType:
+    """Return the list of all rollouts."""
+    table = _table("rollout", "release", "profile", "status", "live", "begun")
+    for view in views:
+        table.add_row(
+            str(view.number),
+            Text(f"{view.name} {view.version}"),
+            Text(view.profile),
+            _status(view),
+            f"{view.live} of {view.devices}",
+            view.created,
+        )
+    return _with_server(table, views)
+
+
+def rollout_table(view: RolloutView) -> RenderableType:
+    """Return one rollout with its groups and failures."""
+    head = Text.assemble(
+        (f"rollout {view.number}: {view.name} {view.version}", "bold"), " is ", _status(view)
+    )
+    if view.reason:
+        head.append(f": {view.reason}")
+    table = _table("group", "devices", "live", "", "pending", "sent", "failed", "others")
+    for group in view.groups:
+        table.add_row(*_group_cells(group))
+    parts: list[RenderableType] = [head, table]
+    if view.total_bytes:
+        received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
+        parts.append(Text(f"{received:.1f} of {total:.1f} MB downloaded"))
+    if view.failures:
+        rows = _table("device", "group", "phase", "reason")
+        for failure in view.failures:
+            rows.add_row(failure.device, Text(failure.group), failure.phase, Text(failure.reason))
+        parts.append(rows)
+    return _with_server(Group(*parts), [view])
+
+
+def _group_cells(group: GroupView) -> list[RenderableType]:
+    phases = group.phases
+    failed = phases.get("failed", 0) + phases.get("timed_out", 0)
+    others = [
+        f"{count} {phase}"
+        for phase, count in phases.items()
+        if phase not in ("live", "pending", "sent", "failed", "timed_out")
+    ]
+    live = phases.get("live", 0)
+    return [
+        Text(group.name),
+        str(group.devices),
+        str(live),
+        ProgressBar(total=max(1, group.devices), completed=live, width=20),
+        str(phases.get("pending", 0)),
+        str(phases.get("sent", 0)),
+        Text(str(failed), style="red" if failed else ""),
+        ", ".join(others),
+    ]
+
+
+def devices_table(views: Sequence[DeviceView]) -> RenderableType:
+    """Return the list of devices."""
+    table = _table("device", "state", "profile", "runs", "update", "rollout", "labels", "problems")
+    for view in views:
+        table.add_row(
+            Text.assemble(view.id, (" dev", "red") if view.dev else ""),
+            Text(view.state, style="" if view.state == "online" else "yellow"),
+            Text(view.profile),
+            _running(view),
+            _update(view),
+            f"{view.rollout} {view.phase}" if view.rollout else "",
+            Text(_labels(view)),
+            str(len(view.problems)) if view.problems else "",
+        )
+    return Group(table, Text(f"{len(views)} devices"))
+
+
+def device_table(view: DeviceView) -> RenderableType:
+    """Return all that is known of one device."""
+    table = Table(box=None, show_header=False)
+    facts, measured = view.facts, view.measured
+    rows: list[tuple[str, str]] = [
+        ("state", f"{view.state}, heard {view.seen or 'never'}"),
+        ("profile", view.profile),
+        ("signatures", "takes unsigned releases (dev = true)" if view.dev else "required"),
+        ("runs", _running(view).plain),
+        ("pipeline", "" if view.pipeline is None else _pipeline(view)),
+        ("update", _update(view).plain),
+        ("reason", "" if view.update is None else view.update.reason),
+        ("rollout", f"{view.rollout}: {view.phase}" if view.rollout else "none"),
+        ("labels", _labels(view)),
+    ]
+    if facts is not None:
+        rows += [
+            ("module", facts.module),
+            ("JetPack", facts.jetpack),
+            ("TensorRT", facts.tensorrt),
+            ("DLA cores", str(facts.dla_cores)),
+            ("memory", f"{facts.memory_mb} MB" if facts.memory_mb else ""),
+            ("free", f"{facts.free_mb} MB" if facts.free_mb else ""),
+        ]
+    if measured is not None:
+        rows += [
+            ("frames", f"{measured.frames}, {measured.errors} lost to faults"),
+            ("rate", f"{measured.fps:g} frames a second"),
+            ("latency", f"{measured.latency_p50_ms:g} ms, p95 {measured.latency_p95_ms:g} ms"),
+        ]
+    rows += [("problem", problem) for problem in (*view.problems, view.warning) if problem]
+    for name, value in rows:
+        if value:
+            table.add_row(Text(name, style="dim"), Text(value))
+    return Group(Text(view.id, style="bold"), table)
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """Return what a rollout would do."""
+    release = plan.release
+    head = Text(
+        f"{release.name} {release.version} for {release.profile}, {release.blob.bytes / 1e6:.1f} MB"
+    )
+    groups = _table("group", "devices", "the first of them")
+    for group in plan.groups:
+        first = ", ".join(group.devices[:PLANNED])
+        more = ", ..." if len(group.devices) > PLANNED else ""
+        groups.add_row(Text(group.name), str(len(group.devices)), f"{first}{more}")
+    parts: list[RenderableType] = [head, groups]
+    if plan.unfit:
+        unfit = _table("does not fit", "because")
+        for row in plan.unfit:
+            unfit.add_row(row.device, Text("; ".join(row.reasons)))
+        parts.append(unfit)
+    members = sum(len(group.devices) for group in plan.groups)
+    notes = (
+        (len(plan.ungrouped), "fit and are in no group"),
+        (len(plan.offline), "are not online: they get it once they are back"),
+        (len(plan.unsigned), "take unsigned releases (dev = true)"),
+        (members - len(plan.before), "run no release of this fleet: they cannot be rolled back"),
+    )
+    parts += [Text(f"{count} devices {text}") for count, text in notes if count]
+    return Group(*parts)
+
+
+def _with_server(what: RenderableType, views: Sequence[RolloutView]) -> RenderableType:
+    if views and not views[0].server:
+        return Group(what, Text(NO_SERVER, style="yellow"))
+    return what
+
+
+def _status(view: RolloutView) -> Text:
+    return Text(STATUS_WORDS[view.status], style=COLOURS[view.status])
+
+
+def _running(view: DeviceView) -> Text:
+    return Text(
+        "nothing" if view.running is None else f"{view.running.name} {view.running.version}"
+    )
+
+
+def _update(view: DeviceView) -> Text:
+    update = view.update
+    if update is None:
+        return Text("")
+    if update.phase == "downloading" and update.total_bytes:
+        return Text(f"downloading {100 * update.received_bytes // update.total_bytes} %")
+    return Text(update.phase, style="red" if update.phase in ("refused", "rolled_back") else "")
+
+
+def _pipeline(view: DeviceView) -> str:
+    report = view.pipeline
+    assert report is not None
+    return f"{report.status}: {report.reason}" if report.reason else report.status
+
+
+def _labels(view: DeviceView) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,386 @@
+"""The machine: (spec, state, events) -> (state, actions). It is a pure function, without a clock.
+
+`DEVICE_STEPS` and `STATUS_STEPS` are all transitions that there are; `HANDLERS` says what each
+event does. Events note what has happened; the machine decides and sends at ticks alone. Replaying
+the events of a rollout, in any batches, gives the same state and the same actions. Ticks that
+changed nothing may be left out.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from msgspec.structs import replace
+
+from device.protocol.documents import Measured
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.judge import Fails, Waits, judge_group, too_many_failures
+from toolkit.fleet.rollout.policy import longest_wait_s
+
+DeviceWord = Literal[
+    "send", "skip", "live", "failed", "timeout", "supersede", "undo", "undone", "undo_failed"
+]
+StatusWord = Literal[
+    "pause", "resume", "approve", "abort", "rollback", "hold", "ask", "finish", "join"
+]
+
+# (phase, word) -> phase of a device. What has no row changes nothing.
+DEVICE_STEPS: Mapping[tuple[v.DevicePhase, DeviceWord], v.DevicePhase] = {
+    ("pending", "send"): "sent",
+    ("pending", "skip"): "skipped",
+    ("pending", "supersede"): "superseded",
+    ("sent", "live"): "live",
+    ("sent", "failed"): "failed",
+    ("sent", "timeout"): "timed_out",
+    ("sent", "undo"): "undoing",
+    ("sent", "supersede"): "superseded",
+    ("timed_out", "live"): "live",  # late, but live
+    ("timed_out", "failed"): "failed",
+    ("timed_out", "undo"): "undoing",
+    ("timed_out", "supersede"): "superseded",
+    ("live", "failed"): "failed",  # it crashed too often and was rolled back
+    ("live", "undo"): "undoing",
+    ("live", "supersede"): "superseded",
+    ("failed", "undo"): "undoing",
+    ("failed", "supersede"): "superseded",
+    ("undoing", "undone"): "undone",
+    ("undoing", "undo_failed"): "undo_failed",
+    ("undoing", "timeout"): "undo_failed",
+    ("undoing", "supersede"): "superseded",
+    ("undo_failed", "undone"): "undone",
+    ("undo_failed", "supersede"): "superseded",
+    ("undone", "supersede"): "superseded",
+}
+
+# (status, word) -> status of a rollout. The first five words are orders of the operator; hold: a
+# limit was exceeded, ask: a group has passed and approval is needed, join: a device came late.
+STATUS_STEPS: Mapping[tuple[v.Status, StatusWord], v.Status] = {
+    ("running", "pause"): "paused",
+    ("running", "abort"): "aborted",
+    ("running", "rollback"): "rolling_back",
+    ("running", "hold"): "paused",
+    ("running", "ask"): "approval",
+    ("running", "finish"): "finished",
+    ("running", "join"): "running",
+    ("paused", "resume"): "running",
+    ("paused", "abort"): "aborted",
+    ("paused", "rollback"): "rolling_back",
+    ("paused", "join"): "paused",
+    ("approval", "approve"): "running",
+    ("approval", "pause"): "paused",
+    ("approval", "abort"): "aborted",
+    ("approval", "rollback"): "rolling_back",
+    ("approval", "join"): "approval",
+    ("finished", "rollback"): "rolling_back",
+    ("finished", "join"): "running",
+    ("aborted", "rollback"): "rolling_back",
+    ("rolling_back", "finish"): "rolled_back",
+}
+
+NO_PREVIOUS = "it ran no release of this fleet before"
+
+
+def step(
+    spec: v.RolloutSpec, state: v.RolloutState, events: Iterable[v.Event]
+) -> tuple[v.RolloutState, tuple[v.Action, ...]]:
+    """Apply events, in their order; return the new state and what is to be sent."""
+    draft = _Draft(spec, state)
+    for event in events:
+        HANDLERS[type(event)](draft, event)
+    return draft.frozen(), tuple(draft.actions)
+
+
+def replay(spec: v.RolloutSpec, events: Iterable[v.Event]) -> v.RolloutState:
+    """Return the state after all events of a rollout."""
+    return step(spec, v.RolloutState(), events)[0]
+
+
+def accepts(status: v.Status, order: str) -> bool:
+    """Whether an order of the operator does something in a status."""
+    return any(row == (status, order) for row in STATUS_STEPS)
+
+
+class _Draft:
+    """A state that is being changed; what it was made from stays as it is."""
+
+    def __init__(self, spec: v.RolloutSpec, state: v.RolloutState) -> None:
+        self.spec = spec
+        self.state = state
+        self.groups = list(state.groups)
+        self.devices: Mapping[str, v.DeviceState] = state.devices
+        self.counts = [dict(group.counts) for group in state.groups]
+        self.actions: list[v.Action] = []
+        self._own: dict[str, v.DeviceState] | None = None
+
+    def frozen(self) -> v.RolloutState:
+        """Return the state as a value."""
+        return replace(self.current(), devices=self.devices)
+
+    def current(self) -> v.RolloutState:
+        """Return the state with the groups as they are now."""
+        groups = tuple(
+            replace(group, counts=counts)
+            for group, counts in zip(self.groups, self.counts, strict=True)
+        )
+        return replace(self.state, groups=groups)
+
+    def group(self, number: int) -> v.GroupState:
+        """Return a group as it is now."""
+        return replace(self.groups[number], counts=self.counts[number])
+
+    def add(self, device: str, state: v.DeviceState) -> None:
+        """Add a device."""
+        self.put(device, state)
+        counts = self.counts[state.group]
+        counts[state.phase] = counts.get(state.phase, 0) + 1
+
+    def put(self, device: str, state: v.DeviceState) -> None:
+        """Set a device's row. The rows are copied at the first change alone: a tick that changes
+        nothing costs nothing."""
+        if self._own is None:
+            self._own = dict(self.devices)
+            self.devices = self._own
+        self._own[device] = state
+
+    def move(self, device: str, word: DeviceWord, at_s: float, reason: str = "") -> bool:
+        """Take a device one step; False if the word means nothing in its phase."""
+        state = self.devices.get(device)
+        phase = None if state is None else DEVICE_STEPS.get((state.phase, word))
+        if state is None or phase is None:
+            return False
+        counts = self.counts[state.group]
+        counts[state.phase] -= 1
+        if not counts[state.phase]:
+            del counts[state.phase]
+        counts[phase] = counts.get(phase, 0) + 1
+        self.put(device, replace(state, phase=phase, since_s=at_s, reason=reason))
+        return True
+
+    def turn(self, word: StatusWord, reason: str = "", cause: v.Cause = "") -> bool:
+        """Take the rollout one step; False if the word means nothing in its status."""
+        status = STATUS_STEPS.get((self.state.status, word))
+        if status is None:
+            return False
+        self.state = replace(self.state, status=status, reason=reason, cause=cause)
+        return True
+
+    def in_phases(self, *phases: v.DevicePhase) -> list[str]:
+        """Return the devices in some phases."""
+        if not any(counts.get(phase) for counts in self.counts for phase in phases):
+            return []
+        return [device for device, state in self.devices.items() if state.phase in phases]
+
+
+def _on_started(draft: _Draft, event: v.Started) -> None:
+    queues: list[list[str]] = [[] for _ in draft.spec.groups]
+    for member in event.members:
+        queues[member.group].append(member.device)
+    rows = zip(draft.spec.groups, queues, strict=True)
+    draft.groups = [v.GroupState(name=name, queue=tuple(queue)) for name, queue in rows]
+    draft.counts = [{} for _ in draft.groups]
+    for member in event.members:
+        state = v.DeviceState(group=member.group, previous=member.previous, since_s=event.at_s)
+        draft.add(member.device, state)
+
+
+def _on_joined(draft: _Draft, event: v.Joined) -> None:
+    """A late joiner enters the last group. A device that was here before never comes again."""
+    if not draft.spec.late_joiners or event.device in draft.devices:
+        return
+    if not draft.turn("join", draft.state.reason, draft.state.cause):
+        return
+    last = len(draft.groups) - 1
+    state = v.DeviceState(group=last, previous=event.previous, since_s=event.at_s)
+    draft.add(event.device, state)
+    draft.groups[last] = replace(
+        draft.groups[last], queue=(*draft.groups[last].queue, event.device)
+    )
+
+
+def _on_answered(draft: _Draft, event: v.Answered) -> None:
+    words: Mapping[tuple[bool, bool], DeviceWord] = {
+        (False, True): "live",
+        (False, False): "failed",
+        (True, True): "undone",
+        (True, False): "undo_failed",
+    }
+    word = words[event.undo, event.live]
+    if draft.move(event.device, word, event.at_s, event.reason) and event.measured is not None:
+        _keep(draft, event.device, event.measured)
+
+
+def _on_figures(draft: _Draft, event: v.Figures) -> None:
+    state = draft.devices.get(event.device)
+    if state is not None and state.phase == "live":
+        _keep(draft, event.device, event.measured)
+
+
+def _keep(draft: _Draft, device: str, measured: Measured) -> None:
+    draft.put(device, replace(draft.devices[device], measured=measured))
+
+
+def _on_superseded(draft: _Draft, event: v.Superseded) -> None:
+    for device in event.devices:
+        draft.move(device, "supersede", event.at_s, f"rollout {event.by} took it over")
+
+
+def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
+    cause = draft.state.cause
+    who = f" by {event.by}" if event.by else ""
+    reason = f"paused{who}" if event.order == "pause" else ""
+    if not draft.turn(event.order, reason, "operator" if event.order == "pause" else ""):
+        return
+    if event.order in ("abort", "rollback"):
+        _skip_pending(draft, event.at_s, f"the rollout was ended{who} before its turn")
+    if event.order == "rollback":
+        _undo_all(draft, event.at_s)
+    elif event.order == "approve":
+        number = draft.state.group
+        draft.groups[number] = replace(draft.groups[number], accepted=True)
+    elif event.order == "resume" and cause in ("failures", "group"):
+        _accept(draft, cause)
+
+
+def _accept(draft: _Draft, cause: v.Cause) -> None:
+    """The operator goes on although a limit was exceeded: what has failed so far is tolerated."""
+    for number in range(draft.state.group + 1):
+        group = draft.group(number)
+        draft.groups[number] = replace(
+            group,
+            tolerated=group.failures,
+            accepted=group.accepted or cause == "group" or group.open == 0,
+        )
+
+
+def _skip_pending(draft: _Draft, at_s: float, reason: str) -> None:
+    for device in draft.in_phases("pending"):
+        draft.move(device, "skip", at_s, reason)
+
+
+def _undo_all(draft: _Draft, at_s: float) -> None:
+    """Send every device that got the release back to the one before."""
+    release = draft.spec.release.blob.sha256
+    for device in draft.in_phases("live", "sent", "failed", "timed_out"):
+        draft.move(device, "undo", at_s)
+        previous = draft.devices[device].previous
+        if not previous:
+            draft.move(device, "undo_failed", at_s, NO_PREVIOUS)
+        elif previous == release:
+            draft.move(device, "undone", at_s, "it ran this release before")
+        else:
+            draft.actions.append(v.Undo(device=device, sha256=previous))
+
+
+def _on_tick(draft: _Draft, event: v.Tick) -> None:
+    """Time out, judge, send: in this order, so that nothing is sent past a limit."""
+    _time_out(draft, event.at_s)
+    if draft.state.status == "rolling_back":
+        if not draft.in_phases("undoing"):
+            draft.turn("finish")
+    elif draft.state.status == "running":
+        _judge(draft, event.at_s)
+        if draft.state.status == "running":
+            _send(draft, event.at_s)
+
+
+def _time_out(draft: _Draft, at_s: float) -> None:
+    limit_s = draft.spec.timeout_s + longest_wait_s(draft.spec.policy)
+    for device in draft.in_phases("sent", "undoing"):
+        if at_s - draft.devices[device].since_s >= limit_s:
+            draft.move(device, "timeout", at_s, f"no final answer within {limit_s:g} s")
+
+
+def _judge(draft: _Draft, at_s: float) -> None:
+    """Stop at a limit of failures; else begin the next groups as far as they pass."""
+    spec = draft.spec
+    if reason := too_many_failures(spec, draft.current().groups, draft.state.group):
+        _fail(draft, at_s, reason, "failures")
+        return
+    while True:
+        number = draft.state.group
+        last = number == len(draft.groups) - 1
+        group = draft.group(number)
+        verdict = judge_group(spec, group, draft.devices, number, last=last)
+        if isinstance(verdict, Waits):
+            _wait(draft, number, verdict, at_s)
+            return
+        if isinstance(verdict, Fails):
+            _fail(draft, at_s, verdict.reason, "group")
+            return
+        if last:
+            draft.turn("finish")
+            return
+        if spec.approval and not group.accepted and group.size > 0:
+            draft.turn("ask", f"the group {group.name} has passed: approve it to go on")
+            return
+        draft.state = replace(draft.state, group=number + 1, reason="")
+
+
+def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:
+    """Note what a group waits for; figures that do not come are waited for no longer than answers
+    are."""
+    if draft.state.reason != verdict.missing:
+        draft.state = replace(draft.state, reason=verdict.missing)
+    group = draft.groups[number]
+    if not verdict.missing:
+        if group.full_s is not None:
+            draft.groups[number] = replace(group, full_s=None)
+    elif group.full_s is None:
+        draft.groups[number] = replace(group, full_s=at_s)
+    elif at_s - group.full_s >= draft.spec.timeout_s:
+        _fail(draft, at_s, f"{verdict.missing} within {draft.spec.timeout_s:g} s", "group")
+
+
+def _fail(draft: _Draft, at_s: float, reason: str, cause: v.Cause) -> None:
+    if draft.spec.on_failure == "pause":
+        draft.turn("hold", reason, cause)
+        return
+    draft.turn("rollback", reason, cause)
+    _skip_pending(draft, at_s, "the rollout was rolled back before its turn")
+    _undo_all(draft, at_s)
+
+
+def _send(draft: _Draft, at_s: float) -> None:
+    """Send to the devices whose turn it is, as far as the rate allows."""
+    begun = draft.state.group + 1
+    if not any(counts.get("pending") for counts in draft.counts[:begun]):
+        return
+    credit = _credit(draft, at_s)
+    for number in range(begun):
+        queue = draft.groups[number].queue
+        taken = 0
+        for device in queue:
+            if draft.devices[device].phase == "pending":
+                if credit is not None and credit < 1.0:
+                    break
+                draft.move(device, "send", at_s)
+                draft.actions.append(v.Send(device=device))
+                credit = None if credit is None else credit - 1.0
+            taken += 1
+        if taken:
+            draft.groups[number] = replace(draft.groups[number], queue=queue[taken:])
+            if credit is not None:
+                draft.state = replace(draft.state, credit=credit, credit_s=at_s)
+
+
+def _credit(draft: _Draft, at_s: float) -> float | None:
+    """Return how many devices the rate allows now, None: as many as there are."""
+    rate = draft.spec.rate
+    if rate is None:
+        return None
+    succeeded = sum(counts.get("live", 0) for counts in draft.counts)
+    burst = rate.burst(succeeded)
+    if draft.state.credit_s is None:
+        return burst
+    elapsed_s = max(0.0, at_s - draft.state.credit_s)
+    return min(burst, draft.state.credit + rate.per_minute(succeeded) / 60.0 * elapsed_s)
+
+
+HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
+    v.Started: _on_started,
+    v.Joined: _on_joined,
+    v.Answered: _on_answered,
+    v.Figures: _on_figures,
+    v.Superseded: _on_superseded,
+    v.Ordered: _on_ordered,
+    v.Tick: _on_tick,
+}

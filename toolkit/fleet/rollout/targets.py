@@ -1,0 +1,190 @@
+"""Which devices a release fits, and why not the others: known before anything is sent.
+
+    jetpack>=6.0, dla_cores>=1, free_mb>=500, label.site=lab
+
+A comma-separated list of NAME OPERATOR VALUE over what devices say of themselves (`DeviceFacts`)
+and their labels. The profile of the release and the room for its download are always required.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from device.choices import list_choices
+from device.protocol.documents import DeviceFacts, ReleaseSpec
+from toolkit.errors import RolloutError
+
+Comparison = Literal["=", "!=", "<", "<=", ">", ">="]
+COMPARE: Mapping[str, Callable[..., bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+LABEL = "label."
+_REQUIREMENT = re.compile(
+    r"\s*(?P<name>[A-Za-z_][\w.-]*?)\s*(?P<compare>!=|<=|>=|==|<|>|=)\s*(?P<value>[^<>=!]+?)\s*\Z"
+)
+_VERSION = re.compile(r"\d+(\.\d+)*")
+_MB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device as a rollout sees it. `labels`: the operator's above the device's own.
+
+    `running`: the SHA-256 of its release, empty if it runs none.
+    """
+
+    device: str
+    profile: str
+    facts: DeviceFacts = field(default_factory=DeviceFacts)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    running: str = ""
+    online: bool = True
+    dev: bool = False
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    """Return the numbers that a version begins with, None if there are none."""
+    match = _VERSION.match(text.strip().removeprefix("R"))
+    return None if match is None else tuple(int(part) for part in match[0].split("."))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _text(text: str) -> str | None:
+    return text or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """A fact: how a device's value is read as text (empty: not known), how both sides are compared,
+    and what a value looks like."""
+
+    read: Callable[[Target], str]
+    parse: Callable[[str], object | None]
+    example: str
+
+
+def _known(number: int) -> str:
+    return str(number) if number else ""
+
+
+# Name -> the fact. What a device has not said fits no requirement.
+FACTS: Mapping[str, _Fact] = {
+    "profile": _Fact(lambda target: target.profile, _text, "agx-orin-64gb"),
+    "module": _Fact(lambda target: target.facts.module, _text, "p3701"),
+    "power_mode": _Fact(lambda target: target.facts.power_mode, _text, "MAXN"),
+    "jetpack": _Fact(lambda target: target.facts.jetpack, _version, "6.0"),
+    "tensorrt": _Fact(lambda target: target.facts.tensorrt, _version, "10.3"),
+    "dla_cores": _Fact(lambda target: str(target.facts.dla_cores), _number, "1"),
+    "memory_mb": _Fact(lambda target: _known(target.facts.memory_mb), _number, "8000"),
+    "free_mb": _Fact(lambda target: _known(target.facts.free_mb), _number, "500"),
+}
+ORDERED = frozenset({_version, _number})
+
+
+class Requirement(msgspec.Struct, frozen=True, kw_only=True):
+    """One requirement of a rollout."""
+
+    name: str
+    compare: Comparison
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.compare}{self.value}"
+
+
+def parse_requirements(text: str) -> tuple[Requirement, ...]:
+    """Return the requirements in a text; RolloutError names the part that is wrong."""
+    if not text.strip():
+        return ()
+    return tuple(_parse_requirement(part, text) for part in text.split(","))
+
+
+def _parse_requirement(part: str, text: str) -> Requirement:
+    match = _REQUIREMENT.match(part)
+    if match is None:
+        raise RolloutError(
+            f"{part.strip()!r} in the requirements {text!r} is none: write NAME, one of "
+            f"{' '.join(COMPARE)}, and a value, for example jetpack>=6.0"
+        )
+    name, value = match["name"], match["value"]
+    parse: Callable[[str], object | None]
+    compare: Comparison = msgspec.convert(match["compare"].replace("==", "="), Comparison)
+    if name.startswith(LABEL) and len(name) > len(LABEL):
+        parse, example = _text, "lab"
+    elif name in FACTS:
+        parse, example = FACTS[name].parse, FACTS[name].example
+    else:
+        raise RolloutError(
+            f"devices say no {name!r}: take one of {list_choices(name, FACTS)}, or {LABEL}NAME"
+        )
+    if parse(value) is None:
+        raise RolloutError(f"{part.strip()!r}: {value!r} is no {name}, write it as {example}")
+    if parse not in ORDERED and compare not in ("=", "!="):
+        raise RolloutError(
+            f"{part.strip()!r} compares {name} by {compare}: texts are compared by = and !="
+        )
+    return Requirement(name=name, compare=compare, value=value)
+
+
+def unfit(
+    target: Target, release: ReleaseSpec, requirements: Sequence[Requirement]
+) -> tuple[str, ...]:
+    """Return why a release does not fit a device, a sentence for each reason; none if it fits."""
+    reasons = []
+    if target.profile != release.profile:
+        reasons.append(f"it is {target.profile}, the release is for {release.profile}")
+    free_mb, blob = target.facts.free_mb, release.blob
+    # The download and the unpacked slot.
+    need_mb = -(-2 * blob.bytes // _MB)
+    if 0 < free_mb < need_mb and blob.sha256 not in target.facts.bundles:
+        reasons.append(f"it has {free_mb} MB free, the release takes {need_mb} MB to install")
+    reasons += [reason for row in requirements if (reason := _broken(row, target)) is not None]
+    return tuple(reasons)
+
+
+def fulfils(target: Target | None, requirements: Sequence[Requirement]) -> bool:
+    """Whether a device fulfils all requirements; one that never reported fulfils none."""
+    return target is not None and not any(_broken(row, target) for row in requirements)
+
+
+def _broken(row: Requirement, target: Target) -> str | None:
+    """Return why a device does not fulfil a requirement, None if it does."""
+    label = row.name.removeprefix(LABEL)
+    parse: Callable[[str], object | None]
+    if row.name.startswith(LABEL):
+        text, parse = target.labels.get(label, ""), _text
+        missing = f"it has no label {label}"
+    else:
+        text, parse = FACTS[row.name].read(target), FACTS[row.name].parse
+        missing = f"it has not said its {row.name}"
+    value, limit = parse(text), parse(row.value)
+    if value is None:
+        return None if row.name.startswith(LABEL) and row.compare == "!=" else missing
+    if isinstance(value, tuple) and isinstance(limit, tuple):
+        value, limit = _same_length(value, limit)
+    if COMPARE[row.compare](value, limit):
+        return None
+    return f"its {row.name} is {text}, the rollout asks for {row}"
+
+
+def _same_length(
+    value: tuple[int, ...], limit: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return two versions with as many numbers: 6 and 6.0 are the same."""
+    length = max(len(value), len(limit))
+    return value + (0,) * (length - len(value)), limit + (0,) * (length - len(limit))

@@ -1,0 +1,198 @@
+"""`tandem fleet serve`: watches all devices, carries rollouts out, serves what devices fetch.
+
+One thread handles all events. What it decides is in the store before it is sent, so the process
+may be killed at any moment. Of several servers on one store the one with the lease works, the
+others stand by.
+"""
+
+import logging
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.topics import PREFIX, Topics
+from toolkit.fleet.bundle_service import REQUESTS, BundleService
+from toolkit.fleet.control import Control
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.store import lease
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import DeviceRow
+from toolkit.fleet.store.rollouts import load_releases
+
+LOG = logging.getLogger("tandem.fleet")
+MAX_EVENTS = 4096
+ROUND_S = 0.1  # events are gathered for so long, then carried out together
+STANDBY_S = 1.0
+AGAIN_S = 0.02  # until a message that the connection did not take is handed over again
+_DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class Service(Protocol):
+    """Something else that devices ask for: chunks, metadata."""
+
+    def start(self) -> None:
+        """Begin to serve, without waiting."""
+
+    def close(self) -> None:
+        """Stop."""
+
+
+ReportReader = Callable[[bytes], Reported]
+ServiceFactory = Callable[[Fleet], Service]
+
+
+def _read_report(payload: bytes) -> Reported:
+    return decode(payload, Reported)
+
+
+def bundle_service(fleet: Fleet) -> Service:
+    """Return the service of chunks: it reads the files of the store's releases."""
+
+    def paths() -> dict[str, Path]:
+        database = fleet.open_store()
+        try:
+            return {sha256: path for sha256, (_spec, path) in load_releases(database).items()}
+        finally:
+            database.close()
+
+    peer = uuid.uuid4().hex[:8]
+    settings = fleet.link_settings(f"fleet-chunks-{peer}", ((REQUESTS, 1),))
+    return BundleService(settings, paths, peer)
+
+
+# What a server starts beside the rollouts.
+SERVICES: tuple[ServiceFactory, ...] = (bundle_service,)
+
+
+class FleetServer:
+    """The server of one fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        sign: Callable[[Desired], bytes] = encode,
+        read_report: ReportReader = _read_report,
+        services: Sequence[ServiceFactory] = SERVICES,
+    ) -> None:
+        """`sign` makes the payload of a desired document, `read_report` reads a reported one."""
+        self._fleet = fleet
+        self._sign = sign
+        self._read_report = read_report
+        self._services = services
+        self._holder = lease.holder_name()
+        self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
+        self._unsent: dict[str, bytes] = {}  # device -> its newest document
+        self._unread: set[str] = set()  # devices whose report cannot be read, said once
+
+    def serve(self, stopped: threading.Event) -> None:
+        """Work until `stopped` is set; RolloutError: the store, or another server took over."""
+        database = self._fleet.open_store()
+        try:
+            if not self._await_lease(database, stopped):
+                return
+            try:
+                self._work(database, stopped)
+            finally:
+                lease.release(database, self._holder)
+        finally:
+            database.close()
+
+    def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
+        """Wait until no other server works; False: stopped before."""
+        said = False
+        while not stopped.is_set():
+            if lease.acquire(database, self._holder):
+                return True
+            if not said:
+                row = lease.read_lease(database)
+                LOG.warning("stands by: %s has the lease", row.holder if row else "another server")
+                said = True
+            stopped.wait(STANDBY_S)
+        return False
+
+    def _work(self, database: Database, stopped: threading.Event) -> None:
+        control = Control(database, self._holder, self._sign)
+        subscriptions = ((f"{PREFIX}/+/state", 1), (f"{PREFIX}/+/reported", 1))
+        settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions)
+        link = Link(settings, queue_putter(self._events, stopped))
+        services = [make(self._fleet) for make in self._services]
+        try:
+            link.start()
+            for service in services:
+                service.start()
+            LOG.info("serves the fleet %s", self._fleet.file.name)
+            renewed_s = time.monotonic()
+            while not stopped.is_set():
+                self._round(control, link)
+                if time.monotonic() - renewed_s > lease.LEASE_S / 3:
+                    with database.write():
+                        lease.check(database, self._holder)
+                    renewed_s = time.monotonic()
+        finally:
+            stopped.set()  # nobody takes events any more
+            link.close()
+            for service in services:
+                service.close()
+
+    def _round(self, control: Control, link: Link) -> None:
+        """Gather events for a moment, carry them out, send what they ask for."""
+        changed: dict[str, DeviceRow] = {}
+        until_s = time.monotonic() + ROUND_S
+        while (wait_s := until_s - time.monotonic()) > 0.0:
+            try:
+                event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
+            except queue.Empty:
+                self._send(link)
+                continue
+            self._take(event, control, changed)
+        for row in control.advance(changed):
+            self._unsent[row.device] = row.document.encode()
+        self._send(link)
+
+    def _take(self, event: LinkEvent, control: Control, changed: dict[str, DeviceRow]) -> None:
+        if isinstance(event, LinkUp):
+            LOG.info("connected with MQTT %s", event.mqtt_version)
+            # A broker may have lost what it retained: all is said again, which changes nothing.
+            self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
+        elif isinstance(event, LinkDown):
+            LOG.warning("%s", event.reason)
+        else:
+            self._take_message(event, control, changed)
+
+    def _take_message(
+        self, message: Message, control: Control, changed: dict[str, DeviceRow]
+    ) -> None:
+        device, _, kind = message.topic.removeprefix(f"{PREFIX}/").partition("/")
+        if not message.payload or not _DEVICE.match(device):
+            return
+        row = changed.get(device) or control.devices.get(device)
+        row = row or DeviceRow(device, 0.0, None, None, {})
+        try:
+            if kind == "state":
+                row = replace(row, state=decode(message.payload, StateDocument))
+            else:
+                row = replace(row, reported=self._read_report(message.payload))
+        except ValueError as error:
+            if device not in self._unread:
+                self._unread.add(device)
+                LOG.warning("cannot read what %s says: %s", device, error)
+            return
+        self._unread.discard(device)
+        changed[device] = replace(row, seen_s=time.time())
+
+    def _send(self, link: Link) -> None:
+        """Publish documents as far as the connection takes them."""
+        for device in list(self._unsent):
+            payload = self._unsent[device]
+            if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
+                return  # down, or its queue is full: later
+            del self._unsent[device]

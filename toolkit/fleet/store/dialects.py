@@ -1,0 +1,145 @@
+"""The databases that a store may be in, as rows: the SQL is the same but for what is here.
+
+Statements are written with `?` for values; none has a literal `?` or `%`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolkit.errors import RolloutError
+
+BUSY_S = 30.0  # how long a writer waits for another one
+
+
+class Cursor(Protocol):
+    """What a statement gives."""
+
+    rowcount: int
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows."""
+
+
+class Connection(Protocol):
+    """A connection as both drivers have it."""
+
+    def execute(self, sql: str, values: Any = ..., /) -> Any:  # noqa: ANN401  (drivers' own types)
+        """Run one statement."""
+
+    def cursor(self) -> Any:  # noqa: ANN401
+        """Return a cursor, for `executemany`."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A database. `now_s`: its clock in seconds since 1970, the same for all its clients; `begin`:
+    what begins a write transaction, of which there is one at a time; `append_only`: what keeps the
+    log from being changed."""
+
+    name: str
+    connect: Callable[[str], Connection]
+    errors: Callable[[], tuple[type[Exception], ...]]
+    placeholder: str
+    now_s: str
+    begin: tuple[str, ...]
+    append_only: tuple[str, ...]
+
+
+def _connect_sqlite(path: str) -> Connection:
+    import sqlite3
+
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    # WAL: readers do not wait for the writer. FULL: a commit survives a power cut.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _sqlite_errors() -> tuple[type[Exception], ...]:
+    import sqlite3
+
+    return (sqlite3.Error,)
+
+
+def _connect_postgresql(url: str) -> Connection:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise RolloutError(
+            "a store in PostgreSQL needs the package psycopg: pip install 'psycopg[binary]'"
+        ) from error
+    return psycopg.connect(url, autocommit=True)
+
+
+def _postgresql_errors() -> tuple[type[Exception], ...]:
+    import psycopg
+
+    return (psycopg.Error,)
+
+
+SQLITE = Dialect(
+    name="sqlite",
+    connect=_connect_sqlite,
+    errors=_sqlite_errors,
+    placeholder="?",
+    now_s="(julianday('now') - 2440587.5) * 86400.0",
+    begin=("BEGIN IMMEDIATE",),
+    append_only=(
+        "CREATE TRIGGER log_no_update BEFORE UPDATE ON log"
+        " BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
+        "CREATE TRIGGER log_no_delete BEFORE DELETE ON log"
+        " BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
+    ),
+)
+POSTGRESQL = Dialect(
+    name="postgresql",
+    connect=_connect_postgresql,
+    errors=_postgresql_errors,
+    placeholder="%s",
+    now_s="extract(epoch FROM clock_timestamp())::double precision",
+    # Readers may go on, other writers wait; the first one to come finds no table yet.
+    begin=("BEGIN", "SELECT pg_advisory_xact_lock(7236837)"),
+    append_only=(
+        "CREATE FUNCTION log_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the log is append-only'; END $$",
+        "CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON log"
+        " EXECUTE FUNCTION log_is_append_only()",
+    ),
+)
+# Scheme of the store's URL -> its dialect.
+SCHEMES: Mapping[str, Dialect] = {
+    "sqlite": SQLITE,
+    "postgresql": POSTGRESQL,
+    "postgres": POSTGRESQL,
+}
+
+
+def parse_url(url: str, folder: Path) -> tuple[Dialect, str]:
+    """Return the dialect of a store's URL, and what it connects to.
+
+    A path in `sqlite:///PATH` is below the fleet's folder, unless it begins with a fourth slash.
+    """
+    scheme, colon, rest = url.partition("://")
+    dialect = SCHEMES.get(scheme)
+    if dialect is None or not colon:
+        raise RolloutError(
+            f"the store {shown(url)!r} is neither sqlite:///fleet.db nor a URL of PostgreSQL "
+            "(postgresql://USER@HOST/DATABASE)"
+        )
+    if dialect is not SQLITE:
+        return dialect, url
+    if not rest.startswith("/") or len(rest) < 2:
+        raise RolloutError(f"the store {url!r} names no file: write sqlite:///fleet.db")
+    return dialect, str(folder / rest[1:])
+
+
+def shown(url: str) -> str:
+    """Return a URL without its password."""
+    scheme, colon, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    return f"{scheme}{colon}{login.partition(':')[0]}{at}{place}"

@@ -1,0 +1,191 @@
+"""What lists and pages show of a fleet: documents in JSON, made from the store alone.
+
+The command line draws them; `--json` prints them as they are.
+"""
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from device.protocol.documents import DeviceFacts, Measured, PipelineReport, Running, Update
+from toolkit.fleet.reports import request_of
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.routing import owners
+from toolkit.fleet.store import lease, rollouts
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import DeviceRow, load_devices
+
+MAX_FAILURES = 50  # that a view lists; `tandem fleet devices` has them all
+FAILED: frozenset[v.DevicePhase] = frozenset({"failed", "timed_out", "undo_failed"})
+
+
+class _View(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the views."""
+
+
+class GroupView(_View, frozen=True, kw_only=True):
+    """A group: its devices by phase."""
+
+    name: str
+    devices: int
+    phases: dict[str, int]
+
+
+class FailureView(_View, frozen=True, kw_only=True):
+    """A device on which a release is not live, and why."""
+
+    device: str
+    group: str
+    phase: str
+    reason: str
+
+
+class RolloutView(_View, frozen=True, kw_only=True):
+    """A rollout. `waiting_s`: since when orders wait for a server, None: they do not.
+
+    `received_bytes` of `total_bytes`: what the devices that download have.
+    """
+
+    number: int
+    name: str
+    version: str
+    profile: str
+    sha256: str
+    status: v.Status
+    reason: str
+    created: str
+    groups: tuple[GroupView, ...]
+    live: int
+    devices: int
+    received_bytes: int
+    total_bytes: int
+    failures: tuple[FailureView, ...]
+    server: bool
+
+
+class DeviceView(_View, frozen=True, kw_only=True):
+    """A device. `state`: that of its agent, "silent" before the first report. `dev`: it takes
+    releases that are not signed. `rollout` and `phase`: the rollout that it is in, 0: none."""
+
+    id: str
+    state: str
+    seen: str
+    profile: str
+    dev: bool
+    labels: dict[str, str]
+    running: Running | None
+    pipeline: PipelineReport | None
+    update: Update | None
+    facts: DeviceFacts | None
+    measured: Measured | None
+    problems: tuple[str, ...]
+    warning: str
+    rollout: int
+    phase: str
+
+
+def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[RolloutView]:
+    """Return rollouts, the newest last; without numbers all of them."""
+    chosen = set(numbers)
+    specs = rollouts.load_specs(database)
+    created = rollouts.created_s(database)
+    devices = {row.id: row for row in load_devices(database)}
+    row = lease.read_lease(database)
+    server = row is not None and row.remaining_s > 0.0
+    return [
+        _rollout_view(
+            number, spec, rollouts.load_state(database, number, spec), devices,
+            created=utc(created[number]), server=server,
+        )
+        for number, spec in specs.items()
+        if not chosen or number in chosen
+    ]  # fmt: skip
+
+
+def _rollout_view(
+    number: int, spec: v.RolloutSpec, state: v.RolloutState, devices: Mapping[str, DeviceRow], *,
+    created: str, server: bool,
+) -> RolloutView:  # fmt: skip
+    release, sent = spec.release, [d for d, row in state.devices.items() if row.phase == "sent"]
+    failures = [
+        FailureView(device=device, group=spec.groups[row.group], phase=row.phase, reason=row.reason)
+        for device, row in state.devices.items()
+        if row.phase in FAILED
+    ]
+    return RolloutView(
+        number=number,
+        name=release.name,
+        version=release.version,
+        profile=release.profile,
+        sha256=release.blob.sha256,
+        status=state.status,
+        reason=state.reason,
+        created=created,
+        groups=tuple(
+            GroupView(
+                name=group.name, devices=group.size, phases={str(k): n for k, n in _counts(group)}
+            )
+            for group in state.groups
+        ),
+        live=sum(group.counts.get("live", 0) for group in state.groups),
+        devices=sum(group.size for group in state.groups),
+        received_bytes=sum(_received(devices.get(d), request_of(spec, number, undo=False))
+            for d in sent),
+        total_bytes=len(sent) * release.blob.bytes,
+        failures=tuple(failures[:MAX_FAILURES]),
+        server=server,
+    )  # fmt: skip
+
+
+def _counts(group: v.GroupState) -> list[tuple[v.DevicePhase, int]]:
+    return sorted(group.counts.items())
+
+
+def _received(row: DeviceRow | None, request: str) -> int:
+    """Return the bytes that a device has of a request's release."""
+    if row is None or row.reported is None or row.reported.update.request != request:
+        return 0
+    return row.reported.update.received_bytes
+
+
+def device_views(database: Database) -> list[DeviceView]:
+    """Return all devices, by their ids."""
+    specs = rollouts.load_specs(database)
+    states = {n: rollouts.load_state(database, n, spec) for n, spec in specs.items()}
+    owner = owners(states)
+    views = []
+    for row in load_devices(database):
+        number = owner.get(row.id, 0)
+        phase = states[number].devices[row.id].phase if number else ""
+        views.append(_device_view(row, number, phase))
+    return views
+
+
+def _device_view(row: DeviceRow, rollout: int, phase: str) -> DeviceView:
+    reported = row.reported
+    return DeviceView(
+        id=row.id,
+        state="silent" if row.state is None else row.state.state,
+        seen=utc(row.seen_s),
+        profile="" if reported is None else reported.profile,
+        dev=reported is not None and reported.dev,
+        labels=dict(row.all_labels),
+        running=None if reported is None else reported.running,
+        pipeline=None if reported is None else reported.pipeline,
+        update=None if reported is None else reported.update,
+        facts=None if reported is None else reported.facts,
+        measured=None if reported is None else reported.measured,
+        problems=() if reported is None else reported.problems,
+        warning="" if reported is None else reported.warning,
+        rollout=rollout,
+        phase=phase,
+    )
+
+
+def utc(at_s: float) -> str:
+    """Return a time as RFC 3339, in seconds; empty for 0."""
+    if at_s <= 0.0:
+        return ""
+    time = dt.datetime.fromtimestamp(int(at_s), dt.timezone.utc)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
