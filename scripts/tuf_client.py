@@ -25,7 +25,7 @@ import msgspec
 from tuf.api.exceptions import DownloadHTTPError, LengthOrHashMismatchError
 from tuf.api.metadata import TargetFile
 
-from device.errors import TandemError
+from device.errors import TandemError, TrustError
 from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.topics import Topics
@@ -94,7 +94,7 @@ class MqttRelay:
         link = Link(LinkSettings("127.0.0.1", port, client, ((topic, 1),), "5"), put)
         link.start()
         if not up.wait(WAIT_S):
-            sys.exit(f"no broker on port {port}")
+            raise TrustError(f"no broker on port {port}")
         return link
 
     def _ask(self) -> None:
@@ -158,7 +158,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name in arguments.target_name or ():
             target = repository.target(name)
             if target is None:
-                sys.exit(f"there is no target {name}")
+                raise TrustError(f"there is no target {name}")
             path = Path(arguments.target_dir) / quote(name, "")
             if not is_there(target, path):
                 repository.fetch(target, path)
@@ -192,4 +192,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # a thread may wait for a pipe, which would hold up the end

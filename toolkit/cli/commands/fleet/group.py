@@ -11,7 +11,7 @@ _EXAMPLES = """\b
 Examples:
   tandem fleet init fleet --root-keys 3 --threshold 2
   tandem fleet publish person.bundle --fleet fleet
-  tandem deploy person.bundle --device board-1 --broker 192.168.1.10 --fleet fleet
+  tandem fleet refresh --fleet fleet
 """
 
 
