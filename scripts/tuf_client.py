@@ -22,11 +22,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-from tuf.api.exceptions import DownloadHTTPError, LengthOrHashMismatchError
+from tuf.api.exceptions import DownloadError, DownloadHTTPError, LengthOrHashMismatchError
 from tuf.api.metadata import TargetFile
 
 from device.errors import TandemError, TrustError
-from device.protocol.documents import encode
+from device.protocol.documents import TufGet, TufReply, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.topics import Topics
 from device.trust.exchange import Line, Part, encode_line
@@ -104,8 +104,13 @@ class MqttRelay:
                 self._agent_link.publish(self._topics.tuf_get, encode(line.get), qos=0)
 
     def _serve(self, message: Message) -> None:
-        path = msgspec.json.decode(message.payload)["path"]
-        self._mirror.copy(path)
+        get = msgspec.json.decode(message.payload, type=TufGet)
+        try:
+            self._mirror.copy(get.path)
+        except DownloadError:  # the suite's server gave no answer
+            failed = encode(TufReply(status=500)) + b"\n"
+            self._server_link.publish(self._topics.tuf_reply(get.id, 0), failed, qos=0)
+            return
         self._server.handle(self._server_link, message)
 
     def _pass_on(self, message: Message) -> None:
