@@ -11,6 +11,7 @@ source scripts/venv.sh
 debian_packages=(
     chromium
     mosquitto
+    faketime
     ffmpeg
     gstreamer1.0-tools
     gstreamer1.0-plugins-base
@@ -103,10 +104,10 @@ test_python_310() {
     fi
     stamp=.venv-3.10/.tandem-$(sha256sum pyproject.toml | cut -c 1-16)
     if [[ ! -e $stamp ]]; then
-        heading "pip install -e '.[camera]' on Python 3.10"
+        heading "pip install -e '.[camera,fleet]' on Python 3.10"
         rm -rf .venv-3.10
         "$python" -m venv .venv-3.10
-        .venv-3.10/bin/python -m pip install -q --disable-pip-version-check -e '.[camera]'
+        .venv-3.10/bin/python -m pip install -q --disable-pip-version-check -e '.[camera,fleet]'
         touch "$stamp"
     fi
     heading "tandem --help on Python 3.10"

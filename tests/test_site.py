@@ -21,6 +21,7 @@ from device.agent.config import (
     PrepareTable,
     SourceTable,
     TlsTable,
+    TrustTable,
     UpdateTable,
 )
 from device.protocol import documents
@@ -101,6 +102,12 @@ TABLES = {
         "blob": documents.BlobSpec,
         "blob/get": documents.BlobGet,
     },
+    "signed.md": {
+        "tuf/get": documents.TufGet,
+        "tuf/reply": documents.TufReply,
+        "signed": documents.Signed,
+        "signature": documents.Signature,
+    },
     "board.md": {
         "agent.toml": AgentConfig,
         "broker": BrokerTable,
@@ -108,6 +115,7 @@ TABLES = {
         "update": UpdateTable,
         "prepare": PrepareTable,
         "pipeline": PipelineTable,
+        "trust": TrustTable,
         "source": SourceTable,
     },
 }
@@ -130,6 +138,7 @@ TITLES = {
     PrepareTable: "table `prepare`",
     PipelineTable: "table `pipeline`",
     SourceTable: "table `source`",
+    TrustTable: "table `trust`",
     TlsTable: "table `broker.tls`",
     documents.ReleaseSpec: "a release",
     documents.InstallPolicy: "a policy",
@@ -200,11 +209,13 @@ def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:
 def test_the_page_on_mqtt_has_every_topic() -> None:
     topics = Topics("DEVICE")
     names = [name for name, one in vars(Topics).items() if isinstance(one, property)]
-    known = {getattr(topics, name) for name in names if name not in ("root", "chunks")}
+    known = {
+        getattr(topics, name) for name in names if name not in ("root", "chunks", "tuf_replies")
+    }
     pipeline = PipelineTopics(topics.root)
     names = [name for name, one in vars(PipelineTopics).items() if isinstance(one, property)]
     known |= {getattr(pipeline, name) for name in names if name != "root"}
-    known.add(topics.chunk("SHA256", "N", "PEER"))
+    known |= {topics.chunk("SHA256", "N", "PEER"), topics.tuf_reply("ID", "N")}
     assert set(re.findall(r"^\| `(fleet/\S+)` \|", text_of("mqtt.md"), re.MULTILINE)) == known
 
 

@@ -245,8 +245,8 @@ class TufGet(_Document, frozen=True, kw_only=True):
 class TufReply(_Document, frozen=True, kw_only=True):
     """The first line of a part of an answer; the bytes of the part follow it.
 
-    `status`: 200, 404 if there is no such file, 400 for a path that is not served. `parts`: how
-    many the answer has.
+    `status`: 200, 404 if there is no such file, 400 for a path that is not served, 500 if it could
+    not be read. `parts`: how many the answer has.
     """
 
     status: int

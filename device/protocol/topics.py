@@ -76,7 +76,7 @@ class Topics:
         """All parts of all answers to these requests."""
         return f"{self.root}/tuf/reply/+/+"
 
-    def tuf_reply(self, request: str, part: int) -> str:
+    def tuf_reply(self, request: str, part: int | str) -> str:
         """The topic of one part of the answer to a request."""
         return f"{self.root}/tuf/reply/{request}/{part}"
 

@@ -3,6 +3,7 @@
 A process of its own, as the libraries of a check take as much memory as the agent itself.
 """
 
+import os
 import sys
 import time
 
@@ -10,19 +11,14 @@ import msgspec
 
 from device.trust.exchange import Line, Refused, Request, Verdict, encode_line
 
-_MISSING = (
-    "a signed release needs the package {name!r}, which is not installed on this board: "
-    "pip install 'tandem-edge[fleet]'"
-)
 
-
-def main() -> int:
+def main() -> None:
     """Read a request, write requests for files and the verdict."""
     begun_s = time.monotonic()
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     sys.stdout.buffer.write(encode_line(Line(verdict=_verdict(request, begun_s))))
     sys.stdout.buffer.flush()
-    return 0
+    os._exit(0)  # a thread waits for more of the agent, which would hold up the end
 
 
 def _verdict(request: Request, begun_s: float) -> Verdict:
@@ -30,11 +26,15 @@ def _verdict(request: Request, begun_s: float) -> Verdict:
         from device.trust.fetchers import make_fetcher
         from device.trust.verify import verify
     except ModuleNotFoundError as error:
-        return Refused(reason=_MISSING.format(name=error.name))
+        return Refused(
+            reason=f"a signed release needs the package {error.name}, which is not installed on "
+            "this board: pip install 'tandem-edge[fleet]'",
+            again=True,
+        )
     deadline_s = begun_s + request.timeout_s
     fetcher = make_fetcher(request.repository, sys.stdin.buffer, sys.stdout.buffer, deadline_s)
     return verify(request, fetcher)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

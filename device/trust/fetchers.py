@@ -58,7 +58,7 @@ class HttpFetcher(WholeFileFetcher):
                 data += part
                 if len(data) > MAX_FILE_BYTES:
                     raise _too_large(path)
-        except DownloadHTTPError:
+        except (DownloadHTTPError, DownloadLengthMismatchError):
             raise
         except DownloadError as error:
             raise DownloadError(f"{self.base}{path}: {error.__cause__ or error}") from error
@@ -128,7 +128,7 @@ class RelayFetcher(WholeFileFetcher):
             except msgspec.MsgspecError:
                 continue
             if reply.status != 200:
-                raise DownloadHTTPError(f"the server has no {path}", reply.status)
+                raise DownloadHTTPError(f"the server does not give {path}", reply.status)
             parts[part.number] = data
             if sum(map(len, parts.values())) > MAX_FILE_BYTES:
                 raise _too_large(path)

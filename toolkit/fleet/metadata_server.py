@@ -4,6 +4,7 @@ It keeps nothing: of several servers behind a shared subscription any answers an
 sends is signed, so that nothing depends on who answers.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from device.protocol.mqtt import Link, Message
 from device.protocol.topics import PREFIX, Topics
 from device.trust.exchange import PART_BYTES
 
+LOG = logging.getLogger(__name__)
 SHARED = f"$share/fleet/{PREFIX}/+/tuf/get"
 MAX_TARGET_BYTES = 256 * 1024  # director.json; bundles are sent in chunks
 _FOLDERS = ("metadata", "targets")
@@ -55,6 +57,10 @@ class MetadataServer:
                 data = file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             yield _part(TufReply(status=404))
+            return
+        except OSError as error:
+            LOG.error("cannot read %s: %s", self._repository / path, error.strerror)
+            yield _part(TufReply(status=500))
             return
         count = max(1, -(-len(data) // PART_BYTES))
         for number in range(count):

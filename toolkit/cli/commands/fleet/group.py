@@ -32,6 +32,7 @@ Examples:
   tandem fleet init fleet --root-keys 3 --threshold 2
   tandem fleet publish person.bundle --fleet fleet
   tandem fleet devices --fleet fleet --watch
+  tandem fleet refresh --fleet fleet
 """
 
 
