@@ -180,7 +180,9 @@ def serve(
     )
     events: queue.Queue[LinkEvent | None] = queue.Queue(MAX_EVENTS)
     link = Link(settings, queue_putter(events, ended))
-    server = ChunkServer(library, partial(link.publish_bulk, qos=qos), SHARED_PEER if shared else name)
+    server = ChunkServer(
+        library, partial(link.publish_bulk, qos=qos), SHARED_PEER if shared else name
+    )
     link.start()
     try:
         while not ended.is_set():
