@@ -48,7 +48,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 1500
 # Not read from end to end: references, and the log of experiments.
-LONG_PAGES = {"commands/fleet.md", "decoder_keys.md", "RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
+LONG_PAGES = {
+    "commands/fleet.md",
+    "decoder_keys.md",
+    "RULES.md",
+    "OPERATORS.md",
+    "PERFORMANCE_LOG.md",
+}
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
     "pipelines.md": {
