@@ -38,7 +38,12 @@ def plan_options(goals: Collection[str]) -> Callable[[F], F]:
             metavar="NODE",
             help="Run a node on the DLA; `all`: each node that its rules take.",
         ),
-        click.option("--force-gpu", multiple=True, metavar="NODE", help="Run a node on the GPU."),
+        click.option(
+            "--force-gpu",
+            multiple=True,
+            metavar="NODE",
+            help="Run a node on the GPU; `all`: each that is not named for the DLA.",
+        ),
         click.option(
             "--min-gain",
             type=FiniteRange(min=0, max=1),

@@ -16,7 +16,10 @@ _LIMIT = "nodes named with `tandem plan --force-gpu` run on the GPU"
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Names of nodes for the DLA, or "all" for what its rules take, and for the GPU."""
+    """Names of nodes for the DLA and for the GPU.
+
+    "all": each node that the DLA's rules take, or each that is not named for the DLA.
+    """
 
     dla: tuple[str, ...] = ()
     gpu: tuple[str, ...] = ()
@@ -49,7 +52,7 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
     known = list(names)
     for option, names_forced in (("--force-dla", forced.dla), ("--force-gpu", forced.gpu)):
         for name in names_forced:
-            if name not in known and not (name == ALL and option == "--force-dla"):
+            if name not in known and name != ALL:
                 similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
                 raise PlanError(
                     f"{option} {name}: the graph that is planned has no such node; the nearest "
@@ -70,11 +73,14 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
             )
 
 
-def forced_to_gpu(forced: Forced) -> dict[str, Verdict]:
-    """Return the verdicts that keep nodes off the DLA by choice."""
+def forced_to_gpu(forced: Forced, names: Iterable[str]) -> dict[str, Verdict]:
+    """Return the verdicts that keep nodes off the DLA by choice; `names`: all nodes."""
+    for_gpu = forced.gpu
+    if ALL in for_gpu:
+        for_gpu = tuple(name for name in names if name not in forced.dla)
     return {
         name: Verdict(rule=RULE, node=name, limit=_LIMIT, actual=_REASON, reason=_REASON, hint="")
-        for name in forced.gpu
+        for name in for_gpu
     }
 
 

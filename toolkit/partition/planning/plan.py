@@ -304,7 +304,7 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         has_scale=model.has_scale,
         keep_float=model.keep_float,
         cuts=model.cuts,
-        chosen=forced_to_gpu(forced),
+        chosen=forced_to_gpu(forced, names),
     )
     return Candidate(
         name=model.name,
