@@ -100,6 +100,7 @@ ALONE = {
         node("Transpose", "u", "t", perm=[1, 0, 2]),
         node("Squeeze", "t first_axis"),
     ],
+    "columns": [node("Slice", "r start two column", "s"), node("Concat", "s s", axis=1)],
     "its own number of rows": [
         node("Shape", "r", "n"),
         node("ConstantOfShape", "n", "zeros"),
