@@ -20,6 +20,8 @@ from toolkit.gpu.support import ask_support
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning import portable
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     options = ort.SessionOptions()
