@@ -81,7 +81,7 @@ class Agent:
             memory_mb=config.prepare.memory_mb,
         )
         self._updater = Updater(
-            config, self._store, self._pipeline, self._report, preparation, self._put
+            config, self._store, self._pipeline, self._report, preparation, put=self._put
         )
         self._version = _version()
         self._desired_problem = ""
