@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 CLOSE_WAIT_S = 1.0
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
-MAX_UNSENT = 64  # QoS 0
+MAX_UNSENT = 64  # QoS 0, and without an acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +318,7 @@ class _Connection:
         client = Client(self._version, settings.client_id)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
+        client.max_inflight_messages_set(MAX_UNSENT)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         client.on_socket_open = _no_delay
