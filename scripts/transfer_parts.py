@@ -51,7 +51,7 @@ def mosquitto(folder: Path) -> Iterator[int]:
     config = folder / "mosquitto.conf"
     config.write_text(
         f"listener {port} {HOST}\nallow_anonymous true\nset_tcp_nodelay true\nlog_type error\n"
-        "max_queued_messages 4000\n"
+        "max_queued_messages 4000\nmax_inflight_messages 64\n"
     )
     process = subprocess.Popen((binary, "-c", str(config)))
     try:

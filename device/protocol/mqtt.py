@@ -38,7 +38,7 @@ CLOSE_WAIT_S = 1.0
 RENEWAL_S = 10.0  # between two looks whether a certificate was renewed
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
-MAX_UNSENT = 64  # QoS 0
+MAX_UNSENT = 64  # QoS 0, and without an acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +375,7 @@ class _Connection:
             client.tls_set_context(context)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
+        client.max_inflight_messages_set(MAX_UNSENT)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         client.on_socket_open = _no_delay
