@@ -111,8 +111,8 @@ class Result:
 
 
 @contextlib.contextmanager
-def mosquitto(folder: Path, persistence: str) -> Iterator[int]:
-    """Run a mosquitto on a free port; BrokerError if it does not start."""
+def mosquitto(folder: Path, persistence: str) -> Iterator[tuple[int, int]]:
+    """Run a mosquitto and yield its port and process id; BrokerError if it does not start."""
     binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         raise BrokerError("mosquitto is not installed: apt-get install mosquitto")
@@ -125,7 +125,7 @@ def mosquitto(folder: Path, persistence: str) -> Iterator[int]:
         process = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
     try:
         _await_port(port, process)
-        yield port
+        yield port, process.pid
     finally:
         process.kill()
         process.wait()
@@ -418,13 +418,22 @@ def measure(row: Row, scale: float) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         persistence = row.broker.format(folder=folder)
-        with mosquitto(folder, persistence) as port:
+        with mosquitto(folder, persistence) as (port, pid):
             measured = asyncio.run(row.run(count, port, folder))
+            broker_mb = _peak_mb(pid)
     passed = row.goal_s is None or measured.seconds <= row.goal_s
     return Result(
         row.name, row.what, count, row.goal_s, row.anchor, round(measured.seconds, 3),
-        round(count / measured.seconds, 1), measured.note, passed,
+        round(count / measured.seconds, 1), f"{measured.note}; broker {broker_mb:.0f} MB", passed,
     )  # fmt: skip
+
+
+def _peak_mb(pid: int) -> float:
+    """Return the most memory that a process has held, in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1000.0
+    return 0.0
 
 
 def text(result: Result) -> str:
