@@ -1,6 +1,9 @@
 """Rollouts end to end: a real mosquitto, the real server, real agents, all as processes."""
 
 import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from fleet_server_fixtures import LONG_S, ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import AgentBox, Mosquitto, Watcher, make_bundle
 
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
+
+ROOT = Path(__file__).parents[1]
 
 
 class Fleet:
@@ -135,3 +140,31 @@ def test_a_second_server_stands_by_and_takes_over(fleet: Fleet) -> None:
         second.kill()
     sent = [row for row in fleet.run("logs", "board-0").splitlines() if "is sent" in row]
     assert len(sent) == 1
+
+
+def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/fleet.md").read_text(), re.DOTALL)
+    fleet = Fleet(tmp_path, 3)
+    page = tmp_path / "page"
+    page.mkdir()
+    script = blocks[0].replace("1883", str(fleet.broker.port))
+    subprocess.run(["bash", "-ec", script], cwd=page, check=True)
+    fleet.fleet = page / "fleet"
+    fleet.server.folder = fleet.fleet
+    bundles = {
+        "robot.bundle": make_bundle(tmp_path / "in", version="1"),
+        "robot-2.bundle": make_bundle(tmp_path / "in", version="2"),
+    }
+    try:
+        fleet.start()
+        lines = [line for block in blocks[1:] for line in block.splitlines()]
+        assert lines.pop(0) == "export TANDEM_FLEET=fleet"
+        outputs = []
+        for line in lines:
+            tandem, group, *words = shlex.split(line)
+            assert (tandem, group) == ("tandem", "fleet")
+            outputs.append(fleet.run(*(str(bundles.get(word, word)) for word in words)))
+    finally:
+        fleet.close()
+    assert "rollout 1: good 1 is finished" in "".join(outputs)
+    assert "rollout 2: good 2 is rolled back" in "".join(outputs)

@@ -32,7 +32,8 @@ LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
 ROUND_S = 0.1  # events are gathered for so long, then carried out together
 STANDBY_S = 1.0
-AGAIN_S = 0.02  # until a message that the connection did not take is handed over again
+SEND_AFTER = 64  # events
+AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -141,7 +142,7 @@ class FleetServer:
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         changed: dict[str, DeviceRow] = {}
-        until_s = time.monotonic() + ROUND_S
+        taken, until_s = 0, time.monotonic() + ROUND_S
         while (wait_s := until_s - time.monotonic()) > 0.0:
             try:
                 event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
@@ -149,6 +150,9 @@ class FleetServer:
                 self._send(link)
                 continue
             self._take(event, control, changed)
+            taken += 1
+            if taken % SEND_AFTER == 0:  # the connection has room again
+                self._send(link)
         for row in control.advance(changed):
             self._unsent[row.device] = row.document.encode()
         self._send(link)
