@@ -171,7 +171,7 @@ class Agent:
         if isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
-            self._verification.on_reconnect(time.monotonic())
+            self._verification.look_again(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
 

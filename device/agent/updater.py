@@ -326,7 +326,7 @@ class Updater:
                 self._start_active()
             self._reconcile()  # a release may have waited
             return
-        desired = self._desired
+        desired = self._desired if isinstance(self._verdict, Trusted) else None
         if trial is not None or folder != self._store.slot_folder(self.state.idle):
             return
         if desired is None or desired.release.blob.sha256 != self._preparing:
