@@ -387,7 +387,8 @@ def test_the_server_answers_for_its_repository_alone(fleet: Fleet, path: str, st
     assert data == ((fleet.served / path).read_bytes() if status == 200 else b"")
 
 
-def test_bundles_are_not_sent_as_metadata(fleet: Fleet) -> None:
+def test_bundles_are_not_sent_as_metadata(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.fleet.metadata_server.MAX_TARGET_BYTES", 1000)
     bundle = next(fleet.served.rglob("*.bundle"))
     (part,) = MetadataServer(fleet.served).answer(bundle.relative_to(fleet.served).as_posix())
     assert msgspec.json.decode(part.partition(b"\n")[0], type=TufReply).status == 400
