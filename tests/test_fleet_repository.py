@@ -29,9 +29,14 @@ from toolkit.fleet.repository import FleetRepository, make_repository, target_pa
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("fleet"), root_keys=1, threshold=1)
+
+
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path, root_keys=1, threshold=1)
+def fleet(first: Fleet, tmp_path: Path) -> Fleet:
+    return first.copied(tmp_path / "copy")
 
 
 def targets_of(fleet: Fleet) -> set[str]:
@@ -168,9 +173,8 @@ def test_a_rotation_that_is_cut_off_anywhere_is_done_by_the_next(
 
 
 def test_a_power_cut_while_a_release_is_published_leaves_the_old_or_the_new_repository(
-    tmp_path: Path,
+    fleet: Fleet, tmp_path: Path
 ) -> None:
-    fleet = Fleet(tmp_path, root_keys=1, threshold=1)
     document = fleet.signed(fleet.desired(1))
     bundle = make_bundle(tmp_path / "new", version="2", engine_bytes=3000)
     with record(fleet.served) as recording:

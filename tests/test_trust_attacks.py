@@ -30,11 +30,16 @@ from toolkit.fleet.repository import make_director
 Shown = tuple[bytes, Path]
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    fleet = Fleet(tmp_path)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     assert isinstance(fleet.verify(fleet.signed(fleet.desired(counter=1))), Trusted)
     return fleet
+
+
+@pytest.fixture
+def fleet(first: Fleet, tmp_path: Path) -> Fleet:
+    return first.copied(tmp_path / "copy")
 
 
 def copy_of(fleet: Fleet, name: str = "shown") -> Path:

@@ -169,7 +169,7 @@ class Agent:
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
-            self._verification.on_reconnect(time.monotonic())
+            self._verification.look_again(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
         else:

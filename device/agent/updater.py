@@ -401,7 +401,7 @@ class Updater:
 
     def _try_prepared(self, rows: tuple[Row, ...]) -> None:
         """Try the release in the idle slot, or refuse it: it cannot run on this board."""
-        desired = self._desired
+        desired = self._desired if isinstance(self._verdict, Trusted) else None
         if desired is None or desired.release.blob.sha256 != self._preparing:
             return
         reason = refusal(rows)
