@@ -29,6 +29,7 @@ from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
+from device.runtime.frames import frame_opener
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
@@ -94,7 +95,8 @@ def _run(
     ):
         if engine.manifest.uncalibrated:
             logging.getLogger(__name__).warning(UNCALIBRATED)
-        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+        frames = frame_opener(engine, session)
+        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing, frames)
         run_pipeline(
             config,
             model,

@@ -1,6 +1,7 @@
 """An image with its number and its times."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,21 +28,60 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Nv12:
+    """A picture as cameras give it: `rows`, uint8 [H * 3 / 2, stride], luma and then chroma, of
+    which `width` x `height` pixels count."""
+
+    rows: NDArray[np.uint8]
+    width: int
+    height: int
+
+
 class Frame:
     """An image as it came from a source.
 
-    `image`: uint8 [H, W, 3], BGR. `seq`: the source's own count, so that gaps show drops.
-    `t_capture`: the best estimate of when the camera took it; `t_recv`: when the whole image
-    was in our memory. `source`: the address, without credentials; `camera`: the id that the
-    pipeline gives it.
+    `seq`: the source's own count, so that gaps show drops. `t_capture`: the best estimate of when
+    the camera took it; `t_recv`: when the whole image was in our memory. `source`: the address,
+    without credentials; `camera`: the id that the pipeline gives it. `nv12`: what `image` is made
+    of, where the camera gives that.
     """
 
-    image: Image
-    seq: int
-    t_capture: Stamp
-    t_recv: Stamp
-    source: str
-    camera: str = ""
+    __slots__ = ("_image", "camera", "nv12", "seq", "source", "t_capture", "t_recv")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        image: Image | Callable[[], Image],
+        seq: int,
+        t_capture: Stamp,
+        t_recv: Stamp,
+        source: str,
+        camera: str = "",
+        *,
+        nv12: Nv12 | None = None,
+    ) -> None:
+        """`image` may be a function that makes it: it is called once somebody looks."""
+        self._image = image
+        self.seq = seq
+        self.t_capture = t_capture
+        self.t_recv = t_recv
+        self.source = source
+        self.camera = camera
+        self.nv12 = nv12
+
+    @property
+    def image(self) -> Image:
+        """The image, uint8 [H, W, 3], BGR."""
+        if callable(self._image):
+            self._image = self._image()
+        return self._image
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        if self.nv12 is not None:
+            return self.nv12.height, self.nv12.width
+        height, width = self.image.shape[:2]
+        return height, width
 
 
 @dataclass(frozen=True, slots=True)

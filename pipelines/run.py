@@ -12,6 +12,7 @@ import msgspec
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.protocol.messages import ChildMessage
+from device.runtime.frames import frame_opener
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
@@ -103,7 +104,8 @@ class Pipeline:
             if engine.manifest.uncalibrated:
                 _log.warning(UNCALIBRATED)
             session = stack.enter_context(Session(engine))
-            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+            frames = frame_opener(engine, session)
+            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing, frames)
             results = iter_results(
                 config,
                 model,

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from device.engine.manifest import DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing
+from device.runtime.frames import FrameOpener
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.results import Decoded
+from pipelines.runtime.feed import Crop, DeviceFeed, Feed, HostFeed
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
@@ -23,9 +25,7 @@ from pipelines.sources.take import Pace
 from pipelines.stages.decode import decode, view_of
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.decoders.candidates import Outputs
-from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.scene import Scene
-from pipelines.stages.view import Geometry
 
 
 class Report(Protocol):
@@ -60,12 +60,13 @@ class Inference(Protocol):
 @dataclass(frozen=True, slots=True)
 class Model:
     """An open session with the names of its classes, and of its engine file the hash and the
-    preprocessing."""
+    preprocessing. `frames` opens the input that makes itself of frames, where the GPU does that."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
     preprocessing: Preprocessing | UnsetType = UNSET
+    frames: FrameOpener | None = None
 
 
 def batch_sizes(session: Inference) -> DimRange:
@@ -80,18 +81,6 @@ def batch_sizes(session: Inference) -> DimRange:
     if first is None or any(info.shape[:1] != (first,) for info in session.outputs):
         return one
     return next((dim for dim in session.dims if dim.name == first), one)
-
-
-@dataclass(frozen=True, slots=True)
-class _Crop:
-    """What the network sees of a frame: its row of the batch, where it lies there, its shape
-    [H, W, 3], and the frame's pixel (x, y) at its upper left corner."""
-
-    row: int
-    geometry: Geometry
-    shape: tuple[int, ...]
-    x: int
-    y: int
 
 
 class BatchRunner:
@@ -111,25 +100,28 @@ class BatchRunner:
         self._config = config
         self._model = model
         constants = constant_inputs(config.decode, config.preprocess)
-        self._input = next(i.name for i in session.inputs if i.name not in constants)
-        shape = (self._size_for(self.room), *config.preprocess.input_shape[1:])
-        self._blob = np.zeros(shape, config.preprocess.dtype)
+        image = next(i.name for i in session.inputs if i.name not in constants)
+        self._largest = self._size_for(self.room)
+        others = {n: np.repeat(value, self._largest, axis=0) for n, value in constants.items()}
+        self._feed: Feed
+        if model.frames is None:
+            self._feed = HostFeed(config.preprocess, session.infer, image, self._largest, others)
+        else:
+            self._feed = DeviceFeed(config.preprocess, model.frames(self._largest, others))
         self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
         self._processors = tuple(dict.fromkeys(report.processor for report in session.reports))
-        self._feeds = {
-            name: np.repeat(value, len(self._blob), axis=0) for name, value in constants.items()
-        }
-        self._preprocessors = [
-            Preprocessor(config.preprocess, self._blob[i : i + 1]) for i in range(self.room)
-        ]
 
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
         begin_s = time.monotonic()
-        self._model.session.infer(self._filled(len(self._blob)))
+        self._feed.infer(self._largest)
         self.warm_up_s = time.monotonic() - begin_s
+
+    def close(self) -> None:
+        """Free what the engine's inputs took."""
+        self._feed.close()
 
     def watch_drops(self, sources: Sequence[Source]) -> None:
         """Let results say what each of the sources dropped, in the order of the pipeline's."""
@@ -139,17 +131,15 @@ class BatchRunner:
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
         begin_ns = time.monotonic_ns()
-        crops: dict[int, _Crop] = {}
+        crops: dict[int, Crop] = {}
         for i, frame in enumerate(batch):
             scene = self._scene_of(frame)
             if scene.is_due():
-                image, x, y = scene.crop(frame.image)
-                geometry = self._preprocessors[len(crops)].run(image)[1]
-                crops[i] = _Crop(len(crops), geometry, image.shape, x, y)
+                crops[i] = self._feed.put(len(crops), frame, scene)
         ready_ns = time.monotonic_ns()
         outputs: Outputs = {}
         if crops:
-            outputs = self._model.session.infer(self._filled(self._size_for(len(crops))))
+            outputs = self._feed.infer(self._size_for(len(crops)))
         inferred_ns = time.monotonic_ns()
         times = {"preprocess": (ready_ns - begin_ns) / 1e6, "infer": (inferred_ns - ready_ns) / 1e6}
         for i, frame in enumerate(batch):
@@ -160,7 +150,7 @@ class BatchRunner:
                 continue
             rows = slice(crop.row, crop.row + 1)
             own = {name: output[rows] for name, output in outputs.items()}
-            only = outputs if len(self._blob) == 1 else own
+            only = outputs if self._largest == 1 else own
             facts = FrameFacts((ready_ns, inferred_ns))
             yield self._finish(frame, crop, only, {**wait, **times}, facts, sinks)
         self.pace.ran((time.monotonic_ns() - begin_ns) / 1e9)
@@ -168,7 +158,7 @@ class BatchRunner:
     def _finish(  # noqa: PLR0917
         self,
         frame: Frame,
-        crop: "_Crop",
+        crop: Crop,
         outputs: Outputs,
         times_ms: dict[str, float],
         facts: FrameFacts,
@@ -216,11 +206,6 @@ class BatchRunner:
         times_ms["sinks"] = (done_ns - begin_ns) / 1e6
         self.metrics.add(times_ms, (done_ns - frame.t_recv.mono_ns) / 1e6)
         return result
-
-    def _filled(self, size: int) -> dict[str, NDArray[Any]]:
-        """Return all inputs of a batch of that size."""
-        constants = {name: value[:size] for name, value in self._feeds.items()}
-        return {self._input: self._blob[:size], **constants}
 
     def _scene_of(self, frame: Frame) -> Scene:
         return self._scenes[frame.camera]

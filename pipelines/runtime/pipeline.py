@@ -96,8 +96,9 @@ def iter_results(
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
     runner = BatchRunner(config, model, controls)
-    runner.warm_up()
     with ExitStack() as stack:
+        stack.callback(runner.close)
+        runner.warm_up()
         context = SinkContext(
             labels=model.labels,
             broker=broker,

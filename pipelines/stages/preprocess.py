@@ -21,7 +21,7 @@ Input = NDArray[Any]  # float32, float16 or uint8, [1, C, H, W] or [1, H, W, C]
 
 def fit(height: int, width: int, config: PreprocessConfig) -> Geometry:
     """Return where an image of that size lands in the network input."""
-    inner_w, inner_h = _inner_size(height, width, config)
+    inner_w, inner_h = inner_size(height, width, config)
     if config.resize == "centre-crop":  # rounded as torchvision's CenterCrop does
         pad_x = -round((inner_w - config.width) / 2)
         pad_y = -round((inner_h - config.height) / 2)
@@ -71,7 +71,7 @@ class Preprocessor:
         return self._blob, _paint(image, self._config, self._blob)
 
 
-def _inner_size(height: int, width: int, config: PreprocessConfig) -> tuple[int, int]:
+def inner_size(height: int, width: int, config: PreprocessConfig) -> tuple[int, int]:
     """Return (width, height) of the resized image."""
     if config.resize == "stretch":
         return config.width, config.height
@@ -121,7 +121,7 @@ def _pad(blob: Input, config: PreprocessConfig) -> None:
 def _paint(image: Image, config: PreprocessConfig, blob: Input) -> Geometry:
     height, width = image.shape[:2]
     geometry = fit(height, width, config)
-    inner_w, inner_h = _inner_size(height, width, config)
+    inner_w, inner_h = inner_size(height, width, config)
     resized = cv2.resize(image, (inner_w, inner_h), interpolation=cv2.INTER_LINEAR)
     x, y = geometry.pad_x, geometry.pad_y
     resized = resized[max(-y, 0) :, max(-x, 0) :][: config.height, : config.width]

@@ -35,13 +35,18 @@ class Scene:
         self._frames += 1
         return (self._frames - 1) % self._every_nth == 0
 
+    @property
+    def crops(self) -> bool:
+        """Whether the network sees a part of each frame."""
+        return self._roi is not None
+
     def crop(self, image: Image) -> tuple[Image, int, int]:
         """Return what the network sees of a frame, and its upper left corner."""
         return (image, 0, 0) if self._roi is None else self._roi.crop(image)
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
         """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones."""
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         if self._roi is not None:
             decoded = self._roi.keep(shifted(decoded, x, y), width, height)
         if self._tracker is None:
@@ -54,7 +59,7 @@ class Scene:
         """Return where the tracks are in a frame that the engine did not see, as far as they are
         within the frame and the region."""
         assert self._tracker is not None  # without one, every frame is due
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
         size = np.array([width, height, width, height], np.float32)
         boxes = np.clip(tracked.boxes, np.float32(0.0), size)
@@ -67,7 +72,7 @@ class Scene:
     def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
         if self._zones is None:
             return NO_ZONES
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         return self._zones.update(tracked, frame.t_capture.mono_ns / 1e9, width, height)
 
 

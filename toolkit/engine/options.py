@@ -40,6 +40,7 @@ class BuildOptions:
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
     engine runs portable. `fallback`: segments on a DLA have GPU kernels beside what TensorRT makes.
+    `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -57,6 +58,7 @@ class BuildOptions:
     tactics: TacticOptions = field(default_factory=TacticOptions)
     kernels: bool = True
     fallback: bool = True
+    preprocess_on: Literal["cpu", "gpu"] = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from rich.text import Text
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.protocol.messages import ChildMessage, Ready, Stats
+from device.runtime.frames import frame_opener
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
@@ -106,7 +107,8 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:
-            model = Model(session, names, engine.sha256, engine.manifest.preprocessing)
+            frames = frame_opener(engine, session)
+            model = Model(session, names, engine.sha256, engine.manifest.preprocessing, frames)
             run_pipeline(
                 config,
                 model,

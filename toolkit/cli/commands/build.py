@@ -117,6 +117,13 @@ def parse_dims(
     is_flag=True,
     help="Leave out the GPU kernels of DLA segments, which run where TensorRT refuses one.",
 )
+@click.option(
+    "--preprocess-on",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="gpu: add a kernel that makes inputs of camera frames, NV12 or BGR, on the GPU.",
+)
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -154,6 +161,7 @@ def build(
     min_gain: float | None,
     max_latency_ms: float | None,
     no_fallback: bool,
+    preprocess_on: Literal["cpu", "gpu"],
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -203,6 +211,7 @@ def build(
         plugins=plugins,
         tactics=tactics,
         fallback=not no_fallback,
+        preprocess_on=preprocess_on,
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)

@@ -1,0 +1,110 @@
+"""Frames -> the engine's inputs: numbers made on the CPU, or bytes for a kernel of the engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.runtime.frames import FrameInput, FramePixels, FramePlace
+from pipelines.config import PreprocessConfig
+from pipelines.frame import Frame
+from pipelines.stages.decoders.candidates import Outputs
+from pipelines.stages.preprocess import Preprocessor, fit, inner_size
+from pipelines.stages.scene import Scene
+from pipelines.stages.view import Geometry
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """What the network sees of a frame: its row of the batch, where it lies there, its shape
+    [H, W, 3], and the frame's pixel (x, y) at its upper left corner."""
+
+    row: int
+    geometry: Geometry
+    shape: tuple[int, ...]
+    x: int
+    y: int
+
+
+class Infer(Protocol):
+    """Runs an engine on all of its inputs."""
+
+    def __call__(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]: ...
+
+
+class Feed(Protocol):
+    """The inputs of one engine for batches of frames."""
+
+    def put(self, row: int, frame: Frame, scene: Scene) -> Crop:
+        """Make image number `row` of the next batch from a frame."""
+
+    def infer(self, count: int) -> Outputs:
+        """Run the engine on a batch of `count` images."""
+
+    def close(self) -> None:
+        """Free what it took."""
+
+
+class HostFeed:
+    """Inputs that are made on the CPU."""
+
+    def __init__(
+        self, config: PreprocessConfig, infer: Infer, name: str, count: int, others: Arrays
+    ) -> None:
+        """`name`: the input of images, up to `count` of them; `others`: all other inputs."""
+        self._infer = infer
+        self._name = name
+        self._others = others
+        self._blob = np.zeros((count, *config.input_shape[1:]), config.dtype)
+        self._preprocessors = [
+            Preprocessor(config, self._blob[row : row + 1]) for row in range(count)
+        ]
+
+    def put(self, row: int, frame: Frame, scene: Scene) -> Crop:
+        """See `Feed.put`."""
+        image, x, y = scene.crop(frame.image)
+        geometry = self._preprocessors[row].run(image)[1]
+        return Crop(row, geometry, image.shape, x, y)
+
+    def infer(self, count: int) -> Outputs:
+        """See `Feed.infer`."""
+        feeds = {name: array[:count] for name, array in self._others.items()}
+        return dict(self._infer({self._name: self._blob[:count], **feeds}))
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class DeviceFeed:
+    """Inputs that a kernel of the engine makes on the GPU, of the bytes of frames."""
+
+    def __init__(self, config: PreprocessConfig, target: FrameInput) -> None:
+        self._config = config
+        self._target = target
+
+    def put(self, row: int, frame: Frame, scene: Scene) -> Crop:
+        """See `Feed.put`. A camera's NV12 goes as it is, unless a region is cut out of it."""
+        if frame.nv12 is not None and not scene.crops:
+            height, width = frame.size
+            pixels = FramePixels(frame.nv12.rows, "nv12", width, height)
+            x = y = 0
+        else:
+            image, x, y = scene.crop(frame.image)
+            height, width = image.shape[:2]
+            pixels = FramePixels(image, "bgr", width, height)
+        geometry = fit(height, width, self._config)
+        inner = inner_size(height, width, self._config)
+        self._target.put(row, pixels, FramePlace(*inner, geometry.pad_x, geometry.pad_y))
+        return Crop(row, geometry, (height, width, 3), x, y)
+
+    def infer(self, count: int) -> Outputs:
+        """See `Feed.infer`."""
+        return self._target.infer(count)
+
+    def close(self) -> None:
+        """Free memory and kernels."""
+        self._target.close()
