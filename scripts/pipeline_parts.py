@@ -148,24 +148,52 @@ def camera(width: int = WIDTH, height: int = HEIGHT) -> Iterator[Camera]:
         server.close()
 
 
-@contextmanager
-def broker(folder: Path) -> Iterator[int]:
-    """Yield the port of a mosquitto of its own."""
-    port = free_port()
-    config = folder / "mosquitto.conf"
-    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
-    program = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
-    process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL)
-    try:
+class BrokerProcess:
+    """A mosquitto of its own, which can be killed and frozen; it keeps its port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._config = folder / "mosquitto.conf"
+        self._config.write_text(f"listener {self.port} 127.0.0.1\nallow_anonymous true\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        program = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
+        command = [program, "-c", str(self._config)]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         end_s = time.monotonic() + START_S
-        while not _listens(port):
-            if time.monotonic() > end_s or process.poll() is not None:
+        while not _listens(self.port):
+            if time.monotonic() > end_s or self._process.poll() is not None:
                 raise RuntimeError("mosquitto does not listen")
             time.sleep(0.02)
-        yield port
+
+    def freeze(self) -> None:
+        """Stop it without closing its connections."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it; a frozen one, too."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[int]:
+    """Yield the port of a running broker."""
+    process = BrokerProcess(folder)
+    process.start()
+    try:
+        yield process.port
     finally:
         process.kill()
-        process.wait()
 
 
 @contextmanager
