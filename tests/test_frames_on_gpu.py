@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gpu_graphs import ORIN
 from model_fixtures import small_convnet
+from msgspec.structs import replace as replace_fields
 
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter")
 
@@ -29,11 +30,14 @@ from device.runtime.frames import (
     why_no_frames,
 )
 from device.runtime.session import Session, open_session
-from pipelines.config import PreprocessConfig
+from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.decode_config import Classification
 from pipelines.frame import Frame, Nv12, Stamp
 from pipelines.results import ClassScores
 from pipelines.runtime.batch import BatchRunner, Model
+from pipelines.runtime.feed import DeviceFeed
 from pipelines.stages.preprocess import fit, inner_size, preprocess
+from pipelines.stages.scene import Scene
 from pipelines.vision import cv2
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
@@ -187,27 +191,18 @@ def test_a_frame_larger_than_places_can_be_counted_is_refused(
         target.close()
 
 
-class Batch:
-    """A pipeline's stages on one engine; results go nowhere."""
+PIPELINE = PipelineConfig(
+    name="test",
+    source=SourceConfig(uri="test://"),
+    preprocess=PreprocessConfig(width=SIDE, height=SIDE),
+    decode=Classification(scores="y", top=10),
+)
 
-    def __init__(self, model: Model) -> None:
-        from pipelines.config import PipelineConfig, SourceConfig
-        from pipelines.decode_config import Classification
 
-        self.runner = BatchRunner(
-            PipelineConfig(
-                name="test",
-                source=SourceConfig(uri="test://"),
-                preprocess=PreprocessConfig(width=SIDE, height=SIDE),
-                decode=Classification(scores="y", top=10),
-            ),
-            model,
-        )
-
-    def scores(self, frame: Frame) -> np.ndarray:
-        (result,) = self.runner.run([frame], [])
-        assert isinstance(result.decoded, ClassScores)
-        return result.decoded.scores
+def scores_of(runner: BatchRunner, frame: Frame) -> np.ndarray:
+    (result,) = runner.run([frame], [])
+    assert isinstance(result.decoded, ClassScores)
+    return result.decoded.scores
 
 
 def test_a_pipeline_gives_a_camera_s_nv12_to_the_gpu_as_it_is(
@@ -227,14 +222,37 @@ def test_a_pipeline_gives_a_camera_s_nv12_to_the_gpu_as_it_is(
     with open_engine(engine_path) as engine, Session(engine) as session:
         opener = frame_opener(engine, session)
         assert opener is not None
-        on_gpu = Batch(Model(session, labels, "", frames=opener))
-        on_gpu.runner.warm_up()
-        scores = on_gpu.scores(frame())
-        on_gpu.runner.close()
+        on_gpu = BatchRunner(PIPELINE, Model(session, labels, "", frames=opener))
+        on_gpu.warm_up()
+        scores = scores_of(on_gpu, frame())
+        on_gpu.close()
         assert not looked
-        on_cpu = Batch(Model(session, labels, ""))
-        assert np.allclose(scores, on_cpu.scores(frame()), atol=1e-3)
+        on_cpu = BatchRunner(PIPELINE, Model(session, labels, ""))
+        assert np.allclose(scores, scores_of(on_cpu, frame()), atol=1e-3)
         assert looked
+
+
+@pytest.mark.parametrize("size", [(90, 160), (20, 24)], ids=["larger", "smaller"])
+def test_a_pipeline_gives_bgr_no_larger_than_the_input_shows_it(
+    size: tuple[int, int],
+    engine_path: Path,
+    gpu: cuda_double.CudaDouble,
+    rng: np.random.Generator,
+) -> None:
+    config = PreprocessConfig(width=SIDE, height=SIDE)
+    image = rng.integers(0, 256, (*size, 3), np.uint8)
+    with open_engine(engine_path) as engine, Session(engine) as session:
+        target = FrameInput(engine, session, 1, {})
+        feed = DeviceFeed(config, target)
+        frame = Frame(image, 0, Stamp.now(), Stamp.now(), "test")
+        crop = feed.put(0, frame, Scene(PIPELINE, ()))
+        assert crop.shape == image.shape
+        expected, geometry = preprocess(image, config)
+        assert crop.geometry == geometry
+        assert np.abs(target.image(0) - expected[0]).max() <= 1.01 / 255
+        is_copied = image.nbytes in {len(block) for block in gpu.memory.values()}
+        assert is_copied == (size == (20, 24))
+        feed.close()
 
 
 def test_without_a_gpu_frames_become_inputs_on_the_cpu(
@@ -287,8 +305,6 @@ def test_kernels_that_write_elsewhere_are_refused(engine_path: Path) -> None:
     assert len(launch.arguments) == 2 + len(FRAME_SIZES) + 2
 
     def changed(**changes: object) -> object:
-        from msgspec.structs import replace as replace_fields
-
         return replace_fields(manifest, frames=(replace_fields(rows[0], **changes), rows[1]))
 
     check_manifest(manifest, entries)

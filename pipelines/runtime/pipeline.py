@@ -21,6 +21,7 @@ from pipelines.runtime.heart import Heart
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.controls import Controls
+from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import (
     Broker,
@@ -106,6 +107,7 @@ def iter_results(
             controls=controls,
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
+            places=places_of(config),
         )
         sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
         control = None if config.load is UNSET else LoadControl(config.load)

@@ -25,11 +25,13 @@ from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.preview.server import Preview
+from pipelines.preview.window import Window
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
+from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -56,6 +58,7 @@ class RunRequest:
     trace: Path | None
     overwrite: bool
     preview: str | None
+    window: bool
     dla: Dla
     scales: Scales
     timing_cache: Path | None
@@ -101,9 +104,12 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
             trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, trace, live=not as_json)
-        viewers: list[_View | Preview] = [view]
+        viewers: list[_View | Preview | Window] = [view]
+        places = places_of(config)
+        if request.window:
+            viewers.append(stack.enter_context(Window(names, stop, places)))
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, names))
+            preview = stack.enter_context(Preview(request.preview, names, places))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:
