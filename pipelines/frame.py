@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,43 +37,34 @@ class Nv12:
     height: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """An image as it came from a source.
 
-    `seq`: the source's own count, so that gaps show drops. `t_capture`: the best estimate of when
-    the camera took it; `t_recv`: when the whole image was in our memory. `source`: the address,
-    without credentials; `camera`: the id that the pipeline gives it. `nv12`: what `image` is made
-    of, where the camera gives that.
+    `picture`: uint8 [H, W, 3], BGR, or a function that makes it, called once somebody looks at
+    `image`. `seq`: the source's own count, so that gaps show drops. `t_capture`: the best estimate
+    of when the camera took it; `t_recv`: when the whole image was in our memory. `source`: the
+    address, without credentials; `camera`: the id that the pipeline gives it. `nv12`: what the
+    picture is made of, where the camera gives that.
     """
 
-    __slots__ = ("_image", "camera", "nv12", "seq", "source", "t_capture", "t_recv")
-
-    def __init__(  # noqa: PLR0917
-        self,
-        image: Image | Callable[[], Image],
-        seq: int,
-        t_capture: Stamp,
-        t_recv: Stamp,
-        source: str,
-        camera: str = "",
-        *,
-        nv12: Nv12 | None = None,
-    ) -> None:
-        """`image` may be a function that makes it: it is called once somebody looks."""
-        self._image = image
-        self.seq = seq
-        self.t_capture = t_capture
-        self.t_recv = t_recv
-        self.source = source
-        self.camera = camera
-        self.nv12 = nv12
+    picture: Image | Callable[[], Image]
+    seq: int
+    t_capture: Stamp
+    t_recv: Stamp
+    source: str
+    camera: str = ""
+    nv12: Nv12 | None = None
+    _made: list[Image] = field(default_factory=list, init=False, repr=False)
 
     @property
     def image(self) -> Image:
         """The image, uint8 [H, W, 3], BGR."""
-        if callable(self._image):
-            self._image = self._image()
-        return self._image
+        if not callable(self.picture):
+            return self.picture
+        if not self._made:
+            self._made.append(self.picture())
+        return self._made[0]
 
     @property
     def size(self) -> tuple[int, int]:
