@@ -27,6 +27,8 @@ def fit(height: int, width: int, config: PreprocessConfig) -> Geometry:
     if config.resize == "centre-crop":  # rounded as torchvision's CenterCrop does
         pad_x = -round((inner_w - config.width) / 2)
         pad_y = -round((inner_h - config.height) / 2)
+    elif config.resize == "letterbox-corner":
+        pad_x = pad_y = 0
     else:
         pad_x, pad_y = (config.width - inner_w) // 2, (config.height - inner_h) // 2
     return Geometry(inner_w / width, inner_h / height, pad_x, pad_y)
