@@ -97,7 +97,8 @@ def _elements() -> frozenset[str]:
 
 def has_property(element: str, name: str) -> bool:
     """Whether the element that is installed here has a property: they come and go by release."""
-    return re.search(rf"^\s+{re.escape(name)}\s+:", _inspect(element), re.M) is not None
+    # Names of 20 characters and more have no space before the colon.
+    return re.search(rf"^\s+{re.escape(name)}\s*:", _inspect(element), re.M) is not None
 
 
 @cache
