@@ -85,8 +85,18 @@ def test_a_window_without_a_screen_says_what_else_there_is(monkeypatch: pytest.M
         Window((), threading.Event())
 
 
+@pytest.mark.parametrize("display", [":4711", "127.0.0.1:4711.0"])
+def test_a_screen_that_does_not_answer_is_an_error_and_no_crash(
+    display: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", display)
+    with pytest.raises(PipelineError, match=f"no screen answers at DISPLAY={display}"):
+        Window((), threading.Event())
+
+
 def test_a_window_without_opencv_s_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPLAY", ":7")
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-7")
     monkeypatch.setattr(window_module.cv2, "getBuildInformation", lambda: "  GUI:       NONE\n")
     with pytest.raises(PipelineError, match="`pip install opencv-python` on a desktop"):
         Window((), threading.Event())
@@ -96,7 +106,7 @@ def test_a_window_without_opencv_s_says_what_to_install(monkeypatch: pytest.Monk
 def test_a_window_shows_frames_and_ends_the_run(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[np.ndarray] = []
     stop = threading.Event()
-    monkeypatch.setenv("DISPLAY", ":7")
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-7")
     for name, double in {
         "getBuildInformation": lambda: "  GUI:  GTK3\n",
         "imshow": lambda title, image: shown.append(image),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gpu_graphs import ORIN
 from model_fixtures import small_convnet
 from msgspec.structs import replace as replace_fields
@@ -39,6 +40,7 @@ from pipelines.runtime.feed import DeviceFeed
 from pipelines.stages.preprocess import fit, inner_size, preprocess
 from pipelines.stages.scene import Scene
 from pipelines.vision import cv2
+from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import compile_ops, has_compiler
@@ -145,9 +147,14 @@ def stated(name: str = "yolo") -> RangeOptions:
 def engine_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frames")
     model = small_convnet(folder / "m.onnx", np.random.default_rng(5))
-    options = BuildOptions(precision="fp16", ranges=stated(), preprocess_on="gpu")
+    words = f"build {model} --profile orin-nano-8gb --precision fp16 --preprocess yolo"
     with cuda_double.interpreted_cubins():
-        build_engine(model, "orin-nano-8gb", folder / "m.engine", options)
+        done = CliRunner().invoke(
+            tandem,
+            [*words.split(), "--preprocess-on", "gpu", "-o", str(folder / "m.engine")],
+            catch_exceptions=False,
+        )
+    assert done.exit_code == 0, done.output
     return folder / "m.engine"
 
 

@@ -1,6 +1,7 @@
 """A window with the annotated pictures of all cameras, where this machine has a screen."""
 
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -13,6 +14,8 @@ from pipelines.sinks.result import FrameResult
 from pipelines.vision import cv2
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+X_PORT = 6000  # of display 0
+CONNECT_S = 3.0
 CLOSE_KEYS = (ord("q"), 27)  # 27: Escape
 _TITLE = "Tandem"
 
@@ -31,6 +34,12 @@ class Window:
             raise PipelineError(
                 "there is no screen for `tandem run --window`: neither DISPLAY nor WAYLAND_DISPLAY"
                 " is set; use --preview :8090 and a browser, or --save seen.mp4."
+            )
+        display = os.environ.get("DISPLAY", "")
+        if display and not os.environ.get("WAYLAND_DISPLAY") and not _answers(display):
+            raise PipelineError(
+                f"no screen answers at DISPLAY={display} for `tandem run --window`: set it to that"
+                " of a desktop, or use --preview :8090 and a browser."
             )
         backend = _backend()
         if backend == "NONE":
@@ -78,6 +87,25 @@ class Window:
         self._open.add(title)
         if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self._stop.set()
+
+
+def _answers(display: str) -> bool:
+    """Whether an X server is there: OpenCV's windows end the process where none is."""
+    host, _, screen = display.rpartition(":")
+    number = screen.partition(".")[0]
+    if not number.isdigit():
+        return True  # in a form that only the X library knows
+    if host not in ("", "unix"):
+        try:
+            socket.create_connection((host, X_PORT + int(number)), CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+    for name in (f"/tmp/.X11-unix/X{number}", f"\0/tmp/.X11-unix/X{number}"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(name) == 0:
+                return True
+    return False
 
 
 def _backend() -> str:
