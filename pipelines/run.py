@@ -104,8 +104,8 @@ class Pipeline:
             if engine.manifest.uncalibrated:
                 _log.warning(UNCALIBRATED)
             session = stack.enter_context(Session(engine))
-            frames = frame_opener(engine, session)
-            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing, frames)
+            opener = frame_opener(engine, session)
+            model = Model(session, labels, engine.sha256, engine.manifest.preprocessing, opener)
             results = iter_results(
                 config,
                 model,

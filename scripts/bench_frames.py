@@ -94,7 +94,8 @@ def compare(
             expected = preprocess(as_bgr(frame), config)[0][0].astype(np.float64)
             steps = np.abs(target.image(0).astype(np.float64) - expected) / step
             equal = float(np.mean(steps < 1e-3))
-            rows.append(Agreement(pixels, height, width, round(float(steps.max()), 4), equal))
+            largest = round(float(steps.max()), 4)
+            rows.append(Agreement(pixels, frame.height, frame.width, largest, equal))
     return rows
 
 

@@ -40,6 +40,7 @@ from pipelines.runtime.feed import DeviceFeed
 from pipelines.stages.preprocess import fit, inner_size, preprocess
 from pipelines.stages.scene import Scene
 from pipelines.vision import cv2
+from scripts import bench_frames
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
@@ -185,6 +186,21 @@ def test_a_session_takes_bytes_of_frames_and_gives_what_numbers_give(
         target.close()
     gc.collect()
     assert not gpu.memory
+
+
+def test_the_script_that_compares_finds_them_alike(
+    engine_path: Path, gpu: cuda_double.CudaDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_frames, "SIZES", ((48, 64), (21, 35)))
+    config = PreprocessConfig(width=SIDE, height=SIDE)
+    with open_engine(engine_path) as engine, Session(engine) as session:
+        target = FrameInput(engine, session, 1, {})
+        rows = bench_frames.compare(target, config, np.random.default_rng(3))
+        target.close()
+    assert [(row.pixels, row.width) for row in rows] == [
+        ("bgr", 64), ("bgr", 35), ("nv12", 64), ("nv12", 34),
+    ]  # fmt: skip
+    assert max(row.largest for row in rows) <= 1.01
 
 
 def test_a_frame_larger_than_places_can_be_counted_is_refused(

@@ -30,6 +30,7 @@ class ReadAhead:
     def __init__(self, file: VideoFile, config: SourceConfig, waiting: Waiting) -> None:
         self.name = file.name
         self.config = config
+        self.ended = False
         self._file = file
         self._arrived = waiting.arrived
         self._room = AHEAD if config.frames == "every" else 1
@@ -39,11 +40,6 @@ class ReadAhead:
         self._file_ended = False
         self._alive_s = time.monotonic()
         self._thread = threading.Thread(target=self._read, name="read ahead", daemon=True)
-
-    @property
-    def ended(self) -> bool:
-        """Whether there will be no more frames."""
-        return self._file_ended and not self._frames
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -92,6 +88,7 @@ class ReadAhead:
         with self._arrived:
             if self._frames:
                 frame = self._frames.popleft()
+                self.ended = self._file_ended and not self._frames
                 self._arrived.notify_all()  # there is room
                 return frame
             if self._error is not None:
@@ -127,4 +124,5 @@ class ReadAhead:
     def _finish(self, error: TandemError | None) -> None:
         with self._arrived:
             self._error, self._file_ended = error, error is None
+            self.ended = self._file_ended and not self._frames
             self._arrived.notify_all()

@@ -206,7 +206,8 @@ def _entries(
             _model_entry(piece.name),
             np.frombuffer(serialize_segment(piece), dtype=np.uint8),
         )
-    parts = [part.entries for part in (*cuda.values(), *dla.values())] + [frames]
+    parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in dla.values()]
+    parts.append(frames)
     added = {name: array for part in parts for name, array in part.items()}
     for name, array in added.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)
