@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -198,6 +199,28 @@ def test_a_child_that_hangs_is_killed(fleet: Fleet, make: Callable[..., Checked]
     assert isinstance(verdict, Unverified)
     assert "took longer than 1 s" in verdict.reason
     assert child.poll() is not None
+
+
+def test_checks_that_are_killed_leave_nothing_behind(
+    fleet: Fleet, make: Callable[..., Checked]
+) -> None:
+    checked = make(repository=str(fleet.served))
+    verification, folder = checked.verification, checked.verification._state_dir
+    (folder / "metadata").mkdir(parents=True)
+    for name in ("metadata/tmpabc", ".journal.json.0123.tmp"):  # as a kill leaves them
+        (folder / name).write_bytes(b"half")
+    for number in range(4):
+        verification.take(fleet.signed(fleet.desired(number + 1)), 10.0 * number)
+        verification.advance(10.0 * number)
+        time.sleep(0.07 * number)
+        verification.stop()
+    checked.now_s = 100.0
+    assert isinstance(checked.check(fleet.signed(fleet.desired(9))), Trusted)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "journal.json", "metadata/root.json", "metadata/root_history/1.root.json",
+        "metadata/timestamp.json", "metadata/snapshot.json", "metadata/targets.json",
+    }  # fmt: skip
 
 
 def test_a_flood_of_answers_neither_blocks_nor_grows(
