@@ -89,14 +89,14 @@ class Checked:
 
 @pytest.fixture
 def make(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., Checked]]:
-    made: list[Checked] = []
+    checks: list[Checked] = []
 
     def make(command: tuple[str, ...] | None = None, **trust: object) -> Checked:
-        made.append(Checked(fleet, tmp_path, command, **trust))
-        return made[-1]
+        checks.append(Checked(fleet, tmp_path, command, **trust))
+        return checks[-1]
 
     yield make
-    for one in made:
+    for one in checks:
         one.verification.stop()
 
 
@@ -434,11 +434,11 @@ def report() -> Reported:
 
 
 def test_a_report_is_read_signed_or_not_and_only_signed_by_whom_knows_the_key() -> None:
-    key, other = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
+    key, stranger = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
     signed, bare = sign_document(report(), [key]), encode(report())
     assert open_reported(signed) == open_reported(bare) == report()
     assert open_reported(signed, key.public_key) == report()
-    for payload, public in ((bare, key.public_key), (signed, other.public_key)):
+    for payload, public in ((bare, key.public_key), (signed, stranger.public_key)):
         with pytest.raises(TrustError, match="not signed by the device's key"):
             open_reported(payload, public)
 
