@@ -41,9 +41,9 @@ class Fleet:
     def copied(self, base: Path) -> "Fleet":
         """The same fleet in another folder, which a test may change."""
         shutil.copytree(self.base, base, symlinks=True)
-        other = copy.copy(self)
-        other._open(base)
-        return other
+        duplicate = copy.copy(self)
+        duplicate._open(base)
+        return duplicate
 
     def publish(self, bundle: Path) -> ReleaseSpec:
         published = publish_bundle(self.repository, bundle)

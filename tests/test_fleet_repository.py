@@ -114,9 +114,9 @@ def test_the_same_bundle_again_changes_nothing(fleet: Fleet) -> None:
 
 
 def test_other_bytes_need_another_version(fleet: Fleet, tmp_path: Path) -> None:
-    other = make_bundle(tmp_path / "other", engine_bytes=1000)
+    bundle = make_bundle(tmp_path / "again", engine_bytes=1000)
     with pytest.raises(TrustError, match="is published with other bytes"):
-        publish_bundle(fleet.repository, other)
+        publish_bundle(fleet.repository, bundle)
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "../keys", ".hidden", "a\nb", "ä", "a b"])
@@ -239,9 +239,9 @@ def run(*words: str | Path) -> object:
 def test_the_command_makes_publishes_refreshes_and_rotates(tmp_path: Path) -> None:
     folder = tmp_path / "robots"
     keys = ("--root-keys", "2", "--threshold", "2")
-    made = run("init", folder, *keys, "--broker", "mqtt.local:8883")
-    assert made["name"] == "robots"
-    assert (made["broker"]["host"], made["broker"]["port"]) == ("mqtt.local", 8883)
+    settings = run("init", folder, *keys, "--broker", "mqtt.local:8883")
+    assert settings["name"] == "robots"
+    assert (settings["broker"]["host"], settings["broker"]["port"]) == ("mqtt.local", 8883)
     published = run("publish", make_bundle(tmp_path / "in"), "--fleet", folder)
     assert published["target"] == f"good/1/{PROFILE}.bundle"
     before = {row["role"]: row["version"] for row in run("refresh", "--fleet", folder)}

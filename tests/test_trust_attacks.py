@@ -117,9 +117,9 @@ def altered_metadata(fleet: Fleet) -> Shown:
     shown = copy_of(fleet)
     path = shown / "metadata/2.targets.json"
     data = path.read_bytes()
-    wanted = fleet.release.blob.sha256.encode()
-    assert wanted in data
-    path.write_bytes(data.replace(wanted, b"0" * 64))
+    sha256 = fleet.release.blob.sha256.encode()
+    assert sha256 in data
+    path.write_bytes(data.replace(sha256, b"0" * 64))
     (fleet.state / "metadata/targets.json").unlink()
     return document(fleet), shown
 

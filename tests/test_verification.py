@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -88,14 +89,14 @@ class Checked:
 
 @pytest.fixture
 def make(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., Checked]]:
-    made: list[Checked] = []
+    checks: list[Checked] = []
 
     def make(command: tuple[str, ...] | None = None, **trust: object) -> Checked:
-        made.append(Checked(fleet, tmp_path, command, **trust))
-        return made[-1]
+        checks.append(Checked(fleet, tmp_path, command, **trust))
+        return checks[-1]
 
     yield make
-    for one in made:
+    for one in checks:
         one.verification.stop()
 
 
@@ -198,6 +199,28 @@ def test_a_child_that_hangs_is_killed(fleet: Fleet, make: Callable[..., Checked]
     assert isinstance(verdict, Unverified)
     assert "took longer than 1 s" in verdict.reason
     assert child.poll() is not None
+
+
+def test_checks_that_are_killed_leave_nothing_behind(
+    fleet: Fleet, make: Callable[..., Checked]
+) -> None:
+    checked = make(repository=str(fleet.served))
+    verification, folder = checked.verification, checked.verification._state_dir
+    (folder / "metadata").mkdir(parents=True)
+    for name in ("metadata/tmpabc", ".journal.json.0123.tmp"):  # as a kill leaves them
+        (folder / name).write_bytes(b"half")
+    for number in range(4):
+        verification.take(fleet.signed(fleet.desired(number + 1)), 10.0 * number)
+        verification.advance(10.0 * number)
+        time.sleep(0.07 * number)
+        verification.stop()
+    checked.now_s = 100.0
+    assert isinstance(checked.check(fleet.signed(fleet.desired(9))), Trusted)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "journal.json", "metadata/root.json", "metadata/root_history/1.root.json",
+        "metadata/timestamp.json", "metadata/snapshot.json", "metadata/targets.json",
+    }  # fmt: skip
 
 
 def test_a_flood_of_answers_neither_blocks_nor_grows(
@@ -411,11 +434,11 @@ def report() -> Reported:
 
 
 def test_a_report_is_read_signed_or_not_and_only_signed_by_whom_knows_the_key() -> None:
-    key, other = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
+    key, stranger = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
     signed, bare = sign_document(report(), [key]), encode(report())
     assert open_reported(signed) == open_reported(bare) == report()
     assert open_reported(signed, key.public_key) == report()
-    for payload, public in ((bare, key.public_key), (signed, other.public_key)):
+    for payload, public in ((bare, key.public_key), (signed, stranger.public_key)):
         with pytest.raises(TrustError, match="not signed by the device's key"):
             open_reported(payload, public)
 
