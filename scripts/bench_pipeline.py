@@ -87,7 +87,7 @@ class Effort:
 
 def stream(effort: Effort) -> list[Figure]:
     """G1, G2, G10, G12: one run from RTSP to a subscriber."""
-    made: dict[int, int] = {}
+    made_at_ns: dict[int, int] = {}
     overhead_ms: list[float] = []
     first_s: list[float] = []
     count = max(60, int(effort.seconds * 30))
@@ -97,7 +97,7 @@ def stream(effort: Effort) -> list[Figure]:
 
         def watch(result: FrameResult) -> None:
             first_s.append(time.monotonic() - begin_s)
-            made[result.frame.seq] = made_ns(result.frame.image)
+            made_at_ns[result.frame.seq] = made_ns(result.frame.image)
             latency = result.event.latency_ms
             overhead_ms.append(latency["total"] - latency["infer"])
 
@@ -116,7 +116,9 @@ def stream(effort: Effort) -> list[Figure]:
             cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
             time.sleep(0.5)  # the last messages are under way
         ends = arrivals(out)
-    glass_ms = [(ends[seq] - made[seq]) / 1e6 for seq in sorted(made)[30:] if seq in ends]
+    glass_ms = [
+        (ends[seq] - made_at_ns[seq]) / 1e6 for seq in sorted(made_at_ns)[30:] if seq in ends
+    ]
     settled = overhead_ms[30:]
     return [
         Figure("G1", "made to MQTT received, 5 ms engine, p50", 10.0, "ms",
