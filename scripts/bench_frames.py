@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -130,7 +131,7 @@ def time_ways(
 
         now = Stamp.now()
         nv12 = Nv12(frame.rows, frame.width, frame.height) if pixels == "nv12" else None
-        taken = Frame(lambda frame=frame: as_bgr(frame), 0, now, now, "bench", nv12=nv12)
+        taken = Frame(partial(as_bgr, frame), 0, now, now, "bench", nv12=nv12)
 
         def pipeline(taken: Frame = taken) -> None:
             feed.put(0, taken, scene)
