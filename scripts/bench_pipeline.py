@@ -33,7 +33,7 @@ from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.table import Broker, FrameResult
-from pipelines.sources.live import Ended, LiveSource, RawFrame, Waiting
+from pipelines.sources.live import Ended, LiveSource, Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.take import Pace, batches_of
 from pipelines.stages.decode import decode, view_of
@@ -42,7 +42,9 @@ from pipelines.vision import cv2
 from scripts.bench_tracker import ours, scene
 from scripts.pipeline_parts import (
     LABELS,
+    BurstyCamera,
     EngineDouble,
+    TickingCamera,
     arrivals,
     broker,
     camera,
@@ -87,7 +89,7 @@ class Effort:
 
 def stream(effort: Effort) -> list[Figure]:
     """G1, G2, G10, G12: one run from RTSP to a subscriber."""
-    made: dict[int, int] = {}
+    made_at_ns: dict[int, int] = {}
     overhead_ms: list[float] = []
     first_s: list[float] = []
     count = max(60, int(effort.seconds * 30))
@@ -97,7 +99,7 @@ def stream(effort: Effort) -> list[Figure]:
 
         def watch(result: FrameResult) -> None:
             first_s.append(time.monotonic() - begin_s)
-            made[result.frame.seq] = made_ns(result.frame.image)
+            made_at_ns[result.frame.seq] = made_ns(result.frame.image)
             latency = result.event.latency_ms
             overhead_ms.append(latency["total"] - latency["infer"])
 
@@ -116,7 +118,9 @@ def stream(effort: Effort) -> list[Figure]:
             cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
             time.sleep(0.5)  # the last messages are under way
         ends = arrivals(out)
-    glass_ms = [(ends[seq] - made[seq]) / 1e6 for seq in sorted(made)[30:] if seq in ends]
+    glass_ms = [
+        (ends[seq] - made_at_ns[seq]) / 1e6 for seq in sorted(made_at_ns)[30:] if seq in ends
+    ]
     settled = overhead_ms[30:]
     return [
         Figure("G1", "made to MQTT received, 5 ms engine, p50", 10.0, "ms",
@@ -250,29 +254,6 @@ def slow_figures(effort: Effort) -> list[Figure]:
     ]  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Bursty:
-    """A camera of 15 FPS that pauses 450 ms every two seconds, then gives what it held back."""
-
-    start_s: float
-    seq: int = 0
-
-    def read(self) -> RawFrame:
-        nominal_s = self.start_s + self.seq / 15
-        phase_s = self.seq % 30 / 15
-        due_s = nominal_s + max(0.0, 0.45 - phase_s)
-        self.seq += 1
-        time.sleep(max(0.0, due_s - time.monotonic()))
-        now = Stamp.now()
-        return RawFrame(_PICTURE, "bgr", 320, 180, now, now)
-
-    def close(self) -> None:
-        return
-
-
-_PICTURE = np.zeros((180, 320, 3), np.uint8)
-
-
 def many_figures(effort: Effort) -> list[Figure]:
     """G9: eight bursty cameras on one engine, and the same with an engine that is too slow."""
     rate, p95, dropped = _bursty(EngineDouble(0.004, 0.002, batch=8), effort.seconds)
@@ -299,8 +280,8 @@ def _bursty(engine: EngineDouble, seconds: float) -> tuple[float, float, int]:
         for n in range(8)
     ]
 
-    def opener(number: int) -> Callable[[Ended], _Bursty]:
-        return lambda ended: _Bursty(start_s + number * 0.271)
+    def opener(number: int) -> Callable[[Ended], BurstyCamera]:
+        return lambda ended: BurstyCamera(start_s + number * 0.271)
 
     runner = BatchRunner(detector_pipeline(*configs), Model(engine, LABELS, ""))
     sources = [LiveSource(c.id, opener(n), c, waiting) for n, c in enumerate(configs)]
@@ -329,15 +310,6 @@ def handoff_figures(effort: Effort) -> list[Figure]:
     stop, done = threading.Event(), threading.Event()
     waits_ms: list[float] = []
 
-    class Ticks:
-        def read(self) -> RawFrame:
-            time.sleep(0.01)
-            now = Stamp.now()
-            return RawFrame(_PICTURE, "bgr", 320, 180, now, now)
-
-        def close(self) -> None:
-            return
-
     def work() -> None:
         number = 0
         while not done.is_set():
@@ -346,7 +318,7 @@ def handoff_figures(effort: Effort) -> list[Figure]:
     thread = threading.Thread(target=work)
     waiting = Waiting(stop)
     config = SourceConfig(uri="test://", id="cam")
-    with LiveSource("ticks", lambda ended: Ticks(), config, waiting) as source:
+    with LiveSource("ticks", lambda ended: TickingCamera(), config, waiting) as source:
         thread.start()
         for batch in batches_of([source], waiting, 1, Pace()):
             waits_ms.append((time.monotonic_ns() - batch[0].t_recv.mono_ns) / 1e6)

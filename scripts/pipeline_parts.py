@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from device.engine.manifest import DimRange, TensorInfo
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import UltralyticsDetect
+from pipelines.frame import Stamp
 from pipelines.sink_config import MqttSink
+from pipelines.sources.live import RawFrame
 from pipelines.track_config import TrackerConfig
 
 WIDTH, HEIGHT, FPS = 640, 360, 30
@@ -146,6 +149,46 @@ def camera(width: int = WIDTH, height: int = HEIGHT) -> Iterator[Camera]:
         yield server
     finally:
         server.close()
+
+
+@dataclass(slots=True)
+class BurstyCamera:
+    """A capture of 15 FPS that pauses 450 ms every two seconds, then gives what it held back."""
+
+    start_s: float
+    seq: int = 0
+
+    def read(self) -> RawFrame:
+        """Wait for the next frame."""
+        nominal_s = self.start_s + self.seq / 15
+        phase_s = self.seq % 30 / 15
+        due_s = nominal_s + max(0.0, 0.45 - phase_s)
+        self.seq += 1
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        return _small_frame()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class TickingCamera:
+    """A capture that gives a frame every 10 ms."""
+
+    def read(self) -> RawFrame:
+        """Wait for the next frame."""
+        time.sleep(0.01)
+        return _small_frame()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _small_frame() -> RawFrame:
+    now = Stamp.now()
+    return RawFrame(_PICTURE, "bgr", 320, 180, now, now)
+
+
+_PICTURE = np.zeros((180, 320, 3), np.uint8)
 
 
 class BrokerProcess:

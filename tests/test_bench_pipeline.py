@@ -35,10 +35,10 @@ def test_the_clock_in_a_picture_is_the_time_it_was_made() -> None:
     with camera() as server:
         begin_ns = time.monotonic_ns()
         with read_frames(SourceConfig(uri=server.url)) as frames:
-            made = [made_ns(next(frames).image) for _ in range(5)]
-    assert begin_ns < made[0]
-    assert made[-1] < time.monotonic_ns()
-    assert all(0 < after - before < 10e9 for before, after in pairwise(made))
+            times_ns = [made_ns(next(frames).image) for _ in range(5)]
+    assert begin_ns < times_ns[0]
+    assert times_ns[-1] < time.monotonic_ns()
+    assert all(0 < after - before < 10e9 for before, after in pairwise(times_ns))
 
 
 def test_the_engine_s_double_gives_as_many_objects_as_it_says() -> None:

@@ -188,6 +188,21 @@ def test_a_session_takes_bytes_of_frames_and_gives_what_numbers_give(
     assert not gpu.memory
 
 
+def test_each_frame_of_a_batch_has_its_place(
+    engine_path: Path, gpu: cuda_double.CudaDouble, rng: np.random.Generator
+) -> None:
+    config = PreprocessConfig(width=SIDE, height=SIDE)
+    frames = [frame_of(rng, pixels, (24, 40)) for pixels in ("bgr", "nv12")]
+    with open_engine(engine_path) as engine, Session(engine) as session:
+        target = FrameInput(engine, session, 3, {})
+        for row, frame in ((2, frames[0]), (0, frames[1])):
+            target.put(row, frame, place_of(frame, config))
+        assert differences_in_steps(target.image(2), frames[0], config) <= 1.01
+        assert differences_in_steps(target.image(0), frames[1], config) <= 1.01
+        assert not target.image(1).any()  # what no frame has filled is zero
+        target.close()
+
+
 def test_the_script_that_compares_finds_them_alike(
     engine_path: Path, gpu: cuda_double.CudaDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

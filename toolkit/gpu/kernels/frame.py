@@ -83,12 +83,12 @@ def frame_to_input(
     row = i // OUT_WIDTH - pad_y
     column = i % OUT_WIDTH - pad_x
     inside = (row >= 0) & (row < inner_height) & (column >= 0) & (column < inner_width) & mask
-    top, bottom, down = _between(tl.where(inside, row, 0), height, inner_height)
-    left, right, across = _between(tl.where(inside, column, 0), width, inner_width)
-    b0, g0, r0 = _pixel(frame, top, left, stride, chroma, inside, PIXELS)
-    b1, g1, r1 = _pixel(frame, top, right, stride, chroma, inside, PIXELS)
-    b2, g2, r2 = _pixel(frame, bottom, left, stride, chroma, inside, PIXELS)
-    b3, g3, r3 = _pixel(frame, bottom, right, stride, chroma, inside, PIXELS)
+    row_a, row_b, down = _between(tl.where(inside, row, 0), height, inner_height)
+    column_a, column_b, across = _between(tl.where(inside, column, 0), width, inner_width)
+    b0, g0, r0 = _pixel(frame, row_a, column_a, stride, chroma, inside, PIXELS)
+    b1, g1, r1 = _pixel(frame, row_a, column_b, stride, chroma, inside, PIXELS)
+    b2, g2, r2 = _pixel(frame, row_b, column_a, stride, chroma, inside, PIXELS)
+    b3, g3, r3 = _pixel(frame, row_b, column_b, stride, chroma, inside, PIXELS)
     blue = _mixed(b0, b1, b2, b3, across, down)
     green = _mixed(g0, g1, g2, g3, across, down)
     red = _mixed(r0, r1, r2, r3, across, down)
