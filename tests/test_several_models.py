@@ -544,7 +544,7 @@ def test_a_process_runs_a_folder_and_takes_a_change_at_a_hangup(
 def test_the_agent_gives_a_process_the_address_of_each_camera(folder: Path, tmp_path: Path) -> None:
     board = tmp_path / "agent.toml"
     places = "".join(f"[sources.{name}]\nuri = '{folder}/in'\n" for name in ("left", "right"))
-    head = 'device = "b"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+    head = 'device = "b"\nprofile = "laptop"\nstate_dir = "s"\ndev = true\n[broker]\nhost = "h"\n'
     board.write_text(head + places)
     runner = PipelineRunner(load_agent_config(board), "fleet/v1/b", PIPELINE, lambda event: None)
     given = runner._environment()
