@@ -197,6 +197,33 @@ def test_the_limit_of_the_desired_document_holds(
     assert len(set(steps)) >= 3  # it came in steps
 
 
+def test_a_release_comes_from_a_stick_that_the_desired_document_names(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "stick")
+    with Watcher(broker.port) as watcher:
+        places = (str(tmp_path / "nothing"), bundle.parent.as_uri())
+        ask_for(watcher, release_of(bundle, sources=places), "stick")
+        assert result(watcher, "stick").phase == "live"
+        assert watcher.drain().requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fleet", "nowhere"), "nowhere/repository/targets is no folder: publish a bundle"),
+        (("--folder", "."), "cannot reach the broker at 127.0.0.1:9"),
+    ],
+)
+def test_a_server_that_cannot_serve_says_why(words: tuple[str, str], message: str) -> None:
+    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--broker", "127.0.0.1:9")
+    ended = subprocess.run((*command, *words), capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("chunk_server: ")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 # -- without a network
 
 
