@@ -184,7 +184,8 @@ class Download:
         self._count_good(peer)
         if flight is not None:
             self._peers.window_of(flight.peer).on_received(flight.size, now_s)
-            self._note_overtaken(flight.order)
+            if not self._patient:
+                self._note_overtaken(flight.order)
         return True
 
     def _note_repeated(self, number: int, payload: bytes, now_s: float) -> None:
@@ -252,7 +253,7 @@ class Download:
         return self._cast
 
     def change_source(self, *, patient: bool) -> None:
-        """Ask another source; a `patient` one says itself when it gives nothing."""
+        """Ask another source; a `patient` one keeps no order, and says itself what it lacks."""
         self._patient = patient
         self.on_server_back()
 
