@@ -51,11 +51,15 @@ def test_a_disk_that_fails_is_noticed_at_the_next_sync_and_nobody_waits(tmp_path
         background.sync(0)
         assert failed.wait(30.0)
         with pytest.raises(OSError, match="no"):
-            for _ in range(1000):
-                background.sync(0)
+            _sync_often(background)
         with pytest.raises(OSError, match="no"):
             background.digest(0)
     os.close(file)
+
+
+def _sync_often(background: BackgroundSync) -> None:
+    for _ in range(1000):
+        background.sync(0)
 
 
 def test_a_slow_disk_slows_down_what_writes(tmp_path: Path) -> None:
