@@ -1,6 +1,7 @@
 """Chunk servers: several at once, brokers without shared subscriptions, casts, and bundles that are
 not there; with a real broker, real servers and real agents."""
 
+import queue
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from device.protocol.documents import (
     Update,
     encode,
 )
-from device.protocol.mqtt import Message
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.topics import Topics
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import start_broker
@@ -206,6 +207,41 @@ def test_a_release_comes_from_a_stick_that_the_desired_document_names(
         ask_for(watcher, release_of(bundle, sources=places), "stick")
         assert result(watcher, "stick").phase == "live"
         assert watcher.drain().requests == []
+
+
+def test_what_a_link_listens_to_holds_until_it_changes(broker: Mosquitto) -> None:
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    settings = LinkSettings("127.0.0.1", broker.port, "listener", (("fixed", 0),))
+    link = Link(settings, events.put)
+
+    def heard(*topics: str) -> list[str]:
+        """Publish on topics and then on the fixed one; return what came."""
+        for topic in (*topics, "fixed"):
+            assert link.publish(topic, b"x", qos=1, wait_s=WAIT_S)
+        came = []
+        while not came or came[-1] != "fixed":
+            event = events.get(timeout=WAIT_S)
+            if isinstance(event, Message):
+                came.append(event.topic)
+        return came[:-1]
+
+    def await_up() -> None:
+        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
+            pass
+
+    link.listen((("early", 0),))
+    link.start()
+    await_up()
+    assert heard("early", "late") == ["early"]
+    link.listen((("late", 0),))
+    assert heard("early", "late") == ["late"]
+    broker.kill()
+    broker.start()
+    await_up()
+    assert heard("early", "late") == ["late"]
+    link.listen(())
+    assert heard("early", "late") == []
+    link.close()
 
 
 @pytest.mark.parametrize(

@@ -461,7 +461,23 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
 
 
 @pytest.mark.parametrize(
-    "part", ["", "-1", "1x", "²", "9" * 30, "index/", "1/", "0/a/b", "0/+", f"0/{'x' * 33}"]
+    "part",
+    [
+        "",
+        "-1",
+        "d",
+        "d-1",
+        "dd0",
+        "dindex",
+        "1x",
+        "²",
+        "9" * 30,
+        "index/",
+        "1/",
+        "0/a/b",
+        "0/+",
+        f"0/{'x' * 33}",
+    ],
 )
 def test_topics_that_name_no_part_are_ignored(tmp_path: Path, part: str) -> None:
     blob = blob_of(3)
