@@ -187,9 +187,9 @@ def test_a_broadcast_reaches_devices_that_then_ask_for_the_rest(
 def test_the_limit_of_the_desired_document_holds(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    bundle = make_bundle(tmp_path / "targets", engine_bytes=300_000)
+    bundle = make_bundle(tmp_path / "targets", engine_bytes=200_000)
     with Watcher(broker.port) as watcher, chunk_server(tmp_path / "targets", broker.port):
-        policy = InstallPolicy(max_bytes_per_s=150_000)
+        policy = InstallPolicy(max_bytes_per_s=200_000)
         ask_for(watcher, release_of(bundle), "slow", policy=policy)
         steps = []
         while not any(report.update.phase == "live" for report in watcher.seen.reports):
