@@ -25,7 +25,7 @@ def test_downloads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = figures(tmp_path, monkeypatch, "--mib", "8")
-    assert len(ours) == 14
+    assert len(ours) == 13  # one name is there for each line
     assert min(value for name, value in ours.items() if "SIGKILL" not in name) > 0
 
 
