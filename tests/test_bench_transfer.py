@@ -17,18 +17,22 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict
 
 
 def test_downloads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ("loopback", "resume", "cast")
-    ours = figures(tmp_path, monkeypatch, "--mib", "8", "--parts", *parts)
+    ours = figures(tmp_path, monkeypatch, "--mib", "8", "--parts", "resume", "cast")
     assert ours["bytes sent again after SIGKILL"] == 0
-    rates = [value for name, value in ours.items() if "download" in name or "broadcast" in name]
-    assert len(rates) == 4
-    assert min(rates) > 0
+    assert ours["broadcast, all devices"] > 0
+
+
+@pytest.mark.slow
+def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = figures(tmp_path, monkeypatch, "--mib", "8")
+    assert len(ours) == 13  # one name is there for each line
+    assert min(value for name, value in ours.items() if "SIGKILL" not in name) > 0
 
 
 def test_differences_are_as_small_as_the_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = figures(tmp_path, monkeypatch, "--mib", "24", "--parts", "delta")
+    ours = figures(tmp_path, monkeypatch, "--mib", "8", "--parts", "delta")
     assert ours["sent: FP32, head only"] <= 3
     assert ours["sent: FP32, head, header 356 B longer"] <= 3
     assert ours["sent: FP16, all moved 1 %"] <= 57

@@ -15,6 +15,7 @@ EXTRAS = (
     "camera",
     "portable",
     "fleet",
+    "postgresql",
     "host",
     "serial",
     "torch",

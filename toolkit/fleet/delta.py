@@ -134,5 +134,5 @@ def _subtract(data: bytes, base: bytes, item_bytes: int) -> bytes:
     difference = np.frombuffer(data, unsigned) - np.frombuffer(base, unsigned)
     sign = (difference.view(f"<i{item_bytes}") >> (8 * item_bytes - 1)).view(unsigned)
     zigzag: npt.NDArray[np.unsignedinteger] = (difference << 1) ^ sign
-    planes: bytes = zigzag.view(np.uint8).reshape(-1, item_bytes).T.tobytes()
-    return planes
+    planes = ((zigzag >> (8 * place)).astype(np.uint8) for place in range(item_bytes))
+    return b"".join(plane.tobytes() for plane in planes)
