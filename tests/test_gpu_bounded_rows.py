@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from detector_graphs import BOXES, KEPT, detector, detector_feeds
+from detector_graphs import BOXES, KEPT, SIDE, detector, detector_feeds
 from onnx import TensorProto, helper
 
 from device.runtime.session import open_session
@@ -19,6 +19,7 @@ from toolkit.gpu.rows.rewrite import give_bounds
 from toolkit.gpu.support import ask_support
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning import portable
+from toolkit.quantize.ranges.options import RangeOptions
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -186,3 +187,35 @@ def test_an_engine_keeps_what_its_kernels_pass_to_each_other_on_the_gpu(
             assert np.abs(actual["classes"] - expected["classes"]).max(initial=0) < limit
             one_by_one = session.segment_times_ms(feeds)
             assert [*one_by_one] == [segment.name for segment in result.manifest.segments]
+
+
+def test_int8_of_a_level_that_no_sample_has(
+    gpu: cuda_double.CudaDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    monkeypatch.setattr(portable, "_pays", lambda *_: True)  # the network is small
+    model = detector(rng)
+    onnx.save(model, tmp_path / "m.onnx")
+    data = [detector_feeds(rng, BOXES, side=SIDE / 4) for _ in range(4)]  # small boxes alone
+    options = BuildOptions(
+        precision="int8",
+        data=data,
+        ranges=RangeOptions("minmax", keep="none"),
+        accept_loss=True,
+    )
+    with cuda_double.interpreted_cubins():
+        result = build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "m.engine", options)
+    assert result.calibration is not None
+    assert any("were empty in every sample" in remark for remark in result.calibration.remarks)
+    assert "large_s" not in result.calibration.table.tensors
+    assert {"small_s", "h", "f0"} <= {*result.calibration.table.tensors}
+    assert any("padded the rows of 'slice'" in note for note in result.notes)
+    on_gpu = [row.op for row in result.manifest.plan if row.processor == "gpu"]
+    assert on_gpu.count("Gemm") == 2
+    with open_session(result.path) as session:
+        feeds = detector_feeds(rng, BOXES)  # large ones, too
+        expected, actual = run(model, feeds), session.infer(feeds)
+    assert np.allclose(actual["places"], expected["places"], rtol=4e-3)
+    assert actual["classes"].max() == pytest.approx(expected["classes"].max(), abs=0.15)
