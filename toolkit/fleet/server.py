@@ -182,7 +182,7 @@ class FleetServer:
         row = row or DeviceRow(device, 0.0, None, None, {})
         try:
             if kind == "state":
-                row = replace(row, state=decode(message.payload, StateDocument))
+                row = _with_state(row, decode(message.payload, StateDocument))
             else:
                 row = replace(row, reported=self._read_report(message.payload))
         except ValueError as error:
@@ -200,3 +200,10 @@ class FleetServer:
             if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                 return  # down, or its queue is full: later
             del self._unsent[device]
+
+
+def _with_state(row: DeviceRow, state: StateDocument) -> DeviceRow:
+    """Return a device with a new state; the will of an older session than the last is stale."""
+    if state.state == "lost" and row.state is not None and state.session < row.state.session:
+        return row
+    return replace(row, state=state)
