@@ -20,6 +20,7 @@ LOG = logging.getLogger(__name__)
 REQUESTS = f"{PREFIX}/+/blob/get"
 MAX_EVENTS = 1024
 POLL_S = 0.5
+_Part = tuple[str, str, int | str]  # device, SHA-256 of the blob, number of the chunk or "index"
 
 
 class BundleService:
@@ -35,7 +36,8 @@ class BundleService:
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._stopped = threading.Event()
         self._link = Link(settings, queue_putter(self._events, self._stopped))
-        self._parts: deque[tuple[str, Blob, int | str]] = deque()
+        self._parts: deque[_Part] = deque()
+        self._waiting: set[_Part] = set()  # the same: a part that is asked for again is sent once
         self._thread = threading.Thread(target=self._run, name="bundles", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +64,7 @@ class BundleService:
                 self._take(event)
             else:
                 self._parts.clear()  # devices ask again
+                self._waiting.clear()
 
     def _take(self, message: Message) -> None:
         device = message.topic.removeprefix(f"{PREFIX}/").partition("/")[0]
@@ -72,9 +75,11 @@ class BundleService:
             LOG.warning("cannot serve %s: %s", device, error)
             return
         if blob is not None:
-            waiting = set(self._parts)
-            parts = [(device, blob, part) for part in blob.parts_of(request)]
-            self._parts.extend(row for row in parts if row not in waiting)
+            for part in blob.parts_of(request):
+                row = (device, request.sha256, part)
+                if row not in self._waiting:
+                    self._waiting.add(row)
+                    self._parts.append(row)
 
     def _blob(self, sha256: str) -> Blob | None:
         """Return the file of a release, None if it is not one of this fleet."""
@@ -91,9 +96,11 @@ class BundleService:
     def _send(self) -> None:
         if not self._parts:
             return
-        device, blob, part = self._parts.popleft()
-        topic = Topics(device).chunk(blob.spec.sha256, part, self._peer)
+        row = self._parts.popleft()
+        self._waiting.discard(row)
+        device, sha256, part = row
+        topic = Topics(device).chunk(sha256, part, self._peer)
         try:
-            self._link.publish_bulk(topic, blob.read(part))
+            self._link.publish_bulk(topic, self._blobs[sha256].read(part))
         except BundleError as error:
             LOG.error("%s", error)
