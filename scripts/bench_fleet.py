@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class Row:
     goal_s: float | None
     anchor: str
     broker: str
-    run: Callable[[int, int, Path], Awaitable[Measured]]
+    run: Callable[[int, int, Path], Coroutine[None, None, Measured]]
 
 
 @dataclass(frozen=True, slots=True)
