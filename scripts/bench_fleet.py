@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class Row:
     goal_s: float | None
     anchor: str
     broker: str
-    run: Callable[[int, int, Path], Awaitable[Measured]]
+    run: Callable[[int, int, Path], Coroutine[None, None, Measured]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,8 @@ async def rollout(count: int, port: int, folder: Path) -> Measured:
         database = load_fleet(fleet).open_store()
         spec = v.RolloutSpec(key="bench", release=release, groups=("10%", "rest"))
         until_s = time.monotonic() + WAIT_S
-        while database.rows("SELECT count(*) FROM devices")[0][0] < count:
+        known = "SELECT count(*) FROM devices WHERE reported <> ''"
+        while database.rows(known)[0][0] < count:
             await _pause(until_s, "not all devices are known to the server")
         begun_s = time.perf_counter()
         plan = operations.make_plan(database, spec)

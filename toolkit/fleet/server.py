@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
@@ -175,18 +174,19 @@ class FleetServer:
             return
         row = changed.get(device) or control.devices.get(device)
         row = row or DeviceRow(device, 0.0, None, None, {})
+        state, reported = row.state, row.reported
         try:
             if kind == "state":
-                row = replace(row, state=decode(message.payload, StateDocument))
+                state = _newer(state, decode(message.payload, StateDocument))
             else:
-                row = replace(row, reported=self._read_report(message.payload))
+                reported = self._read_report(message.payload)
         except ValueError as error:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
-        changed[device] = replace(row, seen_s=time.time())
+        changed[device] = DeviceRow(device, time.time(), state, reported, row.labels)
 
     def _send(self, link: Link) -> None:
         """Publish documents as far as the connection takes them."""
@@ -195,3 +195,10 @@ class FleetServer:
             if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                 return  # down, or its queue is full: later
             del self._unsent[device]
+
+
+def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:
+    """Return a device's state; the will of an older session than the last is stale."""
+    if state.state == "lost" and known is not None and state.session < known.session:
+        return known
+    return state
