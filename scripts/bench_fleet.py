@@ -44,12 +44,13 @@ from device.protocol.documents import (
 )
 from device.protocol.topics import PREFIX, Topics
 from device.update.bundle import write_bundle
+from device.update.chunk_table import ChunkTable
 from scripts.light_devices import Birth, Client, connect
 from toolkit.fleet import operations, views
-from toolkit.fleet.admission import release_of
+from toolkit.fleet.admission import admit, release_of
+from toolkit.fleet.blob import Blob
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.store.rollouts import save_release
 
 PROFILE = "bench"
 WAIT_S = 120.0
@@ -149,7 +150,7 @@ def server(folder: Path, port: int) -> Iterator[Path]:
     fleet = folder / "fleet"
     fleet.mkdir()
     (fleet / "fleet.toml").write_text(
-        f'name = "bench"\n[broker]\nhost = "127.0.0.1"\nport = {port}\n'
+        f'name = "bench"\n[broker]\nhost = "127.0.0.1"\nport = {port}\ntls = false\n'
     )
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
@@ -291,28 +292,31 @@ async def _pause(until_s: float, what: str) -> None:
 class _Download:
     """A light device that fetches a blob with a window, and compares each chunk."""
 
-    def __init__(self, spec: BlobSpec, content: bytes, done: Callable[[], None]) -> None:
+    def __init__(
+        self, spec: BlobSpec, table: ChunkTable, content: bytes, done: Callable[[], None]
+    ) -> None:
         self._spec = spec
+        self._table = table
         self._content = content
         self._done = done
         self._next = 0
-        self._missing = spec.chunks
+        self._missing = table.count
 
     def begin(self, client: Client) -> None:
-        self._ask(client, min(WINDOW, self._spec.chunks))
+        self._ask(client, min(WINDOW, self._table.count))
 
     def on_message(self, client: Client, topic: str, payload: bytes) -> None:
         parts = topic.split("/")
         if len(parts) < 6:
             return  # its own request: the subscription takes that in
         number = int(parts[5])
-        begin = number * CHUNK_BYTES
-        assert payload == self._content[begin : begin + CHUNK_BYTES]
+        begin = self._table.starts[number]
+        assert payload == self._content[begin : begin + self._table.size(number)]
         self._missing -= 1
         if self._missing == 0:
             self._done()
-        elif self._next < self._spec.chunks and self._missing % (WINDOW // 2) == 0:
-            self._ask(client, min(WINDOW // 2, self._spec.chunks - self._next))
+        elif self._next < self._table.count and self._missing % (WINDOW // 2) == 0:
+            self._ask(client, min(WINDOW // 2, self._table.count - self._next))
 
     def _ask(self, client: Client, count: int) -> None:
         chunks = tuple(range(self._next, self._next + count))
@@ -332,16 +336,15 @@ async def download(count: int, port: int, folder: Path) -> Measured:
         if not remaining:
             done.set()
 
-    rows = [_Download(release.blob, content, one_done) for _ in range(count)]
+    blob = Blob(bundle)
+    rows = [_Download(release.blob, blob.table, content, one_done) for _ in range(count)]
+    blob.close()
     devices = [
         Client(name, ((f"{Topics(name).root}/blob/+/#", 0),), row.on_message)
         for name, row in zip(names(count), rows, strict=True)
     ]
     with server(folder, port) as fleet:
-        database = load_fleet(fleet).open_store()
-        with database.write():
-            save_release(database, release, bundle)
-        database.close()
+        admit(fleet, bundle)
         await connect(port, devices)
         await _await_chunks(port, release.blob)
         begun_s = time.perf_counter()

@@ -165,8 +165,9 @@ def options_of(command: click.Command) -> set[str]:
 
 # Options of other programs, and of processes that Tandem starts.
 FOREIGN = {
-    "--add", "--calib", "--config", "--dump-resource-usage", "--exists", "--format", "--help",
-    "--id", "--onnx", "--opset", "--port", "--query-gpu", "--saved-model",
+    "--add", "--calib", "--config", "--dump-resource-usage", "--exists", "--folder", "--format",
+    "--help", "--id", "--onnx", "--opset", "--port", "--qos", "--query-gpu", "--saved-model",
+    "--share",
     "--system-site-packages", "--tag", "--tflite", "--until-stdin-closes", "--version", "--write",
 }  # fmt: skip
 

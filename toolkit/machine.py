@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device.runtime.tensorrt.plans import default_folder
 from device.start.command import module_command
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """Describe the machine and the Python that this runs on."""
+    from device.runtime.tensorrt.plans import default_folder  # numpy, which --help does not need
+
     distributions = metadata.packages_distributions()
 
     def module(name: str) -> Module | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device.profile import JetPack, PowerMode, Profile, dla_era, list_profiles, load_jetpacks
-from device.runtime.tensorrt.plans import read_records
 from device.selftest import sensors
 from toolkit.machine import Machine
 
@@ -144,6 +143,8 @@ def tensorrt(machine: Machine) -> Finding:
 
 def plans(machine: Machine) -> Finding:
     """Read which segments TensorRT has finished, and what plans and kernels took on the GPU."""
+    from device.runtime.tensorrt.plans import read_records  # numpy, which --help does not need
+
     records = read_records(machine.plans)
     if not records:
         missing = not machine.module("tensorrt")
