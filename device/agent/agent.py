@@ -159,16 +159,14 @@ class Agent:
             message = self._pipeline.on_message(event)
             if message is not None:
                 self._forward(message)
-                self._updater.on_pipeline_message(message)
+                self._updater.runs.on_message(message)
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_exit(
-                    reason, crashed=event.crashed, now_s=time.monotonic()
-                )
+                self._updater.runs.on_exit(reason, crashed=event.crashed, now_s=time.monotonic())
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
-            self._updater.on_reconnect()
+            self._updater.downloads.on_reconnect()
             self._verification.on_reconnect(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
@@ -184,16 +182,18 @@ class Agent:
         elif isinstance(event, MetadataAsked | VerificationEnded):
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
-            self._updater.on_source(event, time.monotonic())
+            self._updater.downloads.on_source(event, time.monotonic())
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
-        self._presence.hear_cast(self._updater.cast_sha256)
+        self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
-        request = self._updater.next_request(time.monotonic(), online=self._presence.online)
+        request = self._updater.downloads.next_request(
+            time.monotonic(), online=self._presence.online
+        )
         if request is not None:
             self._presence.send(self._topics.blob_get, encode(request))
         self._report()
@@ -208,11 +208,11 @@ class Agent:
             self._verification.on_reply(request, number, message.payload)
         elif message.topic.startswith(f"{CAST}/"):
             sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
-            self._updater.on_cast(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
-            self._updater.on_part(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(self, payload: bytes) -> None:
         try:
