@@ -46,6 +46,7 @@ from device.protocol.topics import PREFIX, Topics
 from device.update.bundle import write_bundle
 from scripts.light_devices import Birth, Client, connect
 from toolkit.fleet import operations, views
+from toolkit.fleet.admission import release_of
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.store.rollouts import save_release
@@ -167,7 +168,7 @@ def make_bundle(folder: Path, size: int) -> tuple[Path, ReleaseSpec]:
         path, engine=folder / "e", pipeline=folder / "p", labels=folder / "l", name="bench",
         version="1", profile=PROFILE,
     )  # fmt: skip
-    return path, operations.release_of(path)
+    return path, release_of(path)
 
 
 def reported(request: str = "", sha256: str = "") -> bytes:

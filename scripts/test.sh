@@ -3,6 +3,7 @@
 # pytest, which then runs one test after the other, as those of a GPU or a board must:
 #   scripts/test.sh
 #   scripts/test.sh -m gpu tests/test_gpu_engine.py
+# TANDEM_TUF_CONFORMANCE: the folder of TUF's conformance suite, which is then run, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
@@ -145,6 +146,10 @@ heading "lint-imports"
 if (($# == 0)); then
     test_oldest_numpy
     test_python_310
+fi
+if (($# == 0)) && [[ -n ${TANDEM_TUF_CONFORMANCE:-} ]]; then
+    heading "TUF's conformance suite"
+    scripts/tuf_conformance.sh "$TANDEM_TUF_CONFORMANCE"
 fi
 heading "pytest"
 if (($# == 0)); then

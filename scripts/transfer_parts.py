@@ -1,4 +1,4 @@
-"""Parts of `scripts.bench_transfer`: a broker, a line with delay and rate, and a device that fetches.
+"""Parts of `scripts.bench_transfer`: a broker, a line with delay and rate, a device that fetches.
 
 The device is what the agent runs for a download, in a process of its own: connection, window,
 hashes, part file and its syncs, and the comparison of the whole file at the end.
@@ -28,12 +28,16 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.topics import CAST, Topics, cast_topic
 from device.update.fetching import Fetching, FetchOptions
 from device.update.sources.reader import SourceEvent
+from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import free_port
+from toolkit.fleet.cast import cast_bundle
+from toolkit.fleet.deploy import BrokerAddress
 
 HOST = "127.0.0.1"
 DEVICE = "bench-1"
 READY = "ready"
 WAIT_S = 120.0
+MAX_READ_BYTES = 1024**2
 _PIECE_BYTES = 64 * 1024
 
 
@@ -162,17 +166,21 @@ async def _carry(
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What a device measured: seconds from its first request to the compared file, and bytes."""
+    """What a device measured: seconds from its first request to the compared file, and bytes.
+
+    `sustained`: bytes a second from the first chunk to the last.
+    """
 
     seconds: float
     bytes: int
     received: int
     chunks: int
     cpu_s: float
+    sustained: float
 
 
 @contextmanager
-def device(  # noqa: PLR0913 - each is an option of the process
+def device(
     spec: BlobSpec,
     folder: Path,
     port: int,
@@ -253,7 +261,8 @@ def _run_device(task: dict[str, object]) -> None:
     names = (f"{spec.sha256}.bundle",)
     options = FetchOptions(bases, cast=bool(task["cast"]), places=places, names=names)
     fetching.begin(spec, options)
-    received = chunks = 0
+    received = chunks = first_bytes = 0
+    first_s = begun_s
     while not fetching.complete:
         request = fetching.next_request(time.monotonic())
         if request is not None:
@@ -268,11 +277,14 @@ def _run_device(task: dict[str, object]) -> None:
             if isinstance(event, Message):
                 received, chunks = received + len(event.payload), chunks + 1
             _take(fetching, topics, event)
+            if not first_bytes and fetching.received_bytes:
+                first_bytes, first_s = fetching.received_bytes, time.monotonic()
+    sustained = (spec.bytes - first_bytes) / max(time.monotonic() - first_s, 1e-6)
     fetching.finish()
     seconds = time.monotonic() - begun_s
     cpu_s = time.process_time() - cpu_s
     result = {"seconds": seconds, "bytes": spec.bytes, "received": received, "chunks": chunks}
-    print(json.dumps({**result, "cpu_s": cpu_s}), flush=True)
+    print(json.dumps({**result, "cpu_s": cpu_s, "sustained": sustained}), flush=True)
     ended.set()
     link.close()
 
@@ -291,11 +303,83 @@ def _take(fetching: Fetching, topics: Topics, event: LinkEvent | SourceEvent) ->
     fetching.take(sha256, part, event.payload, now_s)
 
 
+# -- many light receivers
+
+
+def cast_to(blob: Blob, port: int, devices: int) -> tuple[float, float]:
+    """Broadcast a bundle to receivers that only count; return the seconds until the last byte, and
+    the largest share of bytes that one has missed."""
+    return asyncio.run(_cast_to(blob, port, devices))
+
+
+async def _cast_to(blob: Blob, port: int, devices: int) -> tuple[float, float]:
+    counts = [0] * devices
+    ready = asyncio.Semaphore(0)
+    tasks = [
+        asyncio.create_task(_receive(number, port, blob.spec.sha256, counts, ready))
+        for number in range(devices)
+    ]
+    for _ in range(devices):
+        await ready.acquire()
+    begun_s = time.monotonic()
+    command = (sys.executable, "-m", "scripts.transfer_parts", "cast", str(blob.path), str(port))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    begun_s = float(await process.stdout.readline())  # when the cast began, on the same clock
+    await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
+    seconds = time.monotonic() - begun_s
+    await process.wait()
+    return seconds, 1.0 - min(min(counts) / blob.spec.bytes, 1.0)
+
+
+async def _receive(
+    number: int, port: int, sha256: str, counts: list[int], ready: asyncio.Semaphore
+) -> None:
+    """MQTT 3.1.1 by hand: connect, subscribe, count the bytes until the end is announced."""
+    end = cast_topic(sha256, "end").encode()
+    reader, writer = await asyncio.open_connection(HOST, port, limit=MAX_READ_BYTES)
+    name = f"cast-{number}".encode()
+    head = b"\0\4MQTT\4\2\0\0" + len(name).to_bytes(2, "big") + name
+    topic = cast_topic(sha256, "+").encode()
+    subscribe = b"\0\1" + len(topic).to_bytes(2, "big") + topic + b"\1"
+    writer.write(b"\x10" + bytes([len(head)]) + head)
+    writer.write(b"\x82" + bytes([len(subscribe)]) + subscribe)
+    await reader.readexactly(4 + 5)
+    ready.release()
+    while True:
+        first = (await reader.readexactly(1))[0]
+        size = shift = 0
+        while True:
+            digit = (await reader.readexactly(1))[0]
+            size |= (digit & 127) << shift
+            shift += 7
+            if digit < 128:
+                break
+        body = await reader.readexactly(size)
+        length = int.from_bytes(body[:2], "big")
+        if body[2 : 2 + length] == end:
+            break
+        if first & 0xF0 == 0x30 and not body[2 : 2 + length].endswith(b"index"):
+            counts[number] += size - 2 - length
+    writer.close()
+
+
+def _run_cast(path: Path, port: int) -> None:
+    blob = Blob(path)
+    print(time.monotonic(), flush=True)
+    cast_bundle(BrokerAddress(HOST, port), blob)
+
+
 def main() -> None:
-    """Run a device; `scripts.bench_transfer` starts it."""
+    """Run a device or a cast; `scripts.bench_transfer` starts it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("task")
-    _run_device(json.loads(parser.parse_args().task))
+    parser.add_argument("rest", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.task == "cast":
+        _run_cast(Path(arguments.rest[0]), int(arguments.rest[1]))
+    else:
+        _run_device(json.loads(arguments.task))
 
 
 if __name__ == "__main__":

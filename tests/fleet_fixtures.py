@@ -1,7 +1,6 @@
 """A fleet's folder, and requests of a device answered from it, for the tests of signed releases."""
 
 import shutil
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -52,21 +51,20 @@ class Fleet:
     def signed(self, desired: Desired, *signers: CryptoSigner) -> bytes:
         return sign_document(desired, signers or (self.repository.director_signer(),))
 
-    def verify(self, document: bytes, served: Path | None = None) -> Verdict:
-        """What the board makes of a document, with the metadata of a folder."""
-        request = Request(
+    def request(self, document: bytes, state: Path | None = None) -> Request:
+        return Request(
             device=DEVICE,
             desired=document.decode(),
             trust_dir=str(self.trust),
-            state_dir=str(self.state),
+            state_dir=str(state or self.state),
         )
-        return verify(request, FolderFetcher(served or self.served))
+
+    def verify(self, document: bytes, served: Path | None = None) -> Verdict:
+        """What the board makes of a document, with the metadata of a folder."""
+        return verify(self.request(document), FolderFetcher(served or self.served))
 
 
 def utc(days: float) -> str:
     """The time so many days from now, as documents write it."""
     moment = datetime.now(timezone.utc) + timedelta(days=days)
     return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"
-
-
-Attack = Callable[[Fleet], bytes]

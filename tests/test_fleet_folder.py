@@ -1,24 +1,24 @@
 """A fleet from its folder alone: init, the broker with its files, enrolment, a signed release."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle, wait_for_port
+from fleet_server_fixtures import ServerProcess, wait_until
+from mqtt_fixtures import AgentBox, free_port, make_bundle, wait_for_port
 
 from device.errors import TrustError
-from device.protocol.mqtt import Link, LinkEvent, LinkSettings, Message
+from device.update.bundle import verify_folder
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
 from toolkit.fleet.folder import broker_address, make_fleet
-from toolkit.fleet.identity import CLAIM, SERVER, Authority
-from toolkit.fleet.provisioning import Provisioning
+from toolkit.fleet.identity import CLAIM
 
 
 def run(*words: str) -> str:
@@ -45,62 +45,70 @@ def fleet(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def enrolling(fleet: Path) -> Iterator[None]:
-    """A server that enrols expected devices."""
-    service, address = Provisioning(Authority(fleet / "identity")), broker_address(fleet, SERVER)
-
-    def take(event: LinkEvent) -> None:
-        if isinstance(event, Message):
-            threading.Thread(target=service.on_message, args=(event, link)).start()
-
-    settings = LinkSettings(
-        address.host, address.port, "server", service.subscriptions, tls=address.tls
-    )
-    link = Link(settings, take)
-    link.start()
-    yield
-    link.close()
+def server(fleet: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(fleet)
+    process.start()
+    yield process
+    if process.process is not None:
+        process.stop()
 
 
-def test_from_an_empty_folder_to_a_signed_release_on_a_board(
-    tmp_path: Path, fleet: Path, enrolling: None
-) -> None:
-    bundle = make_bundle(tmp_path / "in")
-    (tmp_path / "board").mkdir()
-    address = broker_address(fleet)
-    board = AgentBox(
-        tmp_path / "board", address.port, dev=False, ca=tmp_path / "board" / "trust" / "ca.crt"
-    )
-    shutil.copytree(fleet / "trust", tmp_path / "board" / "trust")
-    text = board.config.read_text()
+@pytest.fixture
+def board(tmp_path: Path, fleet: Path, server: ServerProcess) -> Iterator[AgentBox]:
+    """A board that has enrolled itself with the claim certificate, and takes signed releases."""
+    folder = tmp_path / "board"
+    folder.mkdir()
+    box = AgentBox(folder, broker_address(fleet).port, dev=False, ca=folder / "unused")
+    shutil.copytree(fleet / "trust", folder / "trust")
     files = 'tls = {ca = "trust/ca.crt", certificate = "device.crt", key = "device.key"}'
-    board.config.write_text(
-        "\n".join(files if line.startswith("tls =") else line for line in text.splitlines())
-    )
-    run("fleet", "identity", "expect", board.device, "--fleet", str(fleet))
+    lines = box.config.read_text().splitlines()
+    box.config.write_text("\n".join(files if "tls =" in line else line for line in lines))
+    run("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
     claim = fleet / "identity" / CLAIM
-    command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(board.config)]
+    command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(box.config)]
     keys = ["--claim", f"{claim}.crt", "--claim-key", f"{claim}.key"]
     subprocess.run([*command, *keys], check=True, timeout=60)
-    board.start()
-    try:
-        said = run("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
-        assert "good 1 is live on board-1" in said
-    finally:
-        board.close()
+    box.start()
+    yield box
+    box.close()
+
+
+def roll_out(fleet: Path, bundle: Path) -> None:
+    """Roll a bundle out to all devices and wait until it is everywhere."""
+    options = ["--groups", "50%,rest", "--fleet", str(fleet)]
+    run("fleet", "rollout", "start", "--bundle", str(bundle), *options)
+    status = ["fleet", "rollout", "status", "--fleet", str(fleet), "--json"]
+    wait_until(
+        lambda: {row["status"] for row in json.loads(run(*status))} == {"finished"},
+        lambda: run(*status),
+    )
+
+
+def test_from_an_empty_folder_to_signed_rollouts_and_back(
+    tmp_path: Path, fleet: Path, server: ServerProcess, board: AgentBox
+) -> None:
+    devices = ["fleet", "devices", "--fleet", str(fleet), "--json"]
+    wait_until(lambda: "test-board" in run(*devices), server.log)  # it has reported
+    for version in ("1", "2"):
+        roll_out(fleet, make_bundle(tmp_path / "in", version=version))
+    assert verify_folder(board.state_dir / "slots" / "b").version == "2"
+    said = run("fleet", "rollback", "--fleet", str(fleet))
+    wait_until(lambda: len(board.runs()) == 3, lambda: (said, board.log()))
     assert "enrolled" in run("fleet", "identity", "list", "--fleet", str(fleet))
+
+
+def test_a_signed_release_goes_to_one_board_without_a_server(
+    tmp_path: Path, fleet: Path, server: ServerProcess, board: AgentBox
+) -> None:
+    server.stop()
+    bundle = make_bundle(tmp_path / "in")
+    said = run("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
+    assert "good 1 is live on board-1" in said
+    board.terminate()
     said = run("fleet", "identity", "revoke", board.device, "--fleet", str(fleet), "--json")
     assert '"broker_told":true' in said
     board.start()
-    try:
-        until = threading.Event()
-        for _ in range(int(WAIT_S / 0.1)):
-            if "may be revoked" in board.log() or "was revoked" in board.log():
-                break
-            until.wait(0.1)
-        assert "revoked" in board.log()
-    finally:
-        board.close()
+    wait_until(lambda: "revoked" in board.log(), board.log)
 
 
 def test_a_fleet_is_made_whole_or_not_at_all(

@@ -192,6 +192,7 @@ class Download:
         `sent_bytes`: what came over the network for it, if that was not the chunk itself.
         """
         if self.table is None or not self.wants(number):
+            self._note_repeated(number, payload, now_s)
             return False
         flight = self._in_flight.get(number)
         if not self.table.fits(number, payload):
@@ -210,6 +211,14 @@ class Download:
             self._peers[flight.peer].window.on_received(flight.size, now_s)
             self._note_overtaken(flight.order)
         return True
+
+    def _note_repeated(self, number: int, payload: bytes, now_s: float) -> None:
+        """A chunk that came twice shows that the line is slow, not silent."""
+        table = self.table
+        if table is None or not self._in_flight or not 0 <= number < table.count:
+            return
+        if table.fits(number, payload):
+            self._quiet_since_s = self._heard_s = now_s
 
     def take_copied(self, number: int, payload: bytes) -> bool:
         """Check a chunk that another bundle on the disk has; True: write it at its place."""

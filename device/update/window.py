@@ -15,8 +15,9 @@ BURST_S = 0.1
 class Window:
     """Bytes in flight to one server. A round is the time in which one window arrives.
 
-    The window doubles with each round while goodput rises. It stops at twice the one with which it
-    last rose, which keeps the line full; now and then it is tried at its double.
+    The window grows by what arrives, so it doubles with each round, while goodput rises. It stops
+    at twice the one with which it last rose, which keeps the line full; now and then it is tried at
+    its double.
     """
 
     chunk_bytes: int
@@ -24,6 +25,7 @@ class Window:
     bytes: int = field(init=False)
     _round_s: float | None = None  # when the round began; None: with the next request
     _round_bytes: int = 0
+    _round_window: int = 0  # when the round began
     _best_rate: float = 0.0  # bytes a second
     _best_bytes: int = 0  # the window that gave it
     _flat: int = 0
@@ -38,23 +40,26 @@ class Window:
     def on_request(self, now_s: float) -> None:
         """Begin a round, unless one runs."""
         if self._round_s is None:
-            self._round_s, self._round_bytes = now_s, 0
+            self._begin_round(now_s)
 
     def on_received(self, size: int, now_s: float) -> None:
         """Count bytes that fit; at the end of a round, choose the next window."""
         self._round_bytes += size
-        if self._round_s is None or self._round_bytes < self.bytes:
+        if self._flat < FLAT_ROUNDS or self._flat % PROBE_ROUNDS == 0:
+            self._resize(self.bytes + size)
+        if self._round_s is None or self._round_bytes < self._round_window:
             return
         rate = self._round_bytes / max(now_s - self._round_s, 1e-6)
-        self._round_s, self._round_bytes = now_s, 0
         if rate > self._best_rate * RISE:
-            self._best_rate, self._best_bytes, self._flat = rate, self.bytes, 0
+            self._best_rate, self._best_bytes, self._flat = rate, self._round_window, 0
         else:
             self._best_rate, self._flat = max(rate, self._best_rate), self._flat + 1
-        if self._flat < FLAT_ROUNDS or self._flat % PROBE_ROUNDS == 0:
-            self._resize(self.bytes * 2)
-        else:
+        if self._flat >= FLAT_ROUNDS:
             self._resize(self._best_bytes * 2)
+        self._begin_round(now_s)
+
+    def _begin_round(self, now_s: float) -> None:
+        self._round_s, self._round_bytes, self._round_window = now_s, 0, self.bytes
 
     def on_loss(self) -> None:
         """Halve the window, and stop growing: parts were lost."""

@@ -17,7 +17,7 @@ class Blob:
     """A file that is served in chunks, cut by its content."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             self.file = FileBytes(path)
             whole = hashlib.sha256()
@@ -42,7 +42,7 @@ class Blob:
         chunk = self.file.read(self.table.starts[part], self.table.size(part))
         if not self.table.fits(part, chunk):
             raise BundleError(
-                f"{self._path} was changed while it was deployed: deploy it again, and write new "
+                f"{self.path} was changed while it was deployed: deploy it again, and write new "
                 "bundles under new names"
             )
         return chunk

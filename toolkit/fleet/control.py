@@ -226,14 +226,15 @@ class Control:
     def _document(self, number: int, device: str, action: v.Action, at_s: float) -> DesiredRow:
         """Return the document of an action, with a counter above all that the device has seen.
 
-        Counters begin at the time, so that they also rise after a store was lost.
+        Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
+        after a store was lost.
         """
         spec, undo = self._specs[number], isinstance(action, v.Undo)
         release: ReleaseSpec = spec.release
         if isinstance(action, v.Undo):
             release = self._releases[action.sha256][0]
         last = self.desired.get(device)
-        counter = max(int(at_s), 0 if last is None else last.counter + 1)
+        counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
         expires_s = at_s + EXPIRES_S
         desired = Desired(
             format=DOCUMENT_FORMAT,

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 from device.errors import BundleError
@@ -19,14 +20,14 @@ SUFFIX = ".bundle"
 
 
 class Library:
-    """Bundles below a folder, each opened when it is first asked for.
+    """Bundles below folders, each opened when it is first asked for.
 
     A file whose name begins with its SHA-256 and a dot, as in a TUF repository, is found by it. All
     others that end in .bundle are hashed to find one, each once.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
         self._blobs: OrderedDict[str, Blob] = OrderedDict()
         self._absent: OrderedDict[str, float] = OrderedDict()
         self._hashed: dict[tuple[Path, int, int], str] = {}
@@ -66,11 +67,11 @@ class Library:
         self._encoders.clear()
 
     def _find(self, sha256: str) -> Blob | None:
-        for path in self._folder.rglob(f"{sha256}.*"):
+        for path in self._paths(f"{sha256}.*"):
             blob = self._open(path)
             if blob is not None and blob.spec.sha256 == sha256:
                 return blob
-        for path in sorted(self._folder.rglob(f"*{SUFFIX}")):
+        for path in sorted(self._paths(f"*{SUFFIX}")):
             facts = path.stat()
             key = path, facts.st_size, facts.st_mtime_ns
             known = self._hashed.get(key)
@@ -82,6 +83,10 @@ class Library:
             elif known == sha256:
                 return self._open(path)
         return None
+
+    def _paths(self, pattern: str) -> Iterator[Path]:
+        for folder in self._folders:
+            yield from folder.rglob(pattern)
 
     def _open(self, path: Path) -> Blob | None:
         try:

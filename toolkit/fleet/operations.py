@@ -12,9 +12,7 @@ import msgspec
 
 from device.choices import list_choices
 from device.protocol.documents import ReleaseSpec
-from device.update.bundle import read_bundle_info
 from toolkit.errors import RolloutError
-from toolkit.fleet.blob import Blob
 from toolkit.fleet.control import LABEL
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import broken_by_bundle
@@ -57,14 +55,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     offline: tuple[str, ...] = ()
     unsigned: tuple[str, ...] = ()
     before: dict[str, str] = {}
-
-
-def release_of(bundle: Path) -> ReleaseSpec:
-    """Return a bundle as a release; BundleError if it is none."""
-    info = read_bundle_info(bundle)
-    blob = Blob(bundle)
-    blob.close()
-    return ReleaseSpec(name=info.name, version=info.version, profile=info.profile, blob=blob.spec)
 
 
 def new_key() -> str:

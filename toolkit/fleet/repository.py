@@ -149,6 +149,7 @@ class FleetRepository:
                 self._rotate_root()
             else:
                 self._rotate_role(role)
+            self._fill_trust()
 
     def _rotate_role(self, role: str) -> None:
         root = self._load_root()
@@ -196,21 +197,21 @@ class FleetRepository:
     # -- files
 
     def _director(self) -> DirectorDocument:
-        data = (self.trust / DIRECTOR).read_bytes()
+        listed = self._load(Targets).signed.targets[DIRECTOR]
+        data = (self.targets / listed.get_prefixed_paths()[0]).read_bytes()
         payload = msgspec.json.decode(data)["payload"]
         return msgspec.json.decode(payload, type=DirectorDocument)
 
     def _write_director(
         self, keys: dict[str, dict[str, Any]], root_signers: Iterable[CryptoSigner]
     ) -> None:
-        """Publish the next director document and put it into `trust`."""
+        """Publish the next director document."""
         document = make_director(keys, self._director().version + 1)
         data = encode(sign_text(msgspec.json.encode(document).decode(), root_signers))
         listed = self._load(Targets).signed
         listed.targets[DIRECTOR] = TargetFile.from_data(DIRECTOR, data, ["sha256"])
         _replace(self.targets / listed.targets[DIRECTOR].get_prefixed_paths()[0], data)
         self._commit(listed)
-        _replace(self.trust / DIRECTOR, data)
 
     def _store(self, bundle: Path, target: TargetFile) -> None:
         path = self.targets / target.get_prefixed_paths()[0]
@@ -262,9 +263,17 @@ class FleetRepository:
             root.sign(signer, append=True)
         for judge in (before, root.signed):
             judge.verify_delegate("root", root.signed_bytes, root.signatures)
-        data = root.to_bytes(_SERIALIZER)
-        _replace(self.metadata / f"{root.signed.version}.root.json", data)
-        _replace(self.trust / "root.json", data)
+        _replace(self.metadata / f"{root.signed.version}.root.json", root.to_bytes(_SERIALIZER))
+
+    def _fill_trust(self) -> None:
+        """Bring what boards get up to date. Boards that have the old files follow by themselves."""
+        listed = self._load(Targets).signed.targets[DIRECTOR]
+        root = self.metadata / f"{self.root.version}.root.json"
+        for name, path in (
+            ("root.json", root),
+            (DIRECTOR, self.targets / listed.get_prefixed_paths()[0]),
+        ):
+            _replace(self.trust / name, path.read_bytes())
 
     def _load_root(self) -> Metadata[Root]:
         versions = [int(path.name.split(".")[0]) for path in self.metadata.glob("*.root.json")]

@@ -10,22 +10,23 @@ import queue
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.signed import open_reported
 from device.protocol.topics import PREFIX, Topics
-from toolkit.fleet.bundle_service import REQUESTS, BundleService
+from toolkit.fleet.admission import is_signed
+from toolkit.fleet.answers import Answers
 from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.identity import SERVER
+from toolkit.fleet.refresher import Refresher
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import DeviceRow
-from toolkit.fleet.store.rollouts import load_releases
 
 LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
@@ -49,27 +50,20 @@ ReportReader = Callable[[bytes], Reported]
 ServiceFactory = Callable[[Fleet], Service]
 
 
-def _read_report(payload: bytes) -> Reported:
-    return decode(payload, Reported)
+def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
+    """Return what signs desired documents: the director, or on a bench nobody."""
+    if not is_signed(fleet.folder):
+        return encode
+    from toolkit.fleet.director import sign_desired
+    from toolkit.fleet.repository import FleetRepository
 
-
-def bundle_service(fleet: Fleet) -> Service:
-    """Return the service of chunks: it reads the files of the store's releases."""
-
-    def paths() -> dict[str, Path]:
-        database = fleet.open_store()
-        try:
-            return {sha256: path for sha256, (_spec, path) in load_releases(database).items()}
-        finally:
-            database.close()
-
-    peer = uuid.uuid4().hex[:8]
-    settings = fleet.link_settings(f"fleet-chunks-{peer}", ((REQUESTS, 1),))
-    return BundleService(settings, paths, peer)
+    repository = FleetRepository(fleet.folder)
+    # Read for each document: the key may be rotated while the server runs.
+    return lambda desired: sign_desired(desired, repository.director_signer())
 
 
 # What a server starts beside the rollouts.
-SERVICES: tuple[ServiceFactory, ...] = (bundle_service,)
+SERVICES: tuple[ServiceFactory, ...] = (Answers, Refresher)
 
 
 class FleetServer:
@@ -79,13 +73,14 @@ class FleetServer:
         self,
         fleet: Fleet,
         *,
-        sign: Callable[[Desired], bytes] = encode,
-        read_report: ReportReader = _read_report,
+        sign: Callable[[Desired], bytes] | None = None,
+        read_report: ReportReader = open_reported,
         services: Sequence[ServiceFactory] = SERVICES,
     ) -> None:
-        """`sign` makes the payload of a desired document, `read_report` reads a reported one."""
+        """`sign` makes the payload of a desired document, by default as `signer_of` says;
+        `read_report` reads a reported one."""
         self._fleet = fleet
-        self._sign = sign
+        self._sign = sign or signer_of(fleet)
         self._read_report = read_report
         self._services = services
         self._holder = lease.holder_name()
@@ -122,7 +117,7 @@ class FleetServer:
     def _work(self, database: Database, stopped: threading.Event) -> None:
         control = Control(database, self._holder, self._sign)
         subscriptions = ((f"{PREFIX}/+/state", 1), (f"{PREFIX}/+/reported", 1))
-        settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions)
+        settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
         link = Link(settings, queue_putter(self._events, stopped))
         services = [make(self._fleet) for make in self._services]
         try:

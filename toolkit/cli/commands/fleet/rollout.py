@@ -150,8 +150,9 @@ def start(
 
     from device.protocol.documents import InstallPolicy
     from toolkit.cli.commands.fleet.tables import plan_table
+    from toolkit.fleet.admission import admit, release_of
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import make_plan, new_key, release_of, start_rollout
+    from toolkit.fleet.operations import make_plan, new_key, start_rollout
     from toolkit.fleet.rollout import values as v
     from toolkit.fleet.rollout.gates import parse_gates
     from toolkit.fleet.rollout.groups import parse_groups
@@ -183,8 +184,10 @@ def start(
     )
     database = load_fleet(folder).open_store()
     try:
-        plan = make_plan(database, spec)
-        number = 0 if dry_run else start_rollout(database, spec, plan, bundle, operator())
+        plan, number = make_plan(database, spec), 0
+        if not dry_run:
+            spec = msgspec.structs.replace(spec, release=admit(folder, bundle))
+            number = start_rollout(database, spec, plan, bundle, operator())
     finally:
         database.close()
     if as_json:
