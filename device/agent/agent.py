@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 
 from device.agent.config import AgentConfig, load_agent_config
+from device.agent.facts import Facts
+from device.agent.figures import Figures
 from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -104,6 +106,8 @@ class Agent:
             state_dir=Path(config.state_dir),
         )
         self._version = _version()
+        self._facts = Facts(config)
+        self._figures = Figures()
         self._desired: Desired | None = None
         self._desired_problem = ""
         self._stats_due_s = 0.0
@@ -159,6 +163,7 @@ class Agent:
             message = self._pipeline.on_message(event)
             if message is not None:
                 self._forward(message)
+                self._figures.on_message(message)
                 self._updater.runs.on_message(message)
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
@@ -249,16 +254,21 @@ class Agent:
         self._presence.send(self._topics.stats, encode_message(message).rstrip())
 
     def _reported(self) -> Reported:
+        state, now_s = self._updater.state, time.monotonic()
+        record = state.record(state.trial if self._updater.runs.on_trial else state.active)
+        phase, health = self._updater.update.phase, self._pipeline.health()
         return Reported(
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
             warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
-            running=running_of(self._updater.state),
+            running=running_of(state),
             pipeline=self._pipeline.report,
             update=self._updater.update,
             problems=self._problems(),
+            facts=self._facts.of(state, now_s),
+            measured=self._figures.measured(record, phase, health, now_s),
         )
 
     def _problems(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
+Label = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f,=]*\Z")]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
 
 
@@ -120,7 +121,7 @@ class TrustTable(_Table, frozen=True, kw_only=True):
 
 
 class AgentConfig(_Table, frozen=True, kw_only=True):
-    """agent.toml, checked."""
+    """agent.toml, checked. `labels`: what operators call this device, for rollouts that choose."""
 
     device: DeviceId
     profile: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -131,6 +132,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     pipeline: PipelineTable = PipelineTable()
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
+    labels: dict[Label, Label] = {}
     source: SourceTable | None = None
     sources: dict[str, SourceTable] = {}
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from device.protocol.documents import InstallPolicy
 from device.update.records import Record
 
 SLOT_FORMAT = 2  # 1: one failure, no numbers of commits
@@ -28,7 +29,8 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     """The release in a slot.
 
     `good`: it has passed a trial and was not rolled back since. `commit`: a number that rises with
-    each release that becomes active, 0 before; `committed_at`: the time of it, UTC.
+    each release that becomes active, 0 before; `committed_at`: the time of it, UTC. `policy`: what
+    its trial must show. Agreements: what was measured here of its golden inputs and live frames.
     """
 
     sha256: str
@@ -39,6 +41,10 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     good: bool = False
     commit: int = 0
     committed_at: str = ""
+    policy: InstallPolicy = InstallPolicy()
+    golden_agreement: float | None = None
+    shadow_agreement: float | None = None
+    shadow_frames: int = 0
 
 
 class SlotFailure(Record, frozen=True, kw_only=True):
