@@ -53,8 +53,10 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     """[update]: how a release is fetched and tried.
 
     `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
-    its source is away. It is live after it has run for `confirm_after_s` without a break, with
-    `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
+    its source is away. One during which the broker is away for `broker_timeout_s`, and was not
+    before, gives way to the release before. It is live after it has run for `confirm_after_s`
+    without a break, with `confirm_frames` frames, of which no more than `max_error_rate` failed,
+    while the broker is reachable. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
     `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
@@ -62,6 +64,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     """
 
     trial_timeout_s: Seconds = 30.0
+    broker_timeout_s: Seconds = 300.0
     confirm_after_s: Seconds = 10.0
     confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1

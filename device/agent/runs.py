@@ -20,6 +20,7 @@ from device.agent.trial import (
     Crashes,
     Postpone,
     RollBack,
+    Surroundings,
     Trial,
     Wait,
     judge,
@@ -28,6 +29,7 @@ from device.agent.trial import (
 from device.errors import BundleError, StateError
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
+from device.update.admission import below_floor
 from device.update.boot import with_whole_active
 from device.update.decisions import update_of_record
 from device.update.slot_store import SlotStore
@@ -52,10 +54,13 @@ class Runs:
         pipeline: PipelineRunner,
         order: Order,
         on_end: Callable[[bool], None],
+        around: Callable[[float], Surroundings],
     ) -> None:
+        """`around`: tells what is beside the pipeline, at a time."""
         self.waits_for_preparation = False
         self.source_worked = False
         self._config = config
+        self._around = around
         self._limits = trial_limits(config)
         self._store = store
         self._kept = kept
@@ -66,6 +71,7 @@ class Runs:
         self._looked_s = 0.0  # when the trial was last looked at
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
+        self._waits_endlessly = False
         self._crashes = self._no_crashes()
 
     @property
@@ -89,7 +95,9 @@ class Runs:
             return
         self._order.update = update_of_record(record, "trial")
         self._looked_s = time.monotonic()
-        self._trial = Trial(frame_s=self._looked_s)
+        self._limits = trial_limits(self._config, record.policy)
+        self._trial = Trial(frame_s=self._looked_s, was_online=record.began_online)
+        self._waits_endlessly = False
 
     def _await_room(self, slot: Slot) -> None:
         """Let a trial wait that the system cannot start: neither would it start the active slot.
@@ -115,19 +123,27 @@ class Runs:
         if now_s - self._looked_s > MAX_LATE_S:
             self._trial = self._trial.held_up(now_s - self._looked_s)
         self._looked_s = now_s
-        self._trial = self._trial.observed(self._pipeline.health(), now_s)
+        self._trial = self._trial.observed(self._pipeline.health(), now_s, self._around(now_s))
         verdict = judge(self._trial, self._limits, now_s)
         if isinstance(verdict, Wait):
-            self._judge_at_s = verdict.until_s
-            if self._order.update.phase == "postponed":  # the source is back
-                record = self._kept.record(self._kept.state.trial)
-                self._order.update = update_of_record(record, "trial")
+            self._wait(verdict)
         elif isinstance(verdict, Confirm):
             self.commit(now_s)
         elif isinstance(verdict, RollBack):
             self.roll_back(verdict.reason)
         else:
             self._postpone(verdict, now_s)
+
+    def _wait(self, verdict: Wait) -> None:
+        """Go on, and say what the trial of a release that works waits for."""
+        self._judge_at_s = verdict.until_s
+        if verdict.endless and not self._waits_endlessly:
+            self._waits_endlessly = True  # it has not harmed the agent
+            self._kept.note(slots.suspend(self._kept.state))
+        update = self._order.update
+        if update.phase == "postponed" or update.reason != verdict.reason:  # the source is back
+            record = self._kept.record(self._kept.state.trial)
+            self._order.update = update_of_record(record, "trial", verdict.reason)
 
     def commit(self, now_s: float) -> None:
         """Make the release live once the disk has it; a full disk is tried again."""
@@ -176,13 +192,17 @@ class Runs:
                 self._order.update = update_of_record(record, "postponed", verdict.reason)
             self._judge_at_s = now_s + self._limits.timeout_s
             return
-        if self.source_worked and earlier is not None and earlier.count + 1 >= MAX_POSTPONED:
+        again = earlier is not None and earlier.count + 1 >= MAX_POSTPONED
+        if again and verdict.broker:
+            self.roll_back(f"{verdict.reason}; it is with the release before")
+            return
+        if again and self.source_worked:
             self.roll_back(f"{verdict.reason}, while that of the release before gave some")
             return
         self.end_trial()
         LOG.warning("%s %s is postponed: %s", record.name, record.version, verdict.reason)
         self._pipeline.stop("the trial is postponed")
-        self._kept.note(slots.postpone(state, verdict.reason))
+        self._kept.note(slots.postpone(state, verdict.reason, broker=verdict.broker))
         self.start_active()
         self._on_end(True)
 
@@ -212,6 +232,12 @@ class Runs:
         state = self._kept.state
         earlier = state.record(state.idle)
         if earlier is None or not earlier.good:
+            return
+        too_old = below_floor(earlier.name, earlier.version, state.floors)
+        if too_old is not None:
+            LOG.error(
+                "%s crashes in a loop and stays: %s", self._kept.record(state.active).name, too_old
+            )
             return
         try:
             self._store.verify(state.idle)

@@ -7,12 +7,14 @@ carries them out in the one thread of `device.agent.agent`, with `device.agent.d
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.downloads import Downloads
+from device.agent.golden_check import GoldenCheck, GoldenEnded, golden_refusal
 from device.agent.kept_state import KeptState
 from device.agent.order import Order
 from device.agent.pipeline_runner import PipelineRunner
@@ -25,10 +27,12 @@ from device.agent.preparation import (
     refusal,
 )
 from device.agent.runs import Runs
+from device.agent.trial import Surroundings
 from device.errors import BundleError, BundleReadError, StateError
-from device.protocol.documents import Desired, Update
+from device.protocol.documents import Desired, DeviceFacts, Update
 from device.trust.exchange import Trusted, Verdict
 from device.update import slots
+from device.update.admission import FLOOR, BoardState, waits_for_window
 from device.update.boot import with_whole_active
 from device.update.decisions import (
     Failed,
@@ -62,11 +66,17 @@ class Updater:
         report: Callable[[], None],
         preparation: Preparation | None = None,
         *,
+        golden: GoldenCheck | None = None,
         put: Callable[[SourceEvent], None] = lambda _event: None,
+        around: Callable[[float], Surroundings] = lambda _now_s: Surroundings(),
+        facts: Callable[[], DeviceFacts] = DeviceFacts,
+        local_time: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
-        `preparation` finishes the segments of a slot with TensorRT; None: nothing does.
+        `preparation` finishes the segments of a slot with TensorRT; None: nothing does. `golden`
+        runs golden inputs before a trial; None: nothing does. `around`:
+        what is beside the pipeline; `facts`: what the board is; `local_time`: of the device.
         """
         self._config = config
         self._store = store
@@ -75,7 +85,14 @@ class Updater:
         self._report = report
         self._preparation = preparation
         self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
+        self._golden = golden
+        self._golden_of = ""  # SHA-256 of the release whose golden inputs run, or have run
+        self._golden_agreement: float | None = None  # None: they have not run to their end
         self._read_again_s = 0.0
+        self._window_reason = ""  # what a trial waits for that only time brings
+        self._around = around
+        self._facts = facts
+        self._local_time = local_time
         self._order = Order()
         self.downloads = Downloads(config, store, self._kept, self._order, put)
         self.runs = Runs(
@@ -85,6 +102,7 @@ class Updater:
             pipeline=pipeline,
             order=self._order,
             on_end=self._on_trial_end,
+            around=around,
         )
 
     @property
@@ -123,6 +141,8 @@ class Updater:
         self.downloads.pause()
         if self._preparation is not None:
             self._preparation.stop()
+        if self._golden is not None:
+            self._golden.stop()
 
     # -- time
 
@@ -135,7 +155,8 @@ class Updater:
         self.runs.advance(now_s)
         self._kept.retry(now_s)
         self._read_again(now_s)
-        self._try_postponed()
+        self._try_postponed(now_s)
+        self._try_in_window()
         desired = self._order.desired
         if self.downloads.advance() and desired is not None:
             self._stage(desired)
@@ -164,7 +185,11 @@ class Updater:
             return
         total_bytes = desired.release.blob.bytes
         decision = decide(
-            desired, self.state, profile=self._config.profile, verdict=self._order.verdict
+            desired,
+            self.state,
+            profile=self._config.profile,
+            verdict=self._order.verdict,
+            board=self._board(),
         )
         if not isinstance(decision, FetchIt):
             self.downloads.pause()
@@ -316,21 +341,103 @@ class Updater:
         self._prepared = desired.release.blob.sha256
         self._begin_trial(desired)
 
+    # -- golden inputs
+
+    def _check_golden(self, desired: Desired) -> bool:
+        """Run the golden inputs of the idle slot; return whether its trial waits for that."""
+        sha256, golden = desired.release.blob.sha256, self._golden
+        if golden is None:
+            return False
+        if self._golden_of == sha256 and (golden.running or self._golden_agreement is not None):
+            return golden.running
+        self._golden_of, self._golden_agreement = sha256, None
+        try:
+            waits = golden.start(self._store.slot_folder(self.state.idle))
+        except BundleError as error:  # the slot is verified before each trial
+            LOG.error("%s", error)
+            return False
+        if waits:
+            reason = "the golden inputs of the bundle run"
+            total_bytes = desired.release.blob.bytes
+            self._order.update = update_of(desired, "staging", total_bytes, reason)
+        return waits
+
+    def on_golden(self, event: GoldenEnded) -> None:
+        """Try a release whose golden inputs agree, or refuse it."""
+        if self._golden is None or not self._golden.ended(event):
+            return
+        desired = self._order.desired
+        if desired is None or desired.release.blob.sha256 != self._golden_of:
+            return
+        if self.state.trial is not None:
+            return
+        reason = golden_refusal(event, desired.policy)
+        if reason is not None:
+            self._kept.refuse(desired, reason)
+            self._order.refuse(desired, reason)
+            return
+        assert event.result is not None
+        self._golden_agreement = event.result.agreement
+        self._begin_trial(desired)
+
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
+        if self._waits_for_window(desired):
+            return  # called again when that begins
         if self._prepare(desired):
             return  # called again when the preparation has ended
+        if self._check_golden(desired):
+            return  # called again when they agree
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._store.reserve()
-            self._kept.save(slots.begin_trial(self.state, desired.request))
+            self._kept.save(self._with_trial(desired))
         except StateError as error:
             self._order.refuse(desired, str(error))
             return
         self.runs.start_trial(self.state.idle)
 
-    def _try_postponed(self) -> None:
+    def _with_trial(self, desired: Desired) -> SlotState:
+        """Return the state with the trial of the release in the idle slot."""
+        verdict = self._order.verdict
+        floor = verdict.custom.get(FLOOR) if isinstance(verdict, Trusted) else None
+        return slots.begin_trial(
+            self.state,
+            desired.request,
+            desired.policy,
+            floor=floor if isinstance(floor, str) else "",
+            online=self._around(time.monotonic()).online,
+            golden_agreement=self._golden_agreement,
+        )
+
+    def _waits_for_window(self, desired: Desired) -> bool:
+        """Whether the trial waits for its maintenance window; the report says so."""
+        now = self._local_time()
+        reason = waits_for_window(desired.policy, now.tm_hour, now.tm_min) or ""
+        if reason and not self._window_reason:
+            LOG.info("%s %s: %s", desired.release.name, desired.release.version, reason)
+        self._window_reason = reason
+        if reason:
+            total_bytes = desired.release.blob.bytes
+            self._order.update = update_of(desired, "postponed", total_bytes, reason)
+        return bool(reason)
+
+    def _try_in_window(self) -> None:
+        """Go on with a release whose maintenance window has begun."""
+        desired = self._order.desired
+        if not self._window_reason or desired is None or self.state.trial is not None:
+            return
+        now = self._local_time()
+        if waits_for_window(desired.policy, now.tm_hour, now.tm_min) is None:
+            self._window_reason = ""
+            self._reconcile()
+
+    def _board(self) -> BoardState:
+        """Return what a release is compared with before it is fetched."""
+        return BoardState(self._facts(), self._store.room_bytes(self.state), self.state.floors)
+
+    def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.
 
         Also if the active one does not work: it will never tell.
@@ -339,6 +446,8 @@ class Updater:
         if desired is None or waiting is None or self._order.update.phase != "postponed":
             return
         if self.state.idle in self._store.unread:
+            return
+        if waiting.broker and not self._around(now_s).online:
             return
         health = self._pipeline.health()
         frames = health.state == "running" and health.frames > 0
