@@ -8,6 +8,7 @@ connection by `device.agent.presence`.
 
 import argparse
 import logging
+import os
 import queue
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from pathlib import Path
 from device.agent.config import AgentConfig, load_agent_config
 from device.agent.facts import Facts
 from device.agent.figures import Figures
+from device.agent.golden_check import GoldenCheck, GoldenEnded
+from device.agent.log import set_up_log
 from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -36,6 +39,8 @@ from device.agent.preparation import (
     Preparing,
 )
 from device.agent.presence import Presence
+from device.agent.sd_notify import READY, STOPPING, Notifier
+from device.agent.trial import Surroundings
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -72,7 +77,8 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | SourceEvent | _Stop
+Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent
+Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
 class Agent:
@@ -96,7 +102,15 @@ class Agent:
             total_timeout_s=config.prepare.total_timeout_s,
         )
         self._updater = Updater(
-            config, self._store, self._pipeline, self._report, preparation, put=self._put
+            config,
+            self._store,
+            self._pipeline,
+            self._report,
+            preparation,
+            put=self._put,
+            golden=GoldenCheck(self._put, plans=preparation.plans),
+            around=self._surroundings,
+            facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
         self._verification = Verification(
             self._put,
@@ -105,6 +119,7 @@ class Agent:
             trust=config.trust,
             state_dir=Path(config.state_dir),
         )
+        self._notifier = Notifier()
         self._version = _version()
         self._facts = Facts(config)
         self._figures = Figures()
@@ -125,6 +140,7 @@ class Agent:
         self._presence.start()
         try:
             self._updater.boot()
+            self._notifier.send(READY)
             while True:
                 event = self._next_event()
                 if isinstance(event, _Stop):
@@ -136,6 +152,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
+        self._notifier.send(STOPPING)
         self._verification.stop()
         self._updater.shut_down()
         self._report()
@@ -184,6 +201,8 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
+        elif isinstance(event, GoldenEnded):
+            self._updater.on_golden(event)
         elif isinstance(event, MetadataAsked | VerificationEnded):
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
@@ -191,6 +210,7 @@ class Agent:
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
+        self._notifier.alive(now_s)
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
@@ -241,6 +261,11 @@ class Agent:
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict)
+
+    def _surroundings(self, now_s: float) -> Surroundings:
+        """Return what a trial is judged by beside its pipeline."""
+        latest = self._figures.latest(now_s)
+        return Surroundings(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
 
     # -- reports
 
@@ -322,11 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in PROGRAMS:
         return subprocess.call(module_command(PROGRAMS[words[0]], *words[1:]))
     arguments = make_parser().parse_args(words)
-    logging.basicConfig(
-        level=arguments.log_level,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_log(arguments.log_level, os.environ)
     try:
         serve(load_agent_config(arguments.config))
     except TandemError as error:
