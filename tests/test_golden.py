@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -113,13 +114,10 @@ def test_the_same_engine_agrees_and_one_with_other_weights_does_not(
     with open_session(engines[1]) as session:
         changed = check_golden(session, slot / GOLDEN, 0.02)
     assert changed.agreement < 0.5
-    reason = golden_refusal(GoldenEnded(0, Result(**_fields(changed))), InstallPolicy())
+    said = msgspec.convert(changed, Result, from_attributes=True)
+    reason = golden_refusal(GoldenEnded(0, said), InstallPolicy())
     assert reason is not None
     assert "of the values of its output y agree" in reason
-
-
-def _fields(result: object) -> dict[str, object]:
-    return {name: getattr(result, name) for name in Result.__struct_fields__}
 
 
 def test_the_child_says_what_it_measured_or_why_it_could_not(slot: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _random(session: Session, model: PipelineModel, count: int) -> list[Mapping[
 
 def _pictures(session: Session, model: PipelineModel, folder: Path) -> list[Mapping[str, Array]]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
-    samples = []
+    samples: list[Mapping[str, Array]] = []
     for path in paths[: MAX_SAMPLES + 1]:
         image = cv2.imread(str(path))
         if image is None:
