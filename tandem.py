@@ -16,7 +16,8 @@ On the host:
                     `ActivationType`, `PoolingType` ... are its operations
     load_plugins    custom operators of a file
 On the board and on the host:
-    open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's
+    open_session    an engine, ready to run, on the CPU's arrays or (`DeviceArray`) the GPU's;
+                    `SessionPool`: on several frames at the same time
     run_pipeline    camera to detections: the pipeline of a bundle; `Pipeline` gives its results
                      one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
@@ -39,7 +40,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
     from device.errors import TandemError
-    from device.session import DeviceArray, Session, open_session
+    from device.session import DeviceArray, Session, SessionPool, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
     from pipelines.results import Detections
     from pipelines.run import Broker, FrameResult, Pipeline, run_pipeline
@@ -106,6 +107,7 @@ _MODULES = {
     "RangeOptions": "toolkit.build",
     "ReduceOperation": "toolkit.network",
     "Session": "device.session",
+    "SessionPool": "device.session",
     "TandemError": "device.errors",
     "Tensor": "toolkit.network",
     "TopKOperation": "toolkit.network",
@@ -154,6 +156,7 @@ __all__ = [
     "RangeOptions",
     "ReduceOperation",
     "Session",
+    "SessionPool",
     "TandemError",
     "Tensor",
     "TopKOperation",

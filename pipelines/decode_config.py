@@ -120,6 +120,23 @@ class Yolox(_Suppressed, frozen=True, kw_only=True, tag="yolox"):
     iou_threshold: Fraction = 0.45
 
 
+class YoloAnchors(_Suppressed, frozen=True, kw_only=True, tag="yolo_anchors"):
+    """Raw heads of YOLOv5 and YOLOv7: for each stride an output [1,3,h,w,5+C] of logits.
+
+    centre = (2 s - 0.5 + cell) * stride, size = (2 s)^2 * anchor, s the sigmoid. `anchors`: width
+    and height in pixels of the input, three for each stride; the default is that of YOLOv7.
+    """
+
+    outputs: Names
+    strides: Strides = (8, 16, 32)
+    anchors: tuple[tuple[PositiveFloat, PositiveFloat], ...] = (
+        *((12, 16), (19, 36), (40, 28)),
+        *((36, 75), (76, 55), (72, 146)),
+        *((142, 110), (192, 243), (459, 401)),
+    )
+    iou_threshold: Fraction = 0.45
+
+
 class BoxesScores(_Suppressed, frozen=True, kw_only=True, tag="boxes_scores"):
     """`boxes` [1,A,4] and `scores` [1,A,C], probabilities, before suppression.
 
@@ -216,6 +233,21 @@ class Scrfd(_Suppressed, frozen=True, kw_only=True, tag="scrfd"):
     iou_threshold: Fraction = 0.4
 
 
+class RetinaFace(_Suppressed, frozen=True, kw_only=True, tag="retinaface"):
+    """Faces with 5 points: `boxes` [1,A,4], `scores` [1,A,2] probabilities, of which the second is
+    of a face, `keypoints` [1,A,10]. Two priors a cell of each stride, squares of `priors` pixels;
+    offsets are multiplied by `variances`."""
+
+    boxes: str
+    scores: str
+    keypoints: str = ""
+    strides: Strides = (8, 16, 32)
+    priors: Annotated[tuple[Positive, ...], Meta(min_length=2)] = (16, 32, 64, 128, 256, 512)
+    variances: tuple[PositiveFloat, PositiveFloat] = (0.1, 0.2)
+    score_threshold: Fraction = 0.5
+    iou_threshold: Fraction = 0.4
+
+
 class Movenet(Scored, frozen=True, kw_only=True, tag="movenet"):
     """`output` [1,1,17,3]: y, x and score of each point as fractions; one person."""
 
@@ -294,6 +326,7 @@ DecodeConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     ClassRows,
     Yolov5,
     Yolox,
+    YoloAnchors,
     BoxesScores,
     Finished,
     BoxScoreRows,
@@ -302,6 +335,7 @@ DecodeConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     Centernet,
     Yunet,
     Scrfd,
+    RetinaFace,
     Movenet,
     Simcc,
     Heatmaps,

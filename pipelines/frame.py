@@ -1,7 +1,8 @@
 """An image with its number and its times."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +28,51 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Nv12:
+    """A picture as cameras give it: `rows`, uint8 [H * 3 / 2, stride], luma and then chroma, of
+    which `width` x `height` pixels count."""
+
+    rows: NDArray[np.uint8]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """An image as it came from a source.
 
-    `image`: uint8 [H, W, 3], BGR. `seq`: the source's own count, so that gaps show drops.
-    `t_capture`: the best estimate of when the camera took it; `t_recv`: when the whole image
-    was in our memory. `source`: the address, without credentials; `camera`: the id that the
-    pipeline gives it.
+    `picture`: uint8 [H, W, 3], BGR, or a function that makes it, called once somebody looks at
+    `image`. `seq`: the source's own count, so that gaps show drops. `t_capture`: the best estimate
+    of when the camera took it; `t_recv`: when the whole image was in our memory. `source`: the
+    address, without credentials; `camera`: the id that the pipeline gives it. `nv12`: what the
+    picture is made of, where the camera gives that.
     """
 
-    image: Image
+    picture: Image | Callable[[], Image]
     seq: int
     t_capture: Stamp
     t_recv: Stamp
     source: str
     camera: str = ""
+    nv12: Nv12 | None = None
+    _made: list[Image] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def image(self) -> Image:
+        """The image, uint8 [H, W, 3], BGR."""
+        if not callable(self.picture):
+            return self.picture
+        if not self._made:
+            self._made.append(self.picture())
+        return self._made[0]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        if self.nv12 is not None:
+            return self.nv12.height, self.nv12.width
+        height, width = self.image.shape[:2]
+        return height, width
 
 
 @dataclass(frozen=True, slots=True)

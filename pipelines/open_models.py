@@ -12,6 +12,7 @@ from device.choices import list_choices
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.errors import ConfigError
+from device.runtime.frames import frame_opener
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, LABELS
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
@@ -80,7 +81,7 @@ def open_models(
 
     `warn` hears of engines without calibration. Raises TandemError: a file cannot be used here.
     """
-    models = {}
+    models, first = {}, config.first.name
     for one in config.networks:
         labels = load_labels(files[one.name].labels)
         engine = stack.enter_context(open_engine(files[one.name].engine))
@@ -88,7 +89,10 @@ def open_models(
             warn(f"{one.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
         core = None if one.dla_core is UNSET else one.dla_core
         session = stack.enter_context(open_session(engine, core))
-        models[one.name] = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
+        # Threads of other models have no context of their own for the kernels of frames.
+        frames = frame_opener(engine, session) if first in (one.name, one.replaces) else None
+        facts = engine.manifest.preprocessing
+        models[one.name] = Model(session, labels, engine.sha256, facts, frames)
     return models
 
 

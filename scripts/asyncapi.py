@@ -15,8 +15,8 @@ import msgspec
 from device.agent.events import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
-from device.protocol.messages import Failure, Heartbeat, Ready, Result, Stats
-from device.protocol.topics import PipelineTopics, Topics
+from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Stats
+from device.protocol.topics import PipelineTopics, Topics, cast_topic
 from pipelines.sinks.events import Event
 from pipelines.sinks.lives import ObjectEvent
 
@@ -26,7 +26,7 @@ PIPELINE = PipelineTopics(TOPICS.root)
 SWITCH = {"type": "string", "enum": ["ON", "OFF"]}
 SCORE = {"type": "string", "pattern": r"^(0(\.\d+)?|1(\.0+)?)$"}
 STATUS = {"type": "string", "enum": ["online", "stopped", "offline"]}
-MESSAGES = (Stats, Ready, Result, Heartbeat, Failure)
+MESSAGES = (Stats, Ready, Result, Heartbeat, Reload, Failure)
 BYTES = {"type": "string", "format": "binary"}
 Sender = Literal["device", "fleet", "operator", "claim"]
 
@@ -56,6 +56,8 @@ CHANNELS: tuple[Channel, ...] = (
             "Asks for chunks of a bundle."),
     Channel("chunk", TOPICS.chunk("{sha256}", "{part}", "{peer}"), "fleet", BYTES, 0, False,
             "A chunk, or the index of all.", ("device", "sha256", "part", "peer")),
+    Channel("cast", cast_topic("{sha256}", "{part}"), "fleet", BYTES, 0, False,
+            "A chunk for all devices at once.", ("sha256", "part")),
     Channel("metadataRequest", TOPICS.tuf_get, "device", documents.TufGet, 1, False,
             "Asks for a file of the signed repository."),
     Channel("metadata", TOPICS.tuf_reply("{request}", "{part}"), "fleet", BYTES, 1, False,
@@ -71,6 +73,8 @@ CHANNELS: tuple[Channel, ...] = (
     Channel("detections", PIPELINE.detections, "device", Event, 0, False, "What a frame shows."),
     Channel("events", PIPELINE.events, "device", ObjectEvent, 1, False,
             "New, update and end of tracked objects."),
+    Channel("reload", PIPELINE.reload, "device", Reload, 1, False,
+            "What of a changed pipeline.toml was taken, or why nothing."),
     Channel("detectSet", PIPELINE.detect_set, "operator", SWITCH, 1, False, "Look at frames."),
     Channel("detectState", PIPELINE.detect_state, "device", SWITCH, 1, True, "Whether it does."),
     Channel("thresholdSet", PIPELINE.threshold_set, "operator", SCORE, 1, False,
@@ -86,7 +90,7 @@ CHANNELS: tuple[Channel, ...] = (
 PARAMETERS = {
     "device": "`device` of its agent.toml.",
     "sha256": "Of the bundle, in hexadecimal.",
-    "part": "A number, or `index`.",
+    "part": "A number, `dN` for chunk N as a difference, `index`, `end` or `none`.",
     "peer": "The server that sends.",
     "request": "Chosen by who asks.",
 }

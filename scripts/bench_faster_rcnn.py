@@ -24,8 +24,10 @@ from device.engine.manifest import Precision
 from device.session import Session, open_session
 from scripts.networks.faster_rcnn import OUTPUTS, export, image, make_network
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.quantize.ranges.options import RangeOptions
 
 CALIBRATION_IMAGES = 4
+CALIBRATION_METHOD = "percentile:99.999"
 LAYER_RUNS = 5
 SAME_IOU = 0.9  # of two boxes that are the same detection
 Outputs = Mapping[str, np.ndarray]
@@ -104,10 +106,12 @@ def build_missing(folder: Path, arguments: argparse.Namespace) -> dict[str, Path
 
 
 def _options(precision: Precision, side: int) -> BuildOptions:
+    """INT8 has the ranges of one method: the search for better ones takes many minutes at 800."""
     if precision != "int8":
         return BuildOptions(precision=precision)
     data = [{"image": image(side, seed=2 + at)} for at in range(CALIBRATION_IMAGES)]
-    return BuildOptions(precision=precision, data=data, accept_loss=True)
+    ranges = RangeOptions(method=CALIBRATION_METHOD, keep="none")
+    return BuildOptions(precision=precision, data=data, ranges=ranges, accept_loss=True)
 
 
 def median_ms(work: Callable[[], object], runs: int) -> float:

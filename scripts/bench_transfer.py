@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ from scripts.transfer_parts import (
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.delta import DeltaEncoder
 
-Tensors = dict[str, npt.NDArray[np.generic]]
+Tensors = dict[str, npt.NDArray[Any]]
 MIB = 1024**2
 
 
@@ -95,7 +96,7 @@ def moved(table: Tensors, chance: np.random.Generator, share: float = 0.01) -> T
 def to_int8(table: Tensors, scales: dict[str, float]) -> Tensors:
     """Return the weights in INT8 with these scales."""
     return {
-        name: np.clip(np.round(np.asarray(value) / scales[name]), -127, 127).astype(np.int8)
+        name: np.clip(np.round(value / scales[name]), -127, 127).astype(np.int8)
         for name, value in table.items()
     }
 
@@ -171,10 +172,10 @@ def delta(bench: Bench) -> Iterator[Row]:
     """What is sent to a device that has an older bundle, and the time that it takes."""
     chance = np.random.default_rng(0)
     base = network(bench.mib, bench.tensors, chance)
-    head = {**base, "head.weight": (np.asarray(base["head.weight"]) * 1.1).astype(np.float32)}
+    head = {**base, "head.weight": (base["head.weight"] * 1.1).astype(np.float32)}
     after = moved(base, chance)
-    scales = {name: float(np.abs(np.asarray(value)).max()) / 127 for name, value in base.items()}
-    halves = [{n: np.asarray(v).astype(np.float16) for n, v in t.items()} for t in (base, after)]
+    scales = {name: float(np.abs(value).max()) / 127 for name, value in base.items()}
+    halves = [{n: v.astype(np.float16) for n, v in t.items()} for t in (base, after)]
     cases: tuple[tuple[str, str, str, Tensors, Tensors, str], ...] = (
         ("FP32, head only", "<= 3", "2.4-2.7", base, head, "m"),
         ("FP32, head, header 356 B longer", "<= 3", "2.7", base, head, "m" * 357),

@@ -34,7 +34,8 @@ import onnx_ir as ir
 
 import configs
 from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import DimRange, Precision
+from device.engine.manifest import DimRange, Precision, TensorInfo
+from device.engine.preprocessing import Preprocessing
 from scripts.golden import LIGHT_MODELS
 from scripts.golden_graphs import GRAPHS, graph_named
 from scripts.networks import NETWORKS
@@ -46,6 +47,7 @@ from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.generations import kernel_modules
 from toolkit.gpu.ir.launch import (
     KERNELS,
@@ -84,8 +86,9 @@ class Case:
 
     `model`: "net NAME" of `scripts.networks`, "light NAME" of the onnx wheel, "graph NAME" of
     `scripts.golden_graphs`, or a file of `configs/models`. `shape`: of its input instead of its
-    own, with names for `dims`. `exhaustive`: with all tactics. `quick`: it takes less than a
-    second, and the tests look at it every time.
+    own, with names for `dims`. `exhaustive`: with all tactics. `frames`: with the kernels that make
+    its input of camera frames. `quick`: it takes less than a second, and the tests look at it every
+    time.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Case:
     dims: tuple[DimRange, ...] = ()
     objective: str = DEFAULT
     exhaustive: bool = False
+    frames: bool = False
     quick: bool = False
 
 
@@ -144,6 +148,13 @@ CASES = (
         "orin-nano-8gb",
         "int8",
         exhaustive=True,
+    ),
+    Case(
+        "robot-objects orin-nano fp16 frames",
+        "robot-objects.onnx",
+        "orin-nano-8gb",
+        "fp16",
+        frames=True,
     ),
     Case("resnet18 jetson-nano fp16", "net resnet18", "jetson-nano", "fp16"),
     Case("squeezenet orin-nano fp32", "light squeezenet", "orin-nano-8gb", "fp32", quick=True),
@@ -274,6 +285,12 @@ def measure(case: Case) -> Golden:
     planned = _planned(case)
     (plan,) = planned.shared.plans
     built, programs = _built(planned), planned.programs
+    if case.frames:
+        assert planned.backend is not None
+        (image,) = built.quantized.model.graph.inputs
+        shape = tuple(dim for dim in image.shape or () if isinstance(dim, int))
+        tensor = TensorInfo(name=str(image.name), dtype="float32", shape=shape)
+        compile_frames(planned.backend, Preprocessing(), (tensor,))
     operations = [op for program in programs.values() for op in program.ops]
     tactics = [tactic for op in operations for tactic in op.tactics]
     calls = [call for tactic in tactics for call in tactic]

@@ -61,6 +61,9 @@ GRAPHS: Mapping[str, str] = {
         d, e = TopK<axis=-1>(x, k)
         f = ReduceL2(x, last)
     }""",
+    "selected": """(float[2,9000] x) => (float a, int64 b) <int64[1] k = {50}> {
+        a, b = TopK<axis=-1>(x, k)
+    }""",
     "volumes": """(float[1,8,10,12,14] x) => (float y, float z) <
         float[16,8,3,3,3] w, float[16] b, float[16,8,2,2,2] u> {
         c = Conv<pads=[1,1,1,1,1,1]>(x, w, b)

@@ -27,7 +27,7 @@ from device.protocol.documents import BlobSpec, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.topics import CAST, Topics, cast_topic
 from device.update.fetching import Fetching, FetchOptions
-from device.update.sources.reader import SourceEvent
+from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import free_port
 from toolkit.fleet.cast import cast_bundle
@@ -51,7 +51,7 @@ def mosquitto(folder: Path) -> Iterator[int]:
     config = folder / "mosquitto.conf"
     config.write_text(
         f"listener {port} {HOST}\nallow_anonymous true\nset_tcp_nodelay true\nlog_type error\n"
-        "max_queued_messages 4000\n"
+        "max_queued_messages 4000\nmax_inflight_messages 64\n"
     )
     process = subprocess.Popen((binary, "-c", str(config)))
     try:
@@ -292,7 +292,7 @@ def _run_device(task: dict[str, object]) -> None:
 def _take(fetching: Fetching, topics: Topics, event: LinkEvent | SourceEvent) -> None:
     now_s = time.monotonic()
     if not isinstance(event, Message):
-        if not isinstance(event, LinkUp) and hasattr(event, "peer"):
+        if isinstance(event, SourcePart | SourceEnded):
             fetching.on_source(event, now_s)
         return
     if event.topic.startswith(f"{CAST}/"):

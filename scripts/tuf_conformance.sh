@@ -18,6 +18,7 @@ python=${PYTHON:-$root/.venv/bin/python}
 work=$(mktemp -d)
 broker=
 
+# shellcheck disable=SC2317  # the trap calls it
 clean_up() {
     if [[ -n $broker ]]; then
         kill "$broker"

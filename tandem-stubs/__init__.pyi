@@ -6,6 +6,7 @@ from calibration.table import write_table as write_table
 from device.errors import TandemError as TandemError
 from device.session import DeviceArray as DeviceArray
 from device.session import Session as Session
+from device.session import SessionPool as SessionPool
 from device.session import open_session as open_session
 from pipelines.config import PreprocessConfig as PreprocessConfig
 from pipelines.config import load_labels as load_labels

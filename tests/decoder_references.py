@@ -208,6 +208,47 @@ def scrfd(scores, boxes, points, strides, width, threshold):
     return items
 
 
+def yolo_anchors(heads, strides, anchors, threshold):
+    items = []
+    for level, (head, stride) in enumerate(zip(heads, strides, strict=True)):
+        for anchor, row, column in np.ndindex(head.shape[:3]):
+            s = [1.0 / (1.0 + math.exp(-float(v))) for v in head[anchor, row, column]]
+            scores = [s[4] * value for value in s[5:]]
+            best = max(range(len(scores)), key=lambda index: scores[index])
+            if scores[best] < threshold:
+                continue
+            width, height = anchors[3 * level + anchor]
+            box = corners((2 * s[0] - 0.5 + column) * stride, (2 * s[1] - 0.5 + row) * stride,
+                          (2 * s[2]) ** 2 * width, (2 * s[3]) ** 2 * height)  # fmt: skip
+            items.append({"box": box, "score": scores[best], "class": best})
+    return items
+
+
+def retinaface(boxes, scores, points, strides, priors, size, threshold):
+    items, index = [], 0
+    each = len(priors) // len(strides)
+    for level, stride in enumerate(strides):
+        for row in range(-(-size[1] // stride)):
+            for column in range(-(-size[0] // stride)):
+                for side in priors[level * each : (level + 1) * each]:
+                    x, y = (column + 0.5) * stride, (row + 0.5) * stride
+                    o, score = boxes[index], float(scores[index, 1])
+                    if score >= threshold:
+                        box = corners(
+                            x + o[0] * 0.1 * side,
+                            y + o[1] * 0.1 * side,
+                            side * math.exp(o[2] * 0.2),
+                            side * math.exp(o[3] * 0.2),
+                        )
+                        rest = [
+                            (y if i % 2 else x) + float(v) * 0.1 * side
+                            for i, v in enumerate(points[index])
+                        ]
+                        items.append({"box": box, "score": score, "class": 0, "rest": rest})
+                    index += 1
+    return items
+
+
 def ctc(steps, characters, blank=0):
     text, previous = [], blank
     for step in steps:

@@ -101,9 +101,11 @@ def _level(mask: str, features: str, scale: float, data: str, result: str) -> li
     ]  # fmt: skip
 
 
-def detector_feeds(rng: np.random.Generator, good: int) -> dict[str, np.ndarray]:
-    """Return an image and boxes of which `good` have a score above 0."""
-    corners = rng.uniform(0, SIDE, (2, BOXES, 2)).astype(np.float32)
+def detector_feeds(
+    rng: np.random.Generator, good: int, *, side: float = SIDE
+) -> dict[str, np.ndarray]:
+    """Return an image and boxes, of which `good` have a score above 0, in its first `side`."""
+    corners = rng.uniform(0, side, (2, BOXES, 2)).astype(np.float32)
     boxes = np.concatenate([corners.min(0) / 2, corners.max(0) / 2], 1)
     scores = -rng.uniform(0.1, 1, BOXES).astype(np.float32)
     scores[rng.choice(BOXES, good, replace=False)] *= -1

@@ -1,5 +1,6 @@
 """A fleet's folder, and requests of a device answered from it, for the tests of signed releases."""
 
+import copy
 import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,21 +17,33 @@ from device.trust.verify import verify
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.director import addressed
 from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import make_repository
+from toolkit.fleet.repository import FleetRepository, make_repository
 
 
 class Fleet:
-    """A fleet's folder with one published release, and the folder of one board."""
+    """A fleet's folder with one published release, and the folder of one board, below `base`."""
 
-    def __init__(self, folder: Path, *, root_keys: int = 2, threshold: int = 2) -> None:
-        self.folder = folder / "fleet"
-        self.repository = make_repository(self.folder, root_keys=root_keys, threshold=threshold)
-        self.bundle = make_bundle(folder / "in")
-        self.release = self.publish(self.bundle)
-        self.trust = folder / "board" / "trust"
-        self.state = folder / "board" / "state"
-        self.served = self.folder / "repository"
+    def __init__(self, base: Path, *, root_keys: int = 2, threshold: int = 2) -> None:
+        make_repository(base / "fleet", root_keys=root_keys, threshold=threshold)
+        self._open(base)
         shutil.copytree(self.folder / "trust", self.trust)
+        self.bundle = make_bundle(base / "in", engine_bytes=3000)
+        self.release = self.publish(self.bundle)
+
+    def _open(self, base: Path) -> None:
+        self.base = base
+        self.folder = base / "fleet"
+        self.served = self.folder / "repository"
+        self.trust = base / "board" / "trust"
+        self.state = base / "board" / "state"
+        self.repository = FleetRepository(self.folder)
+
+    def copied(self, base: Path) -> "Fleet":
+        """The same fleet in another folder, which a test may change."""
+        shutil.copytree(self.base, base, symlinks=True)
+        duplicate = copy.copy(self)
+        duplicate._open(base)
+        return duplicate
 
     def publish(self, bundle: Path) -> ReleaseSpec:
         published = publish_bundle(self.repository, bundle)

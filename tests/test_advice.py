@@ -108,6 +108,14 @@ TEXTS = [
 ]
 
 
+def with_subcommands(command: click.Command) -> Iterator[click.Command]:
+    """A command and all below it."""
+    yield command
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from with_subcommands(below)
+
+
 @cache
 def options_of(command: str) -> frozenset[str]:
     """The options of a command, of its subcommands too."""
@@ -115,8 +123,12 @@ def options_of(command: str) -> frozenset[str]:
         return frozenset(OPTION.findall(PARSERS[command][1].format_help()))
     found = tandem.get_command(click.Context(tandem), command)
     assert found is not None, f"there is no command `tandem {command}`"
-    parts = [found, *(found.commands.values() if isinstance(found, click.Group) else ())]
-    options = {name for part in parts for p in part.params for name in (*p.opts, *p.secondary_opts)}
+    options = {
+        name
+        for part in with_subcommands(found)
+        for p in part.params
+        for name in (*p.opts, *p.secondary_opts)
+    }
     return frozenset({"--help", *options})
 
 

@@ -48,6 +48,8 @@ def test_defaults(tmp_path: Path) -> None:
         (MINIMAL + 'mqtt_version = "4"\n', r"\$.broker.mqtt_version"),
         (MINIMAL + "[update]\ntrial_timeout_s = 0\n", r"\$.update.trial_timeout_s"),
         (MINIMAL + "[update]\nwindow_chunks = 65\n", r"\$.update.window_chunks"),
+        (MINIMAL + "[update]\nmax_bytes_per_s = 1023\n", r"\$.update.max_bytes_per_s"),
+        (MINIMAL + '[update]\nsources = ["ftp://x"]\n', "update.sources: 'ftp://x' is no source"),
         (MINIMAL.replace('state_dir = "s"\n', ""), "missing required field `state_dir`"),
         ("device =", "agent.toml"),
         (MINIMAL + "[source]\nuri = 'a'\n[sources.left]\nuri = 'b'\n", "for several, not both"),

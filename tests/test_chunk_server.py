@@ -1,6 +1,7 @@
 """Chunk servers: several at once, brokers without shared subscriptions, casts, and bundles that are
 not there; with a real broker, real servers and real agents."""
 
+import queue
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from device.protocol.documents import (
     Update,
     encode,
 )
-from device.protocol.mqtt import Message
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.topics import Topics
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import start_broker
@@ -186,15 +187,77 @@ def test_a_broadcast_reaches_devices_that_then_ask_for_the_rest(
 def test_the_limit_of_the_desired_document_holds(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    bundle = make_bundle(tmp_path / "targets", engine_bytes=300_000)
+    bundle = make_bundle(tmp_path / "targets", engine_bytes=200_000)
     with Watcher(broker.port) as watcher, chunk_server(tmp_path / "targets", broker.port):
-        policy = InstallPolicy(max_bytes_per_s=150_000)
+        policy = InstallPolicy(max_bytes_per_s=200_000)
         ask_for(watcher, release_of(bundle), "slow", policy=policy)
         steps = []
         while not any(report.update.phase == "live" for report in watcher.seen.reports):
             assert watcher.take(WAIT_S)
             steps = [report.update.received_bytes for report in watcher.seen.reports]
     assert len(set(steps)) >= 3  # it came in steps
+
+
+def test_a_release_comes_from_a_stick_that_the_desired_document_names(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "stick")
+    with Watcher(broker.port) as watcher:
+        places = (str(tmp_path / "nothing"), bundle.parent.as_uri())
+        ask_for(watcher, release_of(bundle, sources=places), "stick")
+        assert result(watcher, "stick").phase == "live"
+        assert watcher.drain().requests == []
+
+
+def test_what_a_link_listens_to_holds_until_it_changes(broker: Mosquitto) -> None:
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    settings = LinkSettings("127.0.0.1", broker.port, "listener", (("fixed", 0),))
+    link = Link(settings, events.put)
+
+    def heard(*topics: str) -> list[str]:
+        """Publish on topics and then on the fixed one; return what came."""
+        for topic in (*topics, "fixed"):
+            assert link.publish(topic, b"x", qos=1, wait_s=WAIT_S)
+        came = []
+        while not came or came[-1] != "fixed":
+            event = events.get(timeout=WAIT_S)
+            if isinstance(event, Message):
+                came.append(event.topic)
+        return came[:-1]
+
+    def await_up() -> None:
+        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
+            pass
+
+    link.listen((("early", 0),))
+    link.start()
+    await_up()
+    assert heard("early", "late") == ["early"]
+    link.listen((("late", 0),))
+    assert heard("early", "late") == ["late"]
+    broker.kill()
+    broker.start()
+    await_up()
+    assert heard("early", "late") == ["late"]
+    link.listen(())
+    assert heard("early", "late") == []
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fleet", "nowhere"), "nowhere/repository/targets is no folder: publish a bundle"),
+        (("--folder", "."), "cannot reach the broker at 127.0.0.1:9"),
+    ],
+)
+def test_a_server_that_cannot_serve_says_why(words: tuple[str, str], message: str) -> None:
+    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--broker", "127.0.0.1:9")
+    ended = subprocess.run((*command, *words), capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("chunk_server: ")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 # -- without a network

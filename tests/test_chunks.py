@@ -89,7 +89,7 @@ def test_an_index_makes_up_the_blob_or_is_refused(
         decode_index(index, spec)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200), st.integers(1, 10**6), st.sampled_from([1, 2]))
 @example(b"", 1, 2)
 def test_no_index_does_more_than_be_refused(index: bytes, size: int, chunk_format: int) -> None:
@@ -128,10 +128,10 @@ def new_share(base: Path, bundle: Path) -> float:
     return new_bytes / bundle.stat().st_size
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.randoms(), st.integers(0, 400_000))
-def test_chunks_cover_any_file(chance: random.Random, size: int) -> None:
-    data = chance.randbytes(size)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 400_000))
+def test_chunks_cover_any_file(seed: int, size: int) -> None:
+    data = random.Random(seed).randbytes(size)
     table, chunk_bytes = cut_bundle(Bytes(data))
     assert chunk_bytes == CHUNK_BYTES
     assert table.starts[-1] == size
@@ -153,10 +153,9 @@ def test_a_tensor_begins_a_chunk_of_its_own_length(tmp_path: Path) -> None:
         assert tensors[part.key.removeprefix("tensor ")].nbytes == part.stop - part.start
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_change_moves_no_other_chunks(tmp_path: Path, seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    tensors = detector(chance, blocks=20)
+def test_a_change_moves_no_other_chunks(tmp_path: Path) -> None:
+    chance = np.random.default_rng()
+    tensors = detector(chance, blocks=20, width=32)
     base = write_model_bundle(tmp_path / "1.bundle", tensors)
     total = base.stat().st_size
     head = {**tensors, "head.weight": tensors["head.weight"] + 1}
@@ -183,7 +182,7 @@ def test_a_large_file_has_larger_chunks_instead_of_a_long_index(
     assert table.count <= 10
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_damaged_bundle_still_has_a_layout(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -227,7 +226,7 @@ def serve(fetch: Fetch, blob: Blob) -> list[int]:
 
 
 def test_a_device_copies_what_a_slot_has_and_asks_for_the_rest(tmp_path: Path) -> None:
-    tensors = detector(np.random.default_rng(4), blocks=12)
+    tensors = detector(np.random.default_rng(4), blocks=9)
     base = write_model_bundle(tmp_path / "1.bundle", tensors)
     head = {**tensors, "head.weight": -tensors["head.weight"]}
     bundle = write_model_bundle(tmp_path / "2.bundle", head, version="2")

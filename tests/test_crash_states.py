@@ -334,7 +334,7 @@ def test_a_board_survives_a_power_cut_at_any_step(
         count, _different = check_all(recording, check_board, disk, chance, most_subsets=16)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}") from error
-    assert count > 1000
+    assert count > 900  # the shortest stories have about 1000
 
 
 @pytest.mark.slow

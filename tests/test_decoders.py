@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from decoder_references import HEIGHT, WIDTH, frame_view
 
+from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import (
     BoxesScores,
@@ -18,6 +19,7 @@ from pipelines.decode_config import (
     Finished,
     Heatmaps,
     Movenet,
+    RetinaFace,
     Rows,
     Scrfd,
     TextDetection,
@@ -25,6 +27,7 @@ from pipelines.decode_config import (
     UltralyticsObb,
     UltralyticsPose,
     UltralyticsSegment,
+    YoloAnchors,
     Yolov5,
     Yolox,
     Yunet,
@@ -32,6 +35,7 @@ from pipelines.decode_config import (
 from pipelines.results import Detections
 from pipelines.stages.decode import View, decode, view_of
 from pipelines.stages.decoders.rotated import corners_of_rotated
+from pipelines.stages.decoders.table import DECODERS
 from pipelines.stages.preprocess import fit
 from scripts import bench_decoders
 
@@ -398,6 +402,64 @@ def test_scrfd(rng):
     assert result.keypoints.shape == (len(expected), 5, 3)
 
 
+def test_yolo_with_anchors_outside_the_file(rng):
+    strides = (8, 16, 32)
+    heads = [rng.normal(-1, 2, (3, HEIGHT // s, WIDTH // s, 5 + 4)).astype(np.float32)
+             for s in strides]  # fmt: skip
+    names = ("classes", "boxes", "516")  # as YOLOv7 names them
+    config = YoloAnchors(outputs=names, max_detections=500)
+    outputs = {name: head[None] for name, head in zip(names, heads, strict=True)}
+    result = decode(outputs, config, frame_view())
+    items = ref.yolo_anchors(heads, strides, config.anchors, 0.25)
+    agree(result, ref.placed(items, frame_view(), 0.45))
+    assert len(result) > 10
+
+
+def test_retinaface(rng):
+    strides, count = (8, 16, 32), 2 * CELLS
+    priors = RetinaFace(boxes="b", scores="s").priors
+    boxes = rng.normal(0, 1.5, (count, 4)).astype(np.float32)
+    scores = probabilities(rng, count, 2)
+    points = rng.normal(0, 2, (count, 10)).astype(np.float32)
+    outputs = {"b": boxes[None], "s": scores[None], "k": points[None]}
+    result = decode(outputs, RetinaFace(boxes="b", scores="s", keypoints="k"), frame_view())
+    items = ref.retinaface(boxes, scores, points, strides, priors, (WIDTH, HEIGHT), 0.5)
+    expected = ref.placed(items, frame_view(), 0.4)
+    agree(result, expected)
+    for face, item in zip(result.keypoints, expected, strict=True):
+        frame = [ref.to_frame([*point] * 2, frame_view())[:2]
+                 for point in np.array(item["rest"]).reshape(5, 2)]  # fmt: skip
+        np.testing.assert_allclose(face[:, :2], frame, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (YoloAnchors(outputs=("a", "b", "c"), anchors=((1, 2),) * 8), "8 anchors for 3 strides"),
+        (RetinaFace(boxes="b", scores="s", priors=(16, 32)), "2 priors for 3 strides"),
+    ],
+)
+def test_anchors_that_do_not_fit_the_strides_are_refused(config, message):
+    with pytest.raises(PipelineError, match=message):
+        DECODERS[type(config)].outputs(config, PreprocessConfig(width=WIDTH, height=HEIGHT))
+
+
+@pytest.mark.parametrize("kind", ["yolox", "yolo_anchors"])
+def test_boxes_of_a_letterbox_with_its_corner_at_the_picture_s(kind, rng):
+    view = frame_view("letterbox-corner")
+    assert (view.geometry.pad_x, view.geometry.pad_y) == (0, 0)
+    if kind == "yolox":
+        rows = np.concatenate([centres(rng, CELLS), np.sqrt(probabilities(rng, CELLS, 5))], axis=1)
+        rows = rows.astype(np.float32)
+        result = decode({"output": rows[None]}, Yolox(decoded=True), view)
+        agree(result, ref.placed(ref.yolov5(rows, 0.25), view, 0.45))
+        return
+    heads = [rng.normal(-1, 2, (3, HEIGHT // s, WIDTH // s, 6)).astype(np.float32) for s in (8,)]
+    config = YoloAnchors(outputs=("a",), strides=(8,), anchors=((12, 16), (19, 36), (40, 28)))
+    result = decode({"a": heads[0][None]}, config, view)
+    agree(result, ref.placed(ref.yolo_anchors(heads, (8,), config.anchors, 0.25), view, 0.45))
+
+
 DAMAGED = {
     "ultralytics_obb": (UltralyticsObb(), {"output0": (1, 8, CELLS)}),
     "ultralytics_segment": (UltralyticsSegment(), {"output0": (1, 10, CELLS),
@@ -406,6 +468,10 @@ DAMAGED = {
     "rows": (Rows(suppress=True), {"output0": (1, 30, 6)}),
     "yolov5": (Yolov5(), {"output0": (1, 60, 9)}),
     "yolox": (Yolox(), {"output": (1, CELLS, 9)}),
+    "yolo_anchors": (YoloAnchors(outputs=("a",), strides=(8,), anchors=((9, 9),) * 3),
+                     {"a": (1, 3, 4, 8, 9)}),
+    "retinaface": (RetinaFace(boxes="b", scores="s", keypoints="k", strides=(8,), priors=(16, 32)),
+                   {"b": (1, 64, 4), "s": (1, 64, 2), "k": (1, 64, 10)}),
     "boxes_scores": (BoxesScores(), {"boxes": (1, 50, 4), "scores": (1, 50, 3)}),
     "finished": (Finished(count="n"), {"det_boxes": (1, 9, 4), "det_scores": (1, 9),
                                        "det_classes": (1, 9), "n": (1, 1)}),

@@ -208,9 +208,8 @@ def test_a_hostile_difference_is_refused(hostile: bytes, message: str) -> None:
         decode_delta(hostile, 100, [BASE])
 
 
-@pytest.mark.parametrize("level", [1, 19])
-def test_a_decompression_bomb_is_cut_off_at_the_size_of_the_chunk(level: int) -> None:
-    bomb = zstandard.ZstdCompressor(level=level).compress(bytes(512 * 1024**2))
+def test_a_decompression_bomb_is_cut_off_at_the_size_of_the_chunk() -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(512 * 1024**2))
     assert len(bomb) < 64 * 1024
     rows = [(0, CHUNK, PLAIN, 1)]
     peak = _peak_bytes(lambda: decode_delta(payload(rows, bomb), CHUNK, [BASE]))
@@ -229,7 +228,7 @@ def _peak_bytes(act) -> int:
     return peak
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_difference_does_more_than_be_refused(data: st.DataObject) -> None:
     chance = data.draw(st.randoms())

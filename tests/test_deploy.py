@@ -23,6 +23,7 @@ from device.update.bundle import verify_folder
 from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.commands.deploy import deploy as deploy_command
+from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import start_broker
 from toolkit.fleet.deploy import (
     BrokerAddress,
@@ -107,7 +108,9 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
     bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
-    total = -(-bundle.stat().st_size // CHUNK_BYTES)
+    blob = Blob(bundle)
+    total = blob.table.count
+    blob.close()
     board.start()
     kept: set[int] = set()
     before = 0
@@ -138,13 +141,11 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
 
 def chunks_on_disk(board: AgentBox, bundle: Path) -> set[int]:
     (part,) = (board.state_dir / "download").glob("*.part")
-    wanted, found = bundle.read_bytes(), part.read_bytes()
-    starts = range(0, len(wanted), CHUNK_BYTES)
-    return {
-        start // CHUNK_BYTES
-        for start in starts
-        if wanted[start : start + CHUNK_BYTES] == found[start : start + CHUNK_BYTES]
-    }
+    data, blob = part.read_bytes(), Blob(bundle)
+    table = blob.table
+    blob.close()
+    pieces = (data[start : start + table.size(n)] for n, start in enumerate(table.starts[:-1]))
+    return {number for number, piece in enumerate(pieces) if table.fits(number, piece)}
 
 
 def test_a_broker_killed_in_a_download_costs_only_time(

@@ -10,6 +10,7 @@ import pytest
 from fleet_server_fixtures import PROFILE, device_row, release, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from postgresql_fixtures import postgresql
 
 from device.protocol.documents import Desired, DeviceFacts, Measured
 from toolkit.errors import RolloutError
@@ -22,6 +23,23 @@ from toolkit.fleet.rollout.targets import parse_requirements
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import load_devices
+
+
+def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:
+    with postgresql() as url:
+        store = open_database(url, tmp_path)
+        test_a_rollout_goes_from_canary_to_rest(store)
+        test_the_plan_says_whom_it_does_not_fit_before_anything_is_sent(open_empty(url, tmp_path))
+        store.close()
+
+
+def open_empty(url: str, folder: Path) -> Database:
+    """A second, empty store on the same server."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE second")
+    return open_database(f"{url.rpartition('/')[0]}/second", folder)
 
 
 @pytest.fixture

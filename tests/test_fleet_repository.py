@@ -29,9 +29,14 @@ from toolkit.fleet.repository import FleetRepository, make_repository, target_pa
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("fleet"), root_keys=1, threshold=1)
+
+
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path, root_keys=1, threshold=1)
+def fleet(first: Fleet, tmp_path: Path) -> Fleet:
+    return first.copied(tmp_path / "copy")
 
 
 def targets_of(fleet: Fleet) -> set[str]:
@@ -109,9 +114,9 @@ def test_the_same_bundle_again_changes_nothing(fleet: Fleet) -> None:
 
 
 def test_other_bytes_need_another_version(fleet: Fleet, tmp_path: Path) -> None:
-    other = make_bundle(tmp_path / "other", engine_bytes=1000)
+    bundle = make_bundle(tmp_path / "again", engine_bytes=1000)
     with pytest.raises(TrustError, match="is published with other bytes"):
-        publish_bundle(fleet.repository, other)
+        publish_bundle(fleet.repository, bundle)
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "../keys", ".hidden", "a\nb", "ä", "a b"])
@@ -168,9 +173,8 @@ def test_a_rotation_that_is_cut_off_anywhere_is_done_by_the_next(
 
 
 def test_a_power_cut_while_a_release_is_published_leaves_the_old_or_the_new_repository(
-    tmp_path: Path,
+    fleet: Fleet, tmp_path: Path
 ) -> None:
-    fleet = Fleet(tmp_path, root_keys=1, threshold=1)
     document = fleet.signed(fleet.desired(1))
     bundle = make_bundle(tmp_path / "new", version="2", engine_bytes=3000)
     with record(fleet.served) as recording:
@@ -235,9 +239,9 @@ def run(*words: str | Path) -> object:
 def test_the_command_makes_publishes_refreshes_and_rotates(tmp_path: Path) -> None:
     folder = tmp_path / "robots"
     keys = ("--root-keys", "2", "--threshold", "2")
-    made = run("init", folder, *keys, "--broker", "mqtt.local:8883")
-    assert made["name"] == "robots"
-    assert (made["broker"]["host"], made["broker"]["port"]) == ("mqtt.local", 8883)
+    settings = run("init", folder, *keys, "--broker", "mqtt.local:8883")
+    assert settings["name"] == "robots"
+    assert (settings["broker"]["host"], settings["broker"]["port"]) == ("mqtt.local", 8883)
     published = run("publish", make_bundle(tmp_path / "in"), "--fleet", folder)
     assert published["target"] == f"good/1/{PROFILE}.bundle"
     before = {row["role"]: row["version"] for row in run("refresh", "--fleet", folder)}

@@ -1,6 +1,7 @@
 """Operators that move numbers, in Triton's interpreter, against onnxruntime."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import gpu_interpreter
 import numpy as np
@@ -428,13 +429,49 @@ def test_sampling_a_grid(mode: str, padding: str, align: int, rng: np.random.Gen
 
 @pytest.mark.parametrize("corners", ["half_pixel", "output_half_pixel"])
 @pytest.mark.parametrize("samples", [1, 2, 3])
-def test_regions_are_averaged(samples: int, corners: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("channels", [5, 16])
+def test_regions_are_averaged(
+    channels: int, samples: int, corners: str, rng: np.random.Generator
+) -> None:
     """Of maps of 9 x 11 at half the size; some regions lie outside, some have no size."""
+    case, feeds = regions_case(channels, samples, corners, rng)
+    close(case, feeds, rel=1e-4)
+
+
+@pytest.mark.parametrize("rest", ["a number", "a tensor"])
+@pytest.mark.parametrize("channels", [5, 16])
+def test_regions_that_are_not_chosen_get_the_rest(
+    channels: int, rest: str, rng: np.random.Generator
+) -> None:
+    case, feeds = regions_case(channels, 2, "half_pixel", rng)
+    (align,) = case.nodes
+    align.output[0] = "a"
+    choose = [align, node("Reshape", "m column", "c"), node("Where", "c a o", "y")]
+    weights = {"column": np.array([-1, 1, 1, 1])}
+    inputs = {**case.inputs, "m": (7,)}
+    if rest == "a number":
+        weights["o"] = np.array(3.5, np.float32)
+    else:
+        inputs["o"] = (7, channels, 3, 4)
+        feeds["o"] = rng.normal(size=inputs["o"]).astype(np.float32)
+    feeds["m"] = rng.uniform(size=7) < 0.5
+    chosen = replace(
+        case, nodes=choose, inputs=inputs, weights=weights, dtypes={**case.dtypes, "m": "bool"}
+    )
+    kernels = [launch.spec.title for launch in chosen.lower().launches]
+    assert kernels.count("roi_align") == 1
+    assert set(kernels) <= {"roi_align", *COPIES}
+    close(chosen, feeds, rel=1e-4)
+
+
+def regions_case(
+    channels: int, samples: int, corners: str, rng: np.random.Generator
+) -> tuple[Case, dict[str, np.ndarray]]:
     align = node(
         "RoiAlign", "x r b", "y", output_height=3, output_width=4, sampling_ratio=samples,
         spatial_scale=0.5, coordinate_transformation_mode=corners,
     )  # fmt: skip
-    shapes = {"x": (2, 5, 9, 11), "r": (7, 4), "b": (7,)}
+    shapes = {"x": (2, channels, 9, 11), "r": (7, 4), "b": (7,)}
     case = Case([align], shapes, {}, dtypes={"b": "int64"}, opset=16)
     low = rng.uniform(-8, 16, (7, 2))
     regions = np.concatenate([low, low + rng.uniform(0, 16, (7, 2))], axis=1)
@@ -445,7 +482,7 @@ def test_regions_are_averaged(samples: int, corners: str, rng: np.random.Generat
         "r": regions.astype(np.float32),
         "b": rng.integers(0, 2, 7),
     }
-    close(case, feeds, rel=1e-4)
+    return case, feeds
 
 
 def test_regions_of_images_that_are_not_there_are_of_the_nearest(rng: np.random.Generator) -> None:

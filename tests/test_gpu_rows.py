@@ -1,179 +1,171 @@
-"""Rows whose number data decide: padded to their bound where a head multiplies them."""
+"""Softmax and normalizations, interpreted on the CPU, against onnxruntime and NumPy."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import cuda_double
+import gpu_interpreter
 import numpy as np
-import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-from detector_graphs import BOXES, KEPT, detector, detector_feeds
-from onnx import TensorProto, helper
+from gpu_graphs import Case, node
 
-from device.runtime.session import open_session
-from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.gpu.rows.rewrite import give_bounds
-from toolkit.gpu.support import ask_support
-from toolkit.graph.passes import run_passes
-from toolkit.partition.planning import portable
+pytest.importorskip("triton", reason="Triton is not installed")
+
+LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
+PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+def check(case: Case, precision: str, rng: np.random.Generator) -> None:
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
+    for name, truth in case.truth(feeds).items():
+        agrees(found[name], truth, precision)
 
 
-def bounded(model: onnx.ModelProto) -> tuple[ir.Model, str]:
-    """The model after all passes, and what was done to its rows."""
-    graph, _ = run_passes(ir.from_proto(model))
-    done = give_bounds(graph)
-    return graph, done
+def agrees(found: np.ndarray, truth: np.ndarray, precision: str) -> None:
+    assert found.shape == truth.shape
+    assert found.dtype == truth.dtype
+    difference = np.linalg.norm(found.astype(np.float64) - truth)
+    assert difference < LIMITS[precision] * np.linalg.norm(truth)
 
 
-@pytest.mark.parametrize("good", [0, 1, 3, KEPT, BOXES])
-def test_padding_changes_no_result(good: int, rng: np.random.Generator) -> None:
-    model = detector(rng)
-    graph, done = bounded(model)
-    subsets, padded = done.split("; ")
-    assert subsets == "computed 2 subsets of rows as all rows"
-    assert padded.startswith(f"padded the rows of 'slice' to {KEPT} for ")
-    feeds = detector_feeds(rng, good)
-    expected = run(model, feeds)
-    assert len(expected["places"]) == min(good, KEPT)
-    for name, values in run(ir.to_proto(graph), feeds).items():
-        assert np.array_equal(values, expected[name])
+ROWS = [((2, 3, 4, 5), 1), ((2, 3, 4, 5), -1), ((7, 300), 1), ((3, 33, 8), 0), ((1, 5), 1)]
 
 
-def test_kernels_compute_the_head(rng: np.random.Generator) -> None:
-    graph, _ = bounded(detector(rng))
-    refused = ask_support(graph).refused
-    sizes = {node.op_type: list(node.outputs[0].shape or ()) for node in graph.graph}
-    assert sizes["Gemm"] == [KEPT, 3]
-    multiplying = {n.op_type: n.name in refused for n in graph.graph}
-    assert not any(multiplying[op] for op in ("Conv", "Gemm", "RoiAlign", "Softmax"))
-    assert "ScatterElements" not in multiplying
-
-
-def head_of(middle: list[onnx.NodeProto]) -> onnx.ModelProto:
-    """Rows that NonZero chooses, at most 5, through `middle` from `r` to `m`, then a product."""
-    nodes = [
-        helper.make_node("NonZero", ["mask"], ["at"], "nonzero"),
-        helper.make_node("Squeeze", ["at", "first_axis"], ["places"], "squeeze"),
-        helper.make_node("Slice", ["places", "start", "end", "first_axis"], ["first"], "slice"),
-        helper.make_node("Gather", ["x", "first"], ["r"], "gather"),
-        *middle,
-        helper.make_node("MatMul", ["m", "w"], ["y"], "product"),
-    ]
-    w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    weights = {"w": w, "first_axis": np.array([0]), "start": np.array([0]), "end": np.array([5])}
-    weights |= {"column": np.array([1]), "turned": np.array([4, -1]), "two": np.array([2])}
-    graph = helper.make_graph(
-        nodes,
-        "head",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, (9, 4)),
-            helper.make_tensor_value_info("mask", TensorProto.BOOL, (9,)),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(values, name) for name, values in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
-
-
-def node(op: str, inputs: str, output: str = "m", **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), [output], name=f"{op} {output}", **attributes)
-
-
-ALONE = {
-    "a function": [node("Tanh", "r")],
-    "another axis": [node("Softmax", "r", axis=1)],
-    "a sum of each row": [node("ReduceSum", "r column", "s"), node("Mul", "r s")],
-    "reshaped and back": [
-        node("Unsqueeze", "r column", "u"),
-        node("Transpose", "u", "t", perm=[1, 0, 2]),
-        node("Squeeze", "t first_axis"),
-    ],
-    "its own number of rows": [
-        node("Shape", "r", "n"),
-        node("ConstantOfShape", "n", "zeros"),
-        node("Add", "r zeros"),
-    ],
-}
-TOGETHER = {
-    "softmax over rows": [node("Softmax", "r", axis=0)],
-    "a running sum": [node("CumSum", "r start")],
-    "a mean of all rows": [node("ReduceMean", "r", "s", axes=[0]), node("Mul", "r s")],
-    "rows from behind": [node("Slice", "r two end first_axis")],
-    "rows as columns": [
-        node("Reshape", "r turned", "t"),
-        node("Transpose", "t"),
-    ],
-    "normalized by their number": [
-        node("Shape", "r", "n"),
-        node("Cast", "n", "f", to=TensorProto.FLOAT),
-        node("ReduceProd", "f", "c", keepdims=0),
-        node("Div", "r c"),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
-def test_rows_are_padded_where_each_is_computed_alone(name: str, rng: np.random.Generator) -> None:
-    model = head_of({**ALONE, **TOGETHER}[name])
-    graph, done = bounded(model)
-    if name in ALONE:
-        assert "padded the rows of 'slice' to 5" in done
-    for good in (0, 2, 9):
-        mask = np.zeros(9, bool)
-        mask[rng.choice(9, good, replace=False)] = True
-        feeds = {"x": rng.normal(size=(9, 4)).astype(np.float32), "mask": mask}
-        try:
-            expected = run(model, feeds)["y"]
-        except ort.capi.onnxruntime_pybind11_state.RuntimeException:
-            continue  # no row to take a softmax or a mean of
-        assert np.allclose(run(ir.to_proto(graph), feeds)["y"], expected, rtol=1e-6, equal_nan=True)
-
-
-@pytest.fixture
-def gpu() -> Iterator[cuda_double.CudaDouble]:
-    with cuda_double.installed() as double:
-        yield double
-    sys.modules.pop("tensorrt", None)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_keeps_what_its_kernels_pass_to_each_other_on_the_gpu(
-    precision: str,
-    gpu: cuda_double.CudaDouble,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rng: np.random.Generator,
+@PRECISIONS
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("shape", "axis"), ROWS)
+def test_softmax_along_any_dimension(
+    op: str, shape: tuple[int, ...], axis: int, precision: str, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(portable, "_pays", lambda *_: True)  # the network is small
-    model = detector(rng)
-    onnx.save(model, tmp_path / "m.onnx")
-    with cuda_double.interpreted_cubins():
-        options = BuildOptions(precision=precision)
-        result = build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "m.engine", options)
-    maps = {"f0", "f1"}
-    first, last = (s for s in result.manifest.segments if maps & {*s.inputs, *s.outputs})
-    assert maps <= {*first.outputs}
-    with open_session(result.path) as session:
-        assert {r.implementation for r in session.reports} == {"cuda", "portable"}
-        assert sum("DtoD" in call for call in gpu.calls) == len(maps)
-        for good in (0, 2, BOXES):
-            feeds = detector_feeds(rng, good)
-            expected, actual = run(model, feeds), session.infer(feeds)
-            limit = 1e-5 if precision == "fp32" else 4e-3
-            assert np.allclose(actual["places"], expected["places"], rtol=limit)
-            assert actual["classes"].shape == expected["classes"].shape
-            assert np.abs(actual["classes"] - expected["classes"]).max(initial=0) < limit
-            one_by_one = session.segment_times_ms(feeds)
-            assert [*one_by_one] == [segment.name for segment in result.manifest.segments]
+    check(Case([node(op, "x", "y", axis=axis)], {"x": shape}, {}), precision, rng)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("shape", [(2, 20001), (20001, 2)])
+def test_rows_too_long_for_a_block(
+    op: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    case = Case([node(op, "x", "y", axis=int(np.argmax(shape)))], {"x": shape}, {})
+    check(case, "fp32", rng)
+
+
+def test_hardmax_marks_the_first_of_equal_numbers(rng: np.random.Generator) -> None:
+    case = Case([node("Hardmax", "x", "y", axis=1)], {"x": (40, 3, 9)}, {})
+    feeds = {"x": rng.integers(0, 2, (40, 3, 9)).astype(np.float32)}
+    found = gpu_interpreter.run(case.lower("fp16"), feeds)["y"]
+    assert np.array_equal(found, case.truth(feeds)["y"])
+
+
+def test_softmax_of_pixels_stays_channels_last(rng: np.random.Generator) -> None:
+    nodes = [
+        node("MaxPool", "x", "p", kernel_shape=[2, 2]),
+        node("Softmax", "p", "s", axis=1),
+        node("MaxPool", "s", "y", kernel_shape=[2, 2]),
+    ]
+    case = Case(nodes, {"x": (2, 7, 9, 8)}, {})
+    kernels = [call.spec.title for call in case.lower("fp16").launches]
+    assert kernels[1:4] == ["max_pool", "softmax", "max_pool"]
+    check(case, "fp16", rng)
+
+
+def test_a_block_of_minus_infinity_in_a_long_row(rng: np.random.Generator) -> None:
+    case = Case([node("Softmax", "x", "y", axis=1)], {"x": (2, 20001)}, {})
+    feeds = case.feeds(rng)
+    feeds["x"][0, :9000] = -np.inf
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
+    agrees(found, case.truth(feeds)["y"], "fp32")
+
+
+NORMS = {
+    "layers": ("LayerNormalization", (2, 7, 48), (48,), {"axis": -1}),
+    "layers of two dimensions": ("LayerNormalization", (3, 5, 4, 6), (4, 6), {"axis": 2}),
+    "layers with repeated factors": ("LayerNormalization", (3, 5, 4, 6), (1, 6), {"axis": -2}),
+    "long layers": ("LayerNormalization", (3, 17000), (17000,), {"epsilon": 1e-3}),
+    "instances": ("InstanceNormalization", (2, 5, 4, 7), (5,), {"epsilon": 1e-2}),
+    "instances of signals": ("InstanceNormalization", (2, 5, 100), (5,), {}),
+    "large instances": ("InstanceNormalization", (1, 3, 80, 70), (3,), {}),
+}
+
+
+@PRECISIONS
+@pytest.mark.parametrize("name", NORMS)
+def test_normalizations_with_factors(name: str, precision: str, rng: np.random.Generator) -> None:
+    op, shape, factors, attributes = NORMS[name]
+    weights = {n: rng.normal(size=factors).astype(np.float32) for n in ("g", "b")}
+    check(Case([node(op, "x g b", "y", **attributes)], {"x": shape}, weights), precision, rng)
+
+
+@PRECISIONS
+def test_instances_of_pixels_and_what_follows_are_one_kernel(
+    precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("MaxPool", "x", "p", kernel_shape=[2, 2]),
+        node("InstanceNormalization", "p g b", "n"),
+        node("Relu", "n", "y"),
+    ]
+    weights = {n: rng.normal(size=37).astype(np.float32) for n in ("g", "b")}
+    case = Case(nodes, {"x": (2, 37, 9, 9)}, weights)
+    assert [call.spec.title for call in case.lower("fp16").launches][1:3] == [
+        "max_pool",
+        "normalize",
+    ]
+    check(case, precision, rng)
+
+
+@pytest.mark.parametrize("axes", [[0, 2, 3], [1], [0, 1, 2, 3]])
+def test_mean_variance_normalization(axes: list[int], rng: np.random.Generator) -> None:
+    case = Case([node("MeanVarianceNormalization", "x", "y", axes=axes)], {"x": (3, 4, 5, 6)}, {})
+    check(case, "fp32", rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("p", [1, 2])
+def test_lp_normalization_keeps_rows_of_zeros(
+    p: int, precision: str, rng: np.random.Generator
+) -> None:
+    case = Case([node("LpNormalization", "x", "y", axis=1, p=p)], {"x": (3, 40, 5)}, {})
+    feeds = case.feeds(rng)
+    feeds["x"][1, :, 2] = 0
+    agrees(
+        gpu_interpreter.run(case.lower(precision), feeds)["y"], case.truth(feeds)["y"], precision
+    )
+
+
+@PRECISIONS
+@pytest.mark.parametrize("shape", [(2, 10, 4, 5), (1, 3, 7, 1), (1, 70, 2, 2)])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_normalization_by_the_channels_around(
+    size: int, shape: tuple[int, ...], precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("LRN", "x", "n", size=size, alpha=0.5, beta=0.6, bias=1.5),
+        node("Relu", "n", "y"),
+    ]
+    check(Case(nodes, {"x": shape}, {}), precision, rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_groups_as_exporters_write_them_stay_channels_last(
+    groups: int, precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("MaxPool", "x", "p", kernel_shape=[2, 2]),
+        node("Reshape", "p split", "g"),
+        node("InstanceNormalization", "g ones zeros", "i"),
+        node("Reshape", "i whole", "j"),
+        node("Mul", "j gain", "m"),
+        node("Add", "bias m", "a"),
+        node("Relu", "a", "r"),
+        node("MaxPool", "r", "y", kernel_shape=[2, 2]),
+    ]
+    weights = {
+        "split": np.array([0, groups, -1], np.int64),
+        "whole": np.array([2, 8, 8, 7], np.int64),
+        "ones": rng.normal(size=groups).astype(np.float32),
+        "zeros": rng.normal(size=groups).astype(np.float32),
+        "gain": rng.normal(size=(8, 1, 1)).astype(np.float32),
+        "bias": rng.normal(size=(1, 8, 1, 1)).astype(np.float32),
+    }
+    case = Case(nodes, {"x": (2, 8, 9, 8)}, weights)
+    found = [call.spec.title for call in case.lower(precision).launches]
+    assert found[1:4] == ["max_pool", "normalize", "max_pool"]
+    check(case, precision, rng)

@@ -32,6 +32,7 @@ from device.runtime.line_steps import (
     plan_steps,
 )
 from device.runtime.session import open_session
+from device.session import DeviceArray, SessionPool
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
@@ -214,8 +215,40 @@ def test_a_line_runs_on_addresses_of_the_caller(
         assert np.array_equal(result, expected)
 
 
-@pytest.mark.parametrize("foreign", [77, 0])
-@pytest.mark.parametrize("plans", ["plans", "none"])  # a line with a DLA, and kernels alone
+def test_frames_on_two_streams_do_not_wait_for_each_other(
+    engines: Path, gpu: cuda_double.CudaDouble, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    engine = engines / "int8.engine"
+    prepare_all(engine, tmp_path / "plans")
+    frames = [rng.normal(size=(1, 3, 32, 32)).astype(np.float32) for _ in range(2)]
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        expected = [session.infer({"x": x})["y"] for x in frames]
+    streams = [0x900000, 0x900008]
+    gpu.streams |= {stream: [] for stream in streams}
+    arrays = []
+    for x in frames:
+        arrays.append(DeviceArray(gpu.take(x.nbytes), x.shape, x.dtype))
+        gpu.memory[int(arrays[-1])][:] = x.reshape(-1).view(np.uint8)
+    with SessionPool(engine, plans=tmp_path / "plans") as pool:
+        results = [
+            pool.infer_on_device({"x": array}, stream=stream)["y"]
+            for array, stream in zip(arrays, streams, strict=True)
+        ]
+        gpu._cuStreamSynchronize(streams[1])
+        assert gpu.streams[streams[0]]  # the first frame has not run, and need not have
+        assert np.array_equal(values(gpu, results[1]), expected[1])
+        gpu._cuStreamSynchronize(streams[0])
+        assert np.array_equal(values(gpu, results[0]), expected[0])
+
+
+def values(gpu: cuda_double.CudaDouble, array: DeviceArray) -> np.ndarray:
+    return gpu.memory[int(array)][: array.nbytes].view(array.dtype).reshape(array.shape)
+
+
+# Of a line with a DLA, and of kernels alone; 0 is a thread that has none.
+@pytest.mark.parametrize(("foreign", "plans"), [(77, "plans"), (0, "plans"), (77, "none")])
 def test_no_call_of_a_session_leaves_its_context_current(
     foreign: int, plans: str, engines: Path, gpu: cuda_double.CudaDouble, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,7 +257,7 @@ def test_no_call_of_a_session_leaves_its_context_current(
     if plans == "plans":
         prepare_all(engines / "int8.engine", tmp_path / plans)
     x = np.zeros((1, 3, 32, 32), np.float32)
-    gpu.current = foreign  # as pycuda.autoinit leaves it; 0: a thread that has none
+    gpu.current = foreign  # as pycuda.autoinit leaves it
     session = open_session(engines / "int8.engine", plans=tmp_path / plans)
     assert gpu.current == foreign
     for call in (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from test_plan_pipeline import classifier
 from video_fixtures import COLOUR_TOML, colour_model
 
 import configs
@@ -69,6 +70,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_engine(model, "laptop", folder / "m.engine", BuildOptions(precision="fp32"))
     (folder / "labels.txt").write_text("red\ngreen\n")
     return folder / "m.engine"
+
+
+def test_a_new_pipeline_names_the_files_that_are_known(tmp_path: Path) -> None:
+    (tmp_path / "board").mkdir()
+    engine, path = tmp_path / "m.engine", tmp_path / "board" / "p.toml"
+    options = BuildOptions(precision="fp32")
+    build_engine(classifier(tmp_path / "m.onnx", 4), "laptop", engine, options)
+    result = invoke("new", "--model", engine, "--source", "test://", "-o", path)
+    assert result.exit_code == 0, result.output
+    assert load_pipeline(path).engine == str(engine)  # not below the folder of the file
+    labels = tmp_path / "labels.txt"
+    labels.write_text("dark\nbright\n")
+    assert "it fits" in invoke("check", path, "--labels", labels).output
+    result = invoke("new", "--model", ROBOT, "--source", "test://", "-o", tmp_path / "r.toml")
+    assert load_pipeline(tmp_path / "r.toml").labels.endswith("robot-objects.labels.txt")
 
 
 def check(tmp_path: Path, text: str, *arguments: object) -> Result:

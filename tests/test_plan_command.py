@@ -224,11 +224,13 @@ def test_a_node_kept_on_the_gpu_says_so(model):
     assert processors(plan)["conv4"] == "dla0"
 
 
-def test_all_that_is_not_forced_onto_the_dla_stays_on_the_gpu(model):
-    asked = ("--objective", "gpu-relief", "--force-gpu", "all", "--force-dla", "conv4")
+def test_all_nodes_but_those_named_for_the_dla_run_on_the_gpu(model):
+    asked = ("--objective", "gpu-relief", "--force-gpu", "all")
     (plan,) = plan_of(model, *asked)["plans"]
-    on_dla = [name for name, where in processors(plan).items() if where != "gpu"]
-    assert on_dla == ["conv4"]
+    assert set(processors(plan).values()) == {"gpu"}
+    assert {row["rule"] for row in plan["nodes"] if row["node"] != "erf"} == {"F1"}
+    (plan,) = plan_of(model, *asked, "--force-dla", "conv4")["plans"]
+    assert {n for n, where in processors(plan).items() if where != "gpu"} == {"conv4"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_all_that_is_not_forced_onto_the_dla_stays_on_the_gpu(model):
     [
         (("--force-dla", "erf"), r"rule op.not-exposed refuses it: operator Erf, but"),
         (("--force-dla", "conv99"), r"no such node; the nearest names are conv9"),
-        (("--force-gpu", "conv99"), r"no such node; the nearest names are conv9"),
+        (("--force-gpu", "every"), r"--force-gpu every: the graph that is planned has no such"),
         (("--force-gpu", "all", "--force-dla", "all"), r"--force-dla` and --force-gpu"),
         (
             ("--force-dla", "conv1", "--force-gpu", "conv1"),

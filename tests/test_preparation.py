@@ -23,7 +23,7 @@ from device.agent.preparation import (
     refusal,
 )
 from device.protocol.messages import Failure, Ready
-from device.trust.exchange import TRUSTED
+from device.trust.exchange import TRUSTED, Unverified
 
 PATIENCE_S = 30.0
 READY = Row(segment="dla0.0", cached=False)
@@ -116,6 +116,21 @@ def test_a_refusal_of_tensorrt_ends_a_release_that_cannot_run_otherwise(
             board.updater._order.desired, TRUSTED
         )  # asked for again: still refused
         assert board.updater.update.phase == "refused"
+
+
+def test_a_prepared_release_is_not_tried_for_a_document_that_nobody_has_checked(
+    prepared: Prepared,
+) -> None:
+    board = prepared.board
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater.on_desired(board.desired("other"), Unverified(reason="no server"))
+    prepared.say(READY)
+    prepared.pump(lambda: prepared.preparation.folder is None)
+    assert board.updater.update.phase == "verifying"
+    assert board.updater.state.trial is None
+    board.updater.on_desired(board.desired("other"), TRUSTED)
+    prepared.pump(lambda: board.updater.update.phase == "trial")
 
 
 def test_a_preparation_that_dies_leaves_the_judgement_to_the_trial(

@@ -18,7 +18,7 @@ from device.agent.trial import (
     judge,
 )
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
-from device.trust.exchange import TRUSTED
+from device.trust.exchange import TRUSTED, Refused, Unverified
 from device.update import slots
 from device.update.decisions import (
     Decision,
@@ -27,6 +27,7 @@ from device.update.decisions import (
     Live,
     Refuse,
     TryIdle,
+    Verify,
     Waits,
     decide,
     update_of_slots,
@@ -175,6 +176,22 @@ def test_what_is_done_about_a_desired_release(
     ):
         assert decision.reason in actual.reason
         assert ("--retry" in actual.reason) == ("before" in decision.reason)
+
+
+@pytest.mark.parametrize("state", [SlotState(), STAGED, failed("refused"), failed("rolled_back")])
+@pytest.mark.parametrize(
+    ("verdict", "decision"),
+    [
+        (Refused(reason="by a stranger"), Refuse("by a stranger")),
+        (Refused(reason="an old timestamp", again=True), Refuse("an old timestamp")),
+        (Unverified(reason="no server"), Verify("no server")),
+    ],
+)
+def test_nothing_is_done_about_a_release_whose_signatures_do_not_fit(
+    state: SlotState, verdict: Refused | Unverified, decision: Decision
+) -> None:
+    assert decide(desired(retry=True), state, profile="p", verdict=verdict) == decision
+    assert decide(desired(), LIVE, profile="p", verdict=verdict) == Live()
 
 
 def test_a_failure_is_reported_until_another_release_is_live() -> None:

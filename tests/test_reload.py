@@ -13,7 +13,15 @@ import msgspec
 import pytest
 from test_several_models import DETECTOR, HEAD, ON_RED, SHADES, ShadeClassifier, config_of
 from test_sinks import subscriber
-from video_fixtures import LABELS, PATIENCE_S, ColourDetector, mosquitto, scene, wait_for
+from video_fixtures import (
+    LABELS,
+    PATIENCE_S,
+    ColourDetector,
+    free_port,
+    mosquitto,
+    scene,
+    wait_for,
+)
 
 from device.errors import ConfigError, PipelineError
 from device.protocol.messages import ChildMessage, Reload
@@ -41,6 +49,11 @@ score_threshold = 0.5
 TRACKED = PLAIN + "[tracker]\nconfirm_frames = 1\n"
 ZONE = '[[zones]]\nname = "yard"\npolygon = [[0, 0], [1, 0], [1, 1], [0, 1]]\n'
 JSONL = '[[sinks]]\nkind = "jsonl"\npath = "{}"\n'
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.runtime.reload.POLL_S", 0.03)
 
 
 # --- which changes are taken, and how they are said
@@ -158,9 +171,8 @@ def test_a_sink_that_cannot_be_opened_leaves_those_of_before(tmp_path: Path) -> 
     assert Path(video.path).stat().st_size > 0
 
 
-def test_a_port_changes_hands(tmp_path: Path) -> None:
-    with OpenSinks([PrometheusSink(port=0)], SinkContext(LABELS)) as sinks:
-        port = sinks.sinks[0]._server.server_address[1]  # type: ignore[attr-defined]
+def test_a_port_changes_hands() -> None:
+    port = free_port()
     one, other = PrometheusSink(port=port), PrometheusSink(port=port, host="0.0.0.0")
     with OpenSinks([one], SinkContext(LABELS)) as sinks:
         sinks.change([other])
@@ -175,7 +187,7 @@ def test_a_file_is_read_once_it_has_settled_or_when_it_is_asked_for(tmp_path: Pa
     path.write_text("a")
     file = ReloadFile(path)
     with FileWatch(file) as watch:
-        time.sleep(0.6)
+        time.sleep(0.15)
         assert watch.take() is None
         path.write_text("b")
         taken: list[str] = []
@@ -186,7 +198,7 @@ def test_a_file_is_read_once_it_has_settled_or_when_it_is_asked_for(tmp_path: Pa
 
         wait_for(take, PATIENCE_S, "the change")
         path.unlink()
-        time.sleep(0.6)
+        time.sleep(0.15)
         assert watch.take() is None
         path.with_suffix(".new").write_text("c")
         path.with_suffix(".new").rename(path)
@@ -359,7 +371,7 @@ def test_the_loop_lets_objects_end_while_it_waits_for_a_frame(tmp_path: Path) ->
     text = TRACKED + f'lost_s = 0.1\n[[sinks]]\nkind = "snapshot"\npath = "{tmp_path}/seen"\n'
     results: list[FrameResult] = []
     run_pipeline(
-        config_of(text, f"images://{tmp_path}/in?fps=1"),
+        config_of(text, f"images://{tmp_path}/in?fps=2"),
         Model(ColourDetector(), LABELS, ""),
         emit=lambda message: None,
         stop=threading.Event(),

@@ -66,6 +66,19 @@ def kit(tmp_path_factory: pytest.TempPathFactory, model: ModelBytes) -> Path:
     return folder
 
 
+def test_a_network_for_a_board_with_a_dla_is_there_on_each_processor(
+    tmp_path: Path, model: ModelBytes
+) -> None:
+    request = KitRequest(
+        "orin-nx-16gb", networks=[NetworkModel("m", model, "ab" * 32)], precisions=("int8",),
+        demo=False,
+    )  # fmt: skip
+    with cuda_double.interpreted_cubins():
+        kit, left_out = make_kit(tmp_path, request, lambda _: None)
+    assert {case.variant for case in kit.networks} >= {"gpu", "dla"}
+    assert all("nothing on the DLA" in reason for reason in left_out)
+
+
 @pytest.fixture(scope="module")
 def laptop_kit(tmp_path_factory: pytest.TempPathFactory, model: ModelBytes) -> Path:
     """A kit that this machine can run to the end: on its CPU, with a network and the demo."""

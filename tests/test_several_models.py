@@ -38,6 +38,7 @@ from pipelines.results import NO_TRACK, Attribute, Detections
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.pipeline import iter_results, run_pipeline
+from pipelines.runtime.trace import TraceWriter
 from pipelines.sinks.files import check_release
 from pipelines.sinks.lives import Lives
 from pipelines.sinks.table import FrameResult
@@ -181,6 +182,12 @@ def test_models_beside_each_other_see_the_same_frames_at_the_same_time(tmp_path:
         watch=results.append,
     )
     assert max(together) == 2
+    trace = tmp_path / "trace.json"
+    with TraceWriter(trace) as writer:
+        writer.add(results[0])
+    bars = [one for one in json.loads(trace.read_text())["traceEvents"] if one["ph"] == "X"]
+    begins = {one["name"]: (one["tid"], one["ts"]) for one in bars}
+    assert begins["second"] == (2, begins["preprocess"][1])  # in a row of its own, not behind
     assert [one.frame.seq for one in results] == [0, 1, 2, 3]
     for i, result in enumerate(results):
         assert [one.box for one in result.event.detections] == [(8.0 * i, 24.0, 8.0 * i + 8, 32.0)]
@@ -500,6 +507,11 @@ def test_the_examples_of_the_page_are_pipelines() -> None:
     page = (Path(__file__).parents[1] / "docs" / "several_models.md").read_text()
     whole, more = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert [one.on for one in parse_pipeline(whole, Path("yard.toml")).networks] == ["", "detector"]
+    jsonschema = pytest.importorskip("jsonschema")
+    tomllib = pytest.importorskip("tomllib")
+    validator = jsonschema.Draft202012Validator(json.loads(invoke("pipeline", "schema").stdout))
+    assert list(validator.iter_errors(tomllib.loads(whole + more))) == []
+    assert list(validator.iter_errors(tomllib.loads(whole + "speed = 1"))) != []
     spare = parse_pipeline(whole + more, Path("yard.toml")).networks[2]
     assert spare.feeding.width == 640
     assert spare.labels == "detector.labels.txt"
@@ -532,7 +544,7 @@ def test_a_process_runs_a_folder_and_takes_a_change_at_a_hangup(
 def test_the_agent_gives_a_process_the_address_of_each_camera(folder: Path, tmp_path: Path) -> None:
     board = tmp_path / "agent.toml"
     places = "".join(f"[sources.{name}]\nuri = '{folder}/in'\n" for name in ("left", "right"))
-    head = 'device = "b"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+    head = 'device = "b"\nprofile = "laptop"\nstate_dir = "s"\ndev = true\n[broker]\nhost = "h"\n'
     board.write_text(head + places)
     runner = PipelineRunner(load_agent_config(board), "fleet/v1/b", PIPELINE, lambda event: None)
     given = runner._environment()

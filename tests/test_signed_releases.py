@@ -1,13 +1,17 @@
 """Signed releases end to end: a real broker, a real agent without `dev`, and its checks."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 
+from toolkit.cli.main import tandem
 from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.repository import FleetRepository, make_repository
 
 
@@ -19,8 +23,10 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> FleetRepository:
-    return make_repository(tmp_path / "fleet", root_keys=2, threshold=2)
+def fleet(tmp_path: Path, broker: Mosquitto) -> FleetRepository:
+    folder, address = tmp_path / "fleet", f"127.0.0.1:{broker.port}"
+    make_fleet(folder, name="robots", broker=address, root_keys=2, threshold=2)
+    return FleetRepository(folder)
 
 
 @pytest.fixture
@@ -52,6 +58,16 @@ def test_a_board_takes_signed_releases_follows_new_keys_and_refuses_the_rest(
     foreign = deploy(broker, third, stranger.fleet)
     assert (foreign.phase, foreign.sent_bytes) == ("refused", 0)
     assert "is not signed by enough of the keys that root trusts" in foreign.reason
-    back = deploy(broker, first, fleet.fleet)  # from the other slot
-    assert (back.live, back.sent_bytes) == (True, 0)
+    words = ("deploy", str(first), "--device", DEVICE, "--fleet", str(fleet.fleet), "--json")
+    done = CliRunner().invoke(tandem, words)  # from the other slot
+    assert done.exit_code == 0, done.output
+    back = json.loads(done.stdout)
+    assert (back["phase"], back["sent_bytes"]) == ("live", 0)
     assert [name for name, _pid in board.runs()] == ["good"] * 3
+
+
+def test_deploy_asks_for_a_broker_or_a_fleet(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
+    done = CliRunner().invoke(tandem, ("deploy", str(bundle), "--device", DEVICE))
+    assert done.exit_code == 2
+    assert "name the broker with --broker, or a fleet with --fleet" in done.output

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
+from device.runtime.pool import MAX_SESSIONS
 from device.runtime.tensorrt import children
 from device.runtime.tensorrt import prepare as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
@@ -36,7 +39,7 @@ from device.runtime.tensorrt.messages import MESSAGES, explain
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
-from device.session import Session, open_session
+from device.session import Session, SessionPool, open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.tensorrt import tensorrt_segment
 from toolkit.graph.extract import extract_segments
@@ -218,6 +221,64 @@ def test_frames_take_turns_on_the_cores(
         for _ in range(3):
             session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
     assert cores == [0, 1, 0]
+
+
+def test_frames_of_two_threads_are_on_both_cores_at_the_same_time(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    feeds = [{"x": np.full((1, 3, 32, 32), value, np.float32)} for value in (0.5, -1.0)]
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        expected = [session.infer(feed)["y"] for feed in feeds]
+    meeting = threading.Barrier(2, timeout=30)  # passes only if both are inside
+    cores: list[int] = []
+    enqueue = LoadedPlan.enqueue
+
+    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        meeting.wait()
+        cores.append(self.core or 0)
+        enqueue(self, addresses, stream)
+
+    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    with (
+        SessionPool(engine, plans=tmp_path / "plans") as pool,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for number, reports in enumerate(pool.reports):
+            (reason,) = [row.reason for row in reports if row.processor == "dla0"]
+            assert f"DLA core {number}" in reason
+        results = [result["y"] for result in threads.map(pool.infer, feeds)]
+    assert sorted(cores) == [0, 1]
+    assert all(np.array_equal(*pair) for pair in zip(results, expected, strict=True))
+
+
+def test_one_thread_takes_the_sessions_of_a_pool_in_turn(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    cores: list[int | None] = []
+    enqueue = LoadedPlan.enqueue
+
+    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        cores.append(self.core)
+        enqueue(self, addresses, stream)
+
+    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    pool = SessionPool(engine, 3, plans=tmp_path / "plans")
+    for _ in range(4):
+        pool.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+    pool.close()
+    assert cores == [0, 1, 0, 0]  # the third session is on the first core again
+    with pytest.raises(SessionError, match="closed"):
+        pool.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+
+
+@pytest.mark.parametrize("count", [0, MAX_SESSIONS + 1])
+def test_a_pool_of_no_sessions_or_too_many_is_refused(count: int, engine: Path) -> None:
+    with pytest.raises(SessionError, match=f"a pool of {count} sessions was asked for; give 1 to"):
+        SessionPool(engine, count)
 
 
 def test_plans_are_loaded_into_the_primary_context(

@@ -11,7 +11,18 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
-EXTRAS = ("camera", "portable", "host", "serial", "torch", "tensorflow", "gpu-build", "cuda")
+EXTRAS = (
+    "camera",
+    "portable",
+    "fleet",
+    "postgresql",
+    "host",
+    "serial",
+    "torch",
+    "tensorflow",
+    "gpu-build",
+    "cuda",
+)
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",

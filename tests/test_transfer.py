@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from device.errors import TransferError
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.chunk_table import ChunkTable, decode_index
-from device.update.fetching import Fetching
+from device.update.fetching import Fetching, FetchOptions
 from device.update.part_file import Fetch, PartFile
-from device.update.transfer import MAX_CORRUPT_IN_A_ROW, STALL_MAX_S, STALL_S, Download
+from device.update.peers import MAX_CORRUPT_IN_A_ROW
+from device.update.transfer import STALL_MAX_S, STALL_S, Download
 from device.update.window import WINDOW_MAX, WINDOW_START, RateLimit, Window
 
 CHUNK = 4096
@@ -198,6 +199,22 @@ def test_a_rate_limit_holds_without_a_chunk_asked_for_twice() -> None:
     duration_s, in_flight = on_a_line(download, 0.01, 1e9)
     assert 197.0 < duration_s < 201.0
     assert max(in_flight) == 1
+
+
+def test_a_new_limit_holds_from_then_on(tmp_path: Path) -> None:
+    blob = blob_of(50)
+    fetching = Fetching(tmp_path, WINDOW_MAX)
+    fetching.begin(spec_of(blob))
+    fetching.take(spec_of(blob).sha256, "index", index_of(blob), 0.0)
+    first = fetching.next_request(0.0)
+    assert first is not None
+    assert len(first.chunks) == WINDOW_START
+    fetching.begin(spec_of(blob), FetchOptions({}, bytes_per_s=1024))
+    second, third = fetching.next_request(1.0), fetching.next_request(1.001)
+    assert second is not None
+    assert len(second.chunks) == 1
+    assert third is None
+    fetching.remove()
 
 
 def test_a_line_slower_than_the_patience_is_not_asked_twice() -> None:
@@ -444,7 +461,23 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
 
 
 @pytest.mark.parametrize(
-    "part", ["", "-1", "1x", "²", "9" * 30, "index/", "1/", "0/a/b", "0/+", f"0/{'x' * 33}"]
+    "part",
+    [
+        "",
+        "-1",
+        "d",
+        "d-1",
+        "dd0",
+        "dindex",
+        "1x",
+        "²",
+        "9" * 30,
+        "index/",
+        "1/",
+        "0/a/b",
+        "0/+",
+        f"0/{'x' * 33}",
+    ],
 )
 def test_topics_that_name_no_part_are_ignored(tmp_path: Path, part: str) -> None:
     blob = blob_of(3)

@@ -30,11 +30,16 @@ from toolkit.fleet.repository import make_director
 Shown = tuple[bytes, Path]
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    fleet = Fleet(tmp_path)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     assert isinstance(fleet.verify(fleet.signed(fleet.desired(counter=1))), Trusted)
     return fleet
+
+
+@pytest.fixture
+def fleet(first: Fleet, tmp_path: Path) -> Fleet:
+    return first.copied(tmp_path / "copy")
 
 
 def copy_of(fleet: Fleet, name: str = "shown") -> Path:
@@ -112,9 +117,9 @@ def altered_metadata(fleet: Fleet) -> Shown:
     shown = copy_of(fleet)
     path = shown / "metadata/2.targets.json"
     data = path.read_bytes()
-    wanted = fleet.release.blob.sha256.encode()
-    assert wanted in data
-    path.write_bytes(data.replace(wanted, b"0" * 64))
+    sha256 = fleet.release.blob.sha256.encode()
+    assert sha256 in data
+    path.write_bytes(data.replace(sha256, b"0" * 64))
     (fleet.state / "metadata/targets.json").unlink()
     return document(fleet), shown
 

@@ -19,7 +19,7 @@ from device.update.fetching import MQTT_SILENT_S, Fetching, FetchOptions
 from device.update.source_choice import AGAIN_S, SourceChoice
 from device.update.sources.reader import MQTT, SourceEvent, is_source
 from device.update.sources.source import file_names
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.blob import Blob, write_index
 
 TARGET = "robot/1/test-board.bundle"
 
@@ -145,7 +145,8 @@ def path_of(blob: Blob) -> str:
 def site_of(blob: Blob, **more: object) -> Site:
     data = blob.file.read(0, blob.spec.bytes)
     path = path_of(blob)
-    return Site({path: data, f"{path}.index": blob.index}, **more)  # type: ignore[arg-type]
+    index = write_index(blob.path).read_bytes()
+    return Site({path: data, f"{path}.index": index}, **more)  # type: ignore[arg-type]
 
 
 def check_whole(device: Device, blob: Blob) -> None:

@@ -21,7 +21,7 @@ from device.agent.preparation import Preparation
 from device.agent.updater import READ_AGAIN_S, Updater
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Failure
-from device.trust.exchange import TRUSTED
+from device.trust.exchange import TRUSTED, Refused, Unverified, Verdict
 from device.update import slots
 from device.update.slot_store import SlotStore
 
@@ -97,6 +97,23 @@ def test_advance_reports_progress(board: Board) -> None:
     board.updater.downloads.on_part(board.blob.sha256, "0", board.chunks[0], 0.0)
     board.updater.advance(0.0)
     assert board.updater.update.received_bytes == len(board.chunks[0])
+
+
+@pytest.mark.parametrize("verdict", [Unverified(reason="no server"), Refused(reason="a stranger")])
+def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_nothing(
+    board: Board, verdict: Verdict
+) -> None:
+    phase = "verifying" if isinstance(verdict, Unverified) else "refused"
+    board.updater.on_desired(board.desired("other"), verdict)
+    board.deliver_all()
+    board.updater.advance(0.0)
+    assert (board.updater.update.phase, board.updater.update.reason) == (phase, verdict.reason)
+    assert board.updater.next_request(0.0) is None
+    assert board.updater.state.trial is None
+    board.updater.on_desired(board.desired("other"), TRUSTED)  # they do now
+    board.deliver_all()
+    board.updater.advance(0.0)
+    assert board.updater.update.phase == "trial"
 
 
 def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None:

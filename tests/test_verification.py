@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -88,14 +89,14 @@ class Checked:
 
 @pytest.fixture
 def make(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., Checked]]:
-    made: list[Checked] = []
+    checks: list[Checked] = []
 
     def make(command: tuple[str, ...] | None = None, **trust: object) -> Checked:
-        made.append(Checked(fleet, tmp_path, command, **trust))
-        return made[-1]
+        checks.append(Checked(fleet, tmp_path, command, **trust))
+        return checks[-1]
 
     yield make
-    for one in made:
+    for one in checks:
         one.verification.stop()
 
 
@@ -133,6 +134,7 @@ def test_a_newer_document_ends_the_check_of_the_last_one(
     verification = checked.verification
     verification.take(fleet.signed(fleet.desired(1, device="board-2")), 0.0)
     verification.advance(0.0)
+    checked.now_s = 1.0
     assert isinstance(checked.check(fleet.signed(fleet.desired(2))), Trusted)
 
 
@@ -148,23 +150,41 @@ def test_a_child_that_ends_without_a_verdict_is_started_again_later(
     assert isinstance(verdict, Unverified)
     assert verdict.reason.endswith("ended without a result: the disk is gone")
     pauses = []
-    for _ in range(6):
+    for _ in range(7):
         due_s = checked.verification.due_s
         assert due_s is not None
         pauses.append(due_s - checked.now_s)
         checked.now_s = due_s
         assert checked.verification.advance(due_s) is None
         checked.wait()
-    assert pauses == [5.0, 15.0, 60.0, 300.0, 600.0, 600.0]
+    assert pauses == [5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 3600.0]
 
 
-def test_a_connection_that_is_back_ends_the_pause(
+def test_a_connection_or_the_document_again_ends_a_long_pause(
     fleet: Fleet, make: Callable[..., Checked]
 ) -> None:
-    checked = make(python(SAYS))
-    checked.check(fleet.signed(fleet.desired(1)))
-    checked.verification.on_reconnect(1.0)
-    assert checked.verification.due_s == 1.0
+    checked, document = make(python(SAYS)), fleet.signed(fleet.desired(1))
+    verification = checked.verification
+    checked.check(document)
+    for again in (lambda: verification.look_again(1.0), lambda: verification.take(document, 1.0)):
+        verification._due_s = 3600.0
+        again()
+        assert verification.due_s == 5.0  # after its last start
+    verification.look_again(100.0)
+    assert verification.due_s == 5.0
+
+
+def test_a_flood_of_documents_starts_a_child_a_second(
+    fleet: Fleet, make: Callable[..., Checked]
+) -> None:
+    verification = make(python(HANGS)).verification
+    children = set()
+    for number in range(100):
+        now_s = number / 50
+        verification.take(fleet.signed(fleet.desired(number)), now_s)
+        assert verification.advance(now_s) is None
+        children |= {verification._child} - {None}
+    assert len(children) == 2
 
 
 def test_a_child_that_hangs_is_killed(fleet: Fleet, make: Callable[..., Checked]) -> None:
@@ -179,6 +199,28 @@ def test_a_child_that_hangs_is_killed(fleet: Fleet, make: Callable[..., Checked]
     assert isinstance(verdict, Unverified)
     assert "took longer than 1 s" in verdict.reason
     assert child.poll() is not None
+
+
+def test_checks_that_are_killed_leave_nothing_behind(
+    fleet: Fleet, make: Callable[..., Checked]
+) -> None:
+    checked = make(repository=str(fleet.served))
+    verification, folder = checked.verification, checked.verification._state_dir
+    (folder / "metadata").mkdir(parents=True)
+    for name in ("metadata/tmpabc", ".journal.json.0123.tmp"):  # as a kill leaves them
+        (folder / name).write_bytes(b"half")
+    for number in range(4):
+        verification.take(fleet.signed(fleet.desired(number + 1)), 10.0 * number)
+        verification.advance(10.0 * number)
+        time.sleep(0.07 * number)
+        verification.stop()
+    checked.now_s = 100.0
+    assert isinstance(checked.check(fleet.signed(fleet.desired(9))), Trusted)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "journal.json", "metadata/root.json", "metadata/root_history/1.root.json",
+        "metadata/timestamp.json", "metadata/snapshot.json", "metadata/targets.json",
+    }  # fmt: skip
 
 
 def test_a_flood_of_answers_neither_blocks_nor_grows(
@@ -368,7 +410,8 @@ def test_the_server_answers_for_its_repository_alone(fleet: Fleet, path: str, st
     assert data == ((fleet.served / path).read_bytes() if status == 200 else b"")
 
 
-def test_bundles_are_not_sent_as_metadata(fleet: Fleet) -> None:
+def test_bundles_are_not_sent_as_metadata(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.fleet.metadata_server.MAX_TARGET_BYTES", 1000)
     bundle = next(fleet.served.rglob("*.bundle"))
     (part,) = MetadataServer(fleet.served).answer(bundle.relative_to(fleet.served).as_posix())
     assert msgspec.json.decode(part.partition(b"\n")[0], type=TufReply).status == 400
@@ -391,11 +434,11 @@ def report() -> Reported:
 
 
 def test_a_report_is_read_signed_or_not_and_only_signed_by_whom_knows_the_key() -> None:
-    key, other = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
+    key, stranger = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
     signed, bare = sign_document(report(), [key]), encode(report())
     assert open_reported(signed) == open_reported(bare) == report()
     assert open_reported(signed, key.public_key) == report()
-    for payload, public in ((bare, key.public_key), (signed, other.public_key)):
+    for payload, public in ((bare, key.public_key), (signed, stranger.public_key)):
         with pytest.raises(TrustError, match="not signed by the device's key"):
             open_reported(payload, public)
 

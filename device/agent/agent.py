@@ -127,6 +127,7 @@ class Agent:
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
+        self._newest = self._reported()
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -165,7 +166,7 @@ class Agent:
 
     def _next_event(self) -> Event | None:
         due = [*self._updater.due_s(online=self._presence.online)]
-        due += (self._presence.report_due_s(self._reported()), self._verification.due_s)
+        due += (self._presence.report_due_s(self._newest), self._verification.due_s)
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
         timeout_s = min(max(0.0, due_s - time.monotonic()), MAX_WAIT_S)
         try:
@@ -189,7 +190,7 @@ class Agent:
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.downloads.on_reconnect()
-            self._verification.on_reconnect(time.monotonic())
+            self._verification.look_again(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
         else:
@@ -301,7 +302,8 @@ class Agent:
         return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
-        self._presence.report(self._reported(), time.monotonic())
+        self._newest = self._reported()
+        self._presence.report(self._newest, time.monotonic())
 
 
 def _version() -> str:

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from device.protocol.documents import Desired, Update
-from device.trust.exchange import TRUSTED, Verdict
+from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update.decisions import update_of
 
 IDLE = Update(phase="idle")
@@ -18,6 +18,11 @@ class Order:
     desired: Desired | None = None
     verdict: Verdict = TRUSTED
     update: Update = IDLE
+
+    @property
+    def trusted(self) -> Desired | None:
+        """The desired state whose signatures are known to fit, None if there is none."""
+        return self.desired if isinstance(self.verdict, Trusted) else None
 
     def refuse(self, desired: Desired, reason: str) -> None:
         """Report that the release is refused."""

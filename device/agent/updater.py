@@ -330,7 +330,7 @@ class Updater:
 
     def _try_prepared(self, rows: tuple[Row, ...]) -> None:
         """Try the release in the idle slot, or refuse it: it cannot run on this board."""
-        desired = self._order.desired
+        desired = self._order.trusted
         if desired is None or desired.release.blob.sha256 != self._preparing:
             return
         reason = refusal(rows)
@@ -366,7 +366,7 @@ class Updater:
         """Try a release whose golden inputs agree, or refuse it."""
         if self._golden is None or not self._golden.ended(event):
             return
-        desired = self._order.desired
+        desired = self._order.trusted
         if desired is None or desired.release.blob.sha256 != self._golden_of:
             return
         if self.state.trial is not None:

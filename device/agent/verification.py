@@ -7,6 +7,7 @@ this process's connection, so that there is no second one, and no password leave
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import queue
 import signal
@@ -37,7 +38,8 @@ from device.trust.exchange import (
 LOG = logging.getLogger("tandem.agent")
 FOLDER = "trust"  # of the state folder
 CHECKING = Unverified(reason="its signatures are being checked")
-AGAIN_S = (5.0, 15.0, 60.0, 300.0, 600.0)  # between two checks that found no answer
+AGAIN_S = (5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)  # between two checks that found no answer
+MIN_BETWEEN_S = 1.0  # between the starts of two children, whoever publishes how fast
 END_S = 15.0  # a child that is still there so long after its own limit of time is killed
 MAX_WAITING_PARTS = 256
 _COMMAND = module_command("device.trust")
@@ -92,6 +94,7 @@ class Verification:
         self._digest = b""
         self._verdict: Verdict = CHECKING
         self._tries = 0
+        self._started_s = -math.inf
         self._due_s: float | None = None  # when a child is started, or the one that runs is killed
 
     @property
@@ -103,6 +106,7 @@ class Verification:
         """Return what is known of a document; a new one is checked from the next `advance` on."""
         digest = hashlib.sha256(document).digest()
         if digest == self._digest:
+            self.look_again(now_s)  # a server publishes it again when it is back
             return self._verdict
         self.forget()
         if len(document) > MAX_DESIRED_BYTES:
@@ -110,7 +114,8 @@ class Verification:
                 reason=f"the desired document has {len(document)} bytes, the limit is "
                 f"{MAX_DESIRED_BYTES}"
             )
-        self._document, self._digest, self._due_s = document, digest, now_s
+        self._document, self._digest = document, digest
+        self._due_s = max(now_s, self._started_s + MIN_BETWEEN_S)
         return self._verdict
 
     def forget(self) -> None:
@@ -128,10 +133,10 @@ class Verification:
             self._end_child()
         self._due_s = None
 
-    def on_reconnect(self, now_s: float) -> None:
-        """Look again at once for what could not be reached."""
+    def look_again(self, now_s: float) -> None:
+        """End a long pause between two checks: something has changed."""
         if self._child is None and self._due_s is not None:
-            self._due_s = now_s
+            self._due_s = min(self._due_s, max(now_s, self._started_s + AGAIN_S[0]))
 
     def advance(self, now_s: float) -> Verdict | None:
         """Start a child that is due, or kill one that takes too long; return a new verdict."""
@@ -197,7 +202,7 @@ class Verification:
             )
         except OSError as error:
             return f"its signatures cannot be checked: {error.strerror}"
-        self._child, self._parts = child, queue.Queue(MAX_WAITING_PARTS)
+        self._child, self._parts, self._started_s = child, queue.Queue(MAX_WAITING_PARTS), now_s
         self._parts.put_nowait(encode_line(request))
         self._due_s = now_s + self._trust.timeout_s + END_S
         writer = threading.Thread(target=_write, args=(child, self._parts), daemon=True)

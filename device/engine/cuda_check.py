@@ -51,8 +51,8 @@ def cuda(facts: Facts) -> Iterator[str]:
                 yield from _at_ends(program, facts, where)
 
 
-def of_port(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
-    """Check kernels of a port, whose two tensors are not those of a segment."""
+def of_port(program: Cuda, facts: Facts, where: str, point: Sequence[int] = ()) -> Iterator[str]:
+    """Check kernels whose two tensors are not those of a segment; `point`: of their formulas."""
     yield from _sizes(program, where)
     yield from _entries(program, facts, where)
     for number, op in enumerate(program.works):
@@ -63,7 +63,7 @@ def of_port(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
         for tactic in op.tactics:
             for launch in tactic.launches:
                 try:
-                    yield from _launch_at(launch, program, (), size, where)
+                    yield from _launch_at(launch, program, point, size, where)
                 except ValueError as error:
                     yield f"{where}: {error}"
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from device.engine.cuda_manifest import Cuda
+from device.engine.frame_manifest import FrameKernels
 from device.engine.preprocessing import Preprocessing
 from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
 
@@ -168,7 +169,8 @@ class Manifest(_Value, frozen=True, kw_only=True):
     """Everything about an engine but its bytes.
 
     `preprocessing`: how the images of the calibration became inputs, which the pipeline must do,
-    too; unset where that is not known, and then not in the file.
+    too; unset where that is not known, and then not in the file. `frames`: kernels that do it on
+    the GPU, where the build was asked for them.
     """
 
     format: int
@@ -183,6 +185,7 @@ class Manifest(_Value, frozen=True, kw_only=True):
     plan: tuple[NodePlacement, ...]
     provenance: Provenance
     preprocessing: Preprocessing | UnsetType = UNSET
+    frames: tuple[FrameKernels, ...] | UnsetType = UNSET
 
     @property
     def uncalibrated(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 
-from device.engine import cuda_check, memory_check, tensorrt_check
+from device.engine import cuda_check, frame_check, memory_check, tensorrt_check
 from device.engine.container import MAX_RANK, Entry
 from device.engine.manifest import FORMAT_VERSION, ITEM_BYTES, Manifest, Portable, largest_elements
 from device.engine.manifest_facts import Facts, gather_facts
@@ -206,6 +206,7 @@ RULES: tuple[Rule, ...] = (
     cuda_check.cuda,
     tensorrt_check.tensorrt,
     tensorrt_check.tensorrt_gpu,
+    frame_check.frames,
     memory_check.crossings,
     memory_check.buffers,
     memory_check.overlaps,

@@ -13,7 +13,8 @@ from msgspec import Meta, UnsetType
 
 from device.errors import PreprocessingError
 
-Resize = Literal["letterbox", "stretch", "centre-crop"]
+Resize = Literal["letterbox", "letterbox-corner", "stretch", "centre-crop"]
+LETTERBOXES = ("letterbox", "letterbox-corner")  # they keep the shape and fill a border
 Color = Literal["rgb", "bgr", "grey"]
 Layout = Literal["nchw", "nhwc"]
 InputType = Literal["float32", "float16", "uint8"]
@@ -27,10 +28,11 @@ CHANNELS: dict[str, int] = {"rgb": 3, "bgr": 3, "grey": 1}
 class Preprocessing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Resize, order the channels, then value = (pixel * scale - mean) / std, pixels 0 to 255.
 
-    `resize`: "letterbox" keeps the aspect ratio and fills the border with `pad_value`; "stretch"
-    does not keep it; "centre-crop" resizes so that the input is `crop_fraction` of the shorter
-    side, and cuts the centre out. `mean`, `std`: one number for each channel in the order of
-    `color`, or one for all. "uint8" inputs take pixels as they are.
+    `resize`: "letterbox" keeps the aspect ratio and fills the border with `pad_value`;
+    "letterbox-corner" has the border at the right and below alone; "stretch" does not keep it;
+    "centre-crop" resizes so that the input is `crop_fraction` of the shorter side, and cuts the
+    centre out. `mean`, `std`: one number for each channel in the order of `color`, or one for all.
+    "uint8" inputs take pixels as they are.
 
     Raises PreprocessingError: the values contradict each other.
     """
@@ -111,7 +113,8 @@ def differences(measured: Preprocessing, actual: Preprocessing) -> dict[str, str
         same = before == now
         if name in _ROUNDED:
             same = _close(before, now)
-        if name == "pad_value" and "letterbox" not in (measured.resize, actual.resize):
+        resizes = (measured.resize, actual.resize)
+        if name == "pad_value" and not set(resizes) & set(LETTERBOXES):
             same = True
         if name == "pad_value" and measured.resize != actual.resize:
             same = True  # said by `resize` already
@@ -151,8 +154,8 @@ _SHOWN: Mapping[str, Callable[[object], str]] = {
 
 
 def _resize_text(preprocessing: Preprocessing) -> str:
-    if preprocessing.resize == "letterbox":
-        return f"letterbox (padding {preprocessing.pad_value})"
+    if preprocessing.resize in LETTERBOXES:
+        return f"{preprocessing.resize} (padding {preprocessing.pad_value})"
     if preprocessing.crop_fraction != 1.0:
         return f"{preprocessing.resize} ({preprocessing.crop_fraction:.6g} of the shorter side)"
     return preprocessing.resize

@@ -38,7 +38,7 @@ CLOSE_WAIT_S = 1.0
 RENEWAL_S = 10.0  # between two looks whether a certificate was renewed
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
-MAX_UNSENT = 64  # QoS 0
+MAX_UNSENT = 64  # QoS 0, and without an acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class _Connection:
         self._version = version
         self._session = session
         self._left_out = left_out
-        self._asked: list[tuple[str, int]] = []  # what the last SUBSCRIBE named
+        self._asked: dict[int, list[tuple[str, int]]] = {}  # what each SUBSCRIBE named, by its id
         self._reason = ""
         self._closing = False
         self._unsent: deque[paho.MQTTMessageInfo] = deque()
@@ -299,7 +299,7 @@ class _Connection:
         if ended := [topic for topic, qos in before if (topic, qos) not in subscriptions]:
             self._client.unsubscribe(ended)
         if begun := [row for row in subscriptions if row not in before]:
-            self._client.subscribe(begun)
+            self._ask(begun)
 
     def publish(
         self,
@@ -375,6 +375,7 @@ class _Connection:
             client.tls_set_context(context)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
+        client.max_inflight_messages_set(MAX_UNSENT)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         client.on_socket_open = _no_delay
@@ -401,10 +402,15 @@ class _Connection:
 
     def _subscribe(self, names: tuple[str, ...]) -> bool:
         """Subscribe to some of the subscriptions; False: to none."""
-        self._asked = [row for row in self._settings.subscriptions if row[0] in names]
-        if self._asked:
-            self._client.subscribe(self._asked)
-        return bool(self._asked)
+        rows = [row for row in self._settings.subscriptions if row[0] in names]
+        if rows:
+            self._ask(rows)
+        return bool(rows)
+
+    def _ask(self, rows: list[tuple[str, int]]) -> None:
+        _code, message_id = self._client.subscribe(rows)
+        if message_id is not None:
+            self._asked[message_id] = rows
 
     def _due_in_s(self) -> float | None:
         """Return how long to wait for a subscription or a look at the files; None: for ever."""
@@ -433,11 +439,12 @@ class _Connection:
         self,
         _client: paho.Client,
         _userdata: object,
-        _mid: int,
+        message_id: int,
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        for (topic, _qos), reason in zip(self._asked, reasons, strict=False):
+        rows = self._asked.pop(message_id, [])
+        for (topic, _qos), reason in zip(rows, reasons, strict=False):
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)
         if not self.was_up:

@@ -57,6 +57,7 @@ class Session:
         timing_cache: Path | None = None,
         plans: Path | None = None,
         dla_core: int | None = None,
+        turn: int | None = None,
     ) -> None:
         """Load every segment and take the arena's memory.
 
@@ -65,7 +66,8 @@ class Session:
         its scales of 16 bits (`scales` "hardware") or exact. `timing_cache` is a file with times of
         GPU tactics: the fastest run, and those that it lacks are timed and added to it, once.
         `plans` is the folder of `tandem-agent prepare`, None for the user's; `dla_core` puts all
-        DLA segments on one core. The engine stays the caller's to close, also before the session.
+        DLA segments on one core; `turn` puts those whose frames take turns on one of the cores, as
+        `SessionPool` does. The engine stays the caller's to close, also before the session.
         Raises SessionError if the engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
@@ -88,7 +90,7 @@ class Session:
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
         emulation = None if dla == "portable" else Emulation(dla, scales)
-        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core)
+        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn)
         self._segments = manifest.segments
         self._engine = engine
         self._on_device: OnDevice | None = None

@@ -115,9 +115,9 @@ class RelayFetcher(WholeFileFetcher):
         self._outgoing.write(encode_line(Line(get=get)))
         self._outgoing.flush()
         parts: dict[int, bytes] = {}
-        while (left_s := until_s - time.monotonic()) > 0.0:
+        while (remaining_s := until_s - time.monotonic()) > 0.0:
             try:
-                part, payload = self._parts.get(timeout=left_s)
+                part, payload = self._parts.get(timeout=remaining_s)
             except queue.Empty:
                 break
             if part.id != get.id:

@@ -46,6 +46,8 @@ class Journal:
         self.record = Record()
         try:
             make_folder(folder)
+            for path in folder.glob(f".{JOURNAL}.*.tmp"):  # of a check that was killed
+                path.unlink(missing_ok=True)
             self.record = msgspec.json.decode(self._path.read_bytes(), type=Record)
         except FileNotFoundError:
             pass

@@ -52,6 +52,8 @@ class TrustedRepository:
         self._fetcher = fetcher
         self._journal = journal
         make_folder(folder)
+        for path in folder.glob("tmp*"):  # of a check that was killed while it wrote
+            path.unlink(missing_ok=True)
         with _sentences(fetcher):
             self._updater = Updater(
                 str(folder),

@@ -25,16 +25,15 @@ def verify(request: Request, fetcher: WholeFileFetcher) -> Verdict:
         journal = Journal(state)
         root = _trusted_root(trust)
         repository = TrustedRepository(root, state / METADATA_FOLDER, fetcher, journal)
-    except (TrustError, OSError) as error:
-        return Refused(reason=str(error))
-    try:
         repository.refresh()
         director = load_director(repository, journal, state / DIRECTOR, trust / DIRECTOR)
         return _judge(request, repository, director, journal)
     except UnreachableError as error:
         return Unverified(reason=str(error))
-    except (TrustError, OSError) as error:
+    except TrustError as error:
         return Refused(reason=str(error), again=True)
+    except OSError as error:
+        return Refused(reason=f"signed metadata cannot be kept: {error}", again=True)
 
 
 def _judge(

@@ -25,12 +25,13 @@ class Prefix:
 class BackgroundSync:
     """A thread that syncs an open file and hashes what is whole from its start; `close` it.
 
-    Several calls of `sync` that come while it works are done as one.
+    One call of `sync` may wait while another is carried out; a third waits for its turn, so that
+    a slow disk slows down what writes.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._ends: queue.Queue[int | None] = queue.Queue(1)
         self._digest = hashlib.sha256()
         self._hashed = 0
         self._error: OSError | None = None
@@ -61,17 +62,13 @@ class BackgroundSync:
 
     def _run(self) -> None:
         while (end := self._ends.get()) is not None:
-            while not self._ends.empty():
-                later = self._ends.get()
-                if later is None:
-                    return
-                end = later
+            if self._error is not None:
+                continue  # nobody must wait for a thread that has ended
             try:
                 os.fdatasync(self._file)
                 self._hash_to(end)
             except OSError as error:
                 self._error = error
-                return
 
     def _hash_to(self, end: int) -> None:
         while self._hashed < end:

@@ -126,7 +126,7 @@ def _add(base: bytes, residual: bytes, item_bytes: int) -> bytes:
         lanes = bytearray(length)
         for place in range(item_bytes):
             lanes[place::item_bytes] = residual[place * count : (place + 1) * count]
-        residual = lanes
+        residual = bytes(lanes)
     lowest, highest, rest = _lane_masks(length, item_bytes)
     zigzag = int.from_bytes(residual, "little")
     # Zigzag: z / 2 for an even z, -(z + 1) / 2 for an odd one, which is the complement of z / 2.

@@ -102,7 +102,7 @@ class Fetching:
         """Begin or resume this download in place of any other."""
         options = FetchOptions({}) if options is None else options
         if self._fetch is not None and self._fetch.download.spec == blob:
-            self._fetch.download.on_server_back()
+            self._fetch.download.limit_to(RateLimit(options.bytes_per_s))
             self._choose(options.places)
             return
         self.pause()

@@ -20,7 +20,8 @@ from device.update.window import RateLimit
 
 LOG = logging.getLogger("tandem.agent")
 
-SYNC_BYTES = 4 * 1024**2  # the most that a power cut loses
+# Gathered, waiting and being synced: a power cut loses no more than 4 MiB.
+SYNC_BYTES = 4 * 1024**2 // 3
 PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
 SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 

@@ -21,19 +21,17 @@ from dataclasses import dataclass
 from device.errors import TransferError
 from device.protocol.documents import MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
 from device.update.chunk_table import MAX_CHUNKS_OF, ChunkTable, index_fits
+from device.update.peers import ANYONE, Peers
 from device.update.window import WINDOW_MAX, WINDOW_MAX_BYTES, RateLimit, Window
 
 STALL_S = 1.0  # without a chunk for this long, all in flight are counted as lost
 STALL_MAX_S = 30.0
 GAP_MAX_S = 10.0  # a longer silence is an outage, not a slow line
 MAX_OVERTAKEN = 3  # a chunk is counted as lost when so many later requests were answered
-MAX_CORRUPT_IN_A_ROW = 64  # of one peer: it is not asked by its name any more
-MAX_PEERS = 16
-GONE_S = 3.0  # so long another peer may have the blob that one does not
+GONE_S = 2.0  # so long another peer may have the blob that one does not
 CAST_BEGIN_S = 10.0  # so long a cast that was announced is waited for
 CAST_SILENT_S = 2.0  # a cast that is silent for so long is over
 CAST_SPREAD_S = 1.0  # the devices then ask within this time, not all at once
-ANYONE = ""  # a request to all peers; also the peer that sends chunks without its name
 
 
 @dataclass(slots=True)
@@ -44,21 +42,6 @@ class _InFlight:
     order: int
     size: int
     overtaken: int = 0
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A server: how much it is asked for at once, and how many parts in a row did not fit."""
-
-    window: Window
-    corrupt: int = 0
-    last_corrupt: str = ""
-    gone: str = ""  # why it does not have the blob
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it is asked by its name."""
-        return self.corrupt < MAX_CORRUPT_IN_A_ROW and not self.gone
 
 
 class Download:
@@ -86,8 +69,7 @@ class Download:
         self.table: ChunkTable | None = None
         self._window_bytes = min(window_chunks * spec.chunk_bytes, WINDOW_MAX_BYTES)
         self._limit = RateLimit(None) if limit is None else limit
-        self._peers = {ANYONE: _Peer(self._new_window())}
-        self._asked = ANYONE
+        self._peers = Peers(self._new_window)
         self._present = bytearray()
         self._missing: deque[int] = deque()
         self._in_flight: dict[int, _InFlight] = {}  # in the order of requests
@@ -116,18 +98,11 @@ class Download:
     @property
     def complaint(self) -> str:
         """Which peers send what does not fit, empty if none does."""
-        return "; ".join(filter(None, map(self.complaint_of, self._peers)))
+        return self._peers.complaint
 
     def complaint_of(self, name: str) -> str:
         """Return what a peer sends that does not fit; empty while it is trusted."""
-        peer = self._peers.get(name)
-        if peer is None or peer.corrupt < MAX_CORRUPT_IN_A_ROW:
-            return ""
-        return (
-            f"{f'the server {name}' if name else 'a server'} sent {peer.corrupt} parts in a row "
-            f"that do not match their hashes (the last: {peer.last_corrupt}): it holds another "
-            "file, deploy again"
-        )
+        return self._peers.complaint_of(name)
 
     @property
     def wake_at_s(self) -> float | None:
@@ -148,7 +123,7 @@ class Download:
         """Return why the download cannot go on: all that is heard is that the blob is gone."""
         if self._gone_s is None or now_s < self._gone_s + GONE_S:
             return ""
-        return "; ".join(peer.gone for peer in self._peers.values() if peer.gone)
+        return self._peers.gone
 
     def on_index(self, payload: bytes, peer: str = ANYONE) -> bool:
         """Check an index that arrived; True: store it, then call `set_index`."""
@@ -157,7 +132,7 @@ class Download:
         if index_fits(payload, self.spec):
             self._count_good(peer)
             return True
-        self._count_corrupt(peer, "index")
+        self._peers.count_corrupt(peer, "index")
         return False
 
     def set_index(self, table: ChunkTable, present: Iterable[int] = ()) -> None:
@@ -208,8 +183,9 @@ class Download:
         self._quiet_since_s = self._heard_s = now_s
         self._count_good(peer)
         if flight is not None:
-            self._peers[flight.peer].window.on_received(flight.size, now_s)
-            self._note_overtaken(flight.order)
+            self._peers.window_of(flight.peer).on_received(flight.size, now_s)
+            if not self._patient:
+                self._note_overtaken(flight.order)
         return True
 
     def _note_repeated(self, number: int, payload: bytes, now_s: float) -> None:
@@ -241,13 +217,11 @@ class Download:
 
     def on_gone(self, peer: str, reason: str, now_s: float) -> None:
         """A peer says that it does not have the blob; it is not asked by its name again."""
-        row = self._peer(peer)
-        if row is None or self.complete:
+        if self.complete or not self._peers.note_gone(peer, reason):
             return
-        row.gone = reason
         if self._gone_s is None:
             self._gone_s = now_s
-        if self._asked == peer:
+        if self._peers.asked == peer:
             self.forget_requests()
             self._quiet_since_s = now_s
 
@@ -265,9 +239,13 @@ class Download:
             self._await_reply(now_s, stalled)
             return BlobGet(sha256=self.spec.sha256, index=True)
         if stalled:
-            self.forget_requests()
+            self.forget_requests(silent=True)
             self._await_reply(now_s, stalled)
         return self._request(now_s)
+
+    def limit_to(self, limit: RateLimit) -> None:
+        """Ask for no more than this from now on."""
+        self._limit = limit
 
     @property
     def awaits_cast(self) -> bool:
@@ -275,7 +253,7 @@ class Download:
         return self._cast
 
     def change_source(self, *, patient: bool) -> None:
-        """Ask another source; a `patient` one says itself when it gives nothing."""
+        """Ask another source; a `patient` one keeps no order, and says itself what it lacks."""
         self._patient = patient
         self.on_server_back()
 
@@ -284,16 +262,15 @@ class Download:
         self.forget_requests()
         self._reset_stall()
         self._gone_s = None
-        for peer in self._peers.values():
-            peer.gone = ""
+        self._peers.forgive()
 
-    def forget_requests(self) -> None:
-        """Request all chunks in flight again, with the smallest window."""
+    def forget_requests(self, *, silent: bool = False) -> None:
+        """Request all chunks in flight again, of anyone; `silent`: nothing came for long."""
         self._missing.extendleft(reversed(self._in_flight))
         self._limit.spend(-self._in_flight_bytes)
         self._in_flight.clear()
         self._in_flight_bytes = 0
-        self._ask_anyone()
+        self._peers.ask_anyone(silent=silent)
         self._quiet_since_s = None
 
     def _awaits_cast(self, now_s: float) -> bool:
@@ -305,7 +282,7 @@ class Download:
 
     def _request(self, now_s: float) -> BlobGet | None:
         assert self.table is not None
-        window = self._peers[self._asked].window
+        window = self._peers.window
         self._free_at_s = None
         # A request for each chunk would cost as much as the chunk: wait for a quarter window.
         if self._in_flight and self._in_flight_bytes > window.bytes * 3 // 4:
@@ -326,7 +303,7 @@ class Download:
             self._missing.popleft()
             chunks.append(number)
             self._limit.spend(size)
-            self._in_flight[number] = _InFlight(self._asked, self._requested, size)
+            self._in_flight[number] = _InFlight(self._peers.asked, self._requested, size)
             self._in_flight_bytes += size
             self._requested += 1
         if not chunks:
@@ -338,7 +315,7 @@ class Download:
             self._heard_s = now_s
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        sha256, peer = self.spec.sha256, self._asked
+        sha256, peer = self.spec.sha256, self._peers.asked
         return BlobGet(sha256=sha256, chunks=tuple(chunks), peer=peer, bases=self.bases)
 
     def _land(self, number: int) -> None:
@@ -350,7 +327,7 @@ class Download:
         """Count what did not fit. Only the peer that was asked may cost a request, and only while
         it is trusted: after that its answer counts as silence."""
         flight = self._in_flight.get(number)
-        trusted = self._count_corrupt(peer, what)
+        trusted = self._peers.count_corrupt(peer, what)
         if flight is not None and trusted and flight.peer in (ANYONE, peer):
             self._land(number)
             self._missing.appendleft(number)
@@ -386,46 +363,11 @@ class Download:
             self._land(number)
         if lost:
             self._missing.extendleft(reversed(lost))
-            self._peers[self._asked].window.on_loss()
-
-    # -- peers
-
-    def _ask_anyone(self) -> None:
-        self._asked = ANYONE
-        self._peers[ANYONE].window.restart()
+            self._peers.window.on_loss()
 
     def _count_good(self, name: str) -> None:
-        """Ask a peer that sent what fits by its name, if none is asked."""
         self._gone_s = None
-        peer = self._peer(name)
-        if peer is None:
-            return
-        peer.corrupt, peer.gone = 0, ""
-        if self._asked == ANYONE:
-            self._asked = name
-
-    def _count_corrupt(self, name: str, what: str) -> bool:
-        """Halve the window of a peer; ask others once too many in a row did not fit.
-
-        Return whether it is still trusted.
-        """
-        peer = self._peer(name)
-        if peer is None:
-            return False
-        peer.corrupt += 1
-        peer.last_corrupt = what
-        peer.window.on_corrupt()
-        if not peer.trusted and self._asked == name:
-            rivals = {other: row.window.bytes for other, row in self._peers.items() if row.trusted}
-            rivals.pop(ANYONE, None)
-            self._asked = max(rivals, key=lambda other: rivals[other], default=ANYONE)
-        return peer.trusted
-
-    def _peer(self, name: str) -> _Peer | None:
-        """Return a peer, None for one too many: names are free to make up."""
-        if name not in self._peers and len(self._peers) >= MAX_PEERS:
-            return None
-        return self._peers.setdefault(name, _Peer(self._new_window()))
+        self._peers.count_good(name)
 
     def _new_window(self) -> Window:
         return Window(self.spec.chunk_bytes, self._window_bytes)

@@ -71,9 +71,9 @@ class Window:
         self.bytes = max(1, self.bytes // 2)
         self._best_rate, self._flat = 0.0, 0
 
-    def restart(self) -> None:
-        """Begin with one chunk: nothing came for long."""
-        self.bytes = min(self.chunk_bytes, self.most_bytes)
+    def restart(self, *, silent: bool) -> None:
+        """Begin anew; `silent`: with one chunk, as nothing came for long."""
+        self.bytes = min(self.chunk_bytes, self.most_bytes) if silent else self._least_bytes
         self._round_s, self._best_rate, self._flat = None, 0.0, 0
 
     def _resize(self, size: int) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import UNSET
 
 from pipelines.config import PipelineConfig
-from pipelines.frame import Frame, Image
+from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult, no_detections
+from pipelines.runtime.feed import Picture
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.network import (
     Inference,
@@ -50,7 +51,7 @@ class _Beside:
 
 @dataclass(slots=True)
 class _Looks:
-    """What the models see of one frame: an image whose upper left corner is (x, y)."""
+    """What the models see of one frame: a picture whose upper left corner is (x, y)."""
 
     frame: Frame
     first: Seen | None = None
@@ -94,9 +95,11 @@ class BatchRunner:
         self._threads = {seat.config.name: ThreadPoolExecutor(1) for seat in self._beside}
 
     def close(self) -> None:
-        """End the threads of the models beside the first."""
+        """End the threads of the models beside the first, and free what inputs took."""
         for thread in self._threads.values():
             thread.shutdown()
+        for seat in self._seats.values():
+            seat.close()
 
     def warm_up(self) -> None:
         """Infer once with every engine, so that the first frame waits for no initialization."""
@@ -152,34 +155,34 @@ class BatchRunner:
     def _look(self, batch: Sequence[Frame]) -> list[_Looks]:
         """Let every model see its frames, all at the same time."""
         looks = [_Looks(frame) for frame in batch]
-        images = self._images_for(looks)
+        pictures = self._pictures_for(looks)
         waiting: dict[str, Future[list[_Beside]]] = {}
         for seat in self._beside:
             name = seat.config.name
-            if images[name]:
-                views = list(images[name].values())
+            if pictures[name]:
+                views = list(pictures[name].values())
                 waiting[name] = self._threads[name].submit(_look_beside, seat.network, views)
-        own = images[self._first.config.name]
+        own = pictures[self._first.config.name]
         for i, seen in zip(own, self._first.network.see(list(own.values())), strict=True):
             looks[i].first = seen
         for name, future in waiting.items():
-            for i, said in zip(images[name], future.result(), strict=True):
+            for i, said in zip(pictures[name], future.result(), strict=True):
                 looks[i].beside[name] = said
         return looks
 
-    def _images_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Image]]:
+    def _pictures_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Picture]]:
         """Return what each model is to see, by the number of the frame in the batch."""
-        images: dict[str, dict[int, Image]] = {name: {} for name in self._seats}
+        pictures: dict[str, dict[int, Picture]] = {name: {} for name in self._seats}
         for i, one in enumerate(looks):
             scene = self._scenes[one.frame.camera]
             seats = [seat for seat in self._beside if seat.takes(one.frame)]
             if self._first.takes(one.frame) and scene.is_due():
                 seats.append(self._first)
             if seats:
-                image, one.x, one.y = scene.crop(one.frame.image)
+                picture, one.x, one.y = scene.picture(one.frame)
             for seat in seats:
-                images[seat.config.name][i] = image
-        return images
+                pictures[seat.config.name][i] = picture
+        return pictures
 
     def _finish(
         self, looks: _Looks, times_ms: dict[str, float], sinks: Sequence[Sink]
@@ -277,10 +280,10 @@ class BatchRunner:
         return result
 
 
-def _look_beside(network: Network, images: Sequence[Image]) -> list[_Beside]:
+def _look_beside(network: Network, pictures: Sequence[Picture]) -> list[_Beside]:
     """Return what a network says of images, decoded in its own thread."""
     begin_ns = time.monotonic_ns()
-    seen = network.see(images)
+    seen = network.see(pictures)
     decoded = [one.decoded() for one in seen]
     times_ms = (time.monotonic_ns() - begin_ns) / 1e6
     return [

@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 from device.engine.manifest import DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing
+from device.runtime.frames import FrameOpener
 from pipelines.decode_config import DecodeConfig
-from pipelines.frame import Frame, Image
+from pipelines.frame import Frame
 from pipelines.model_config import PipelineModel
 from pipelines.results import Decoded
+from pipelines.runtime.feed import DeviceFeed, Feed, HostFeed, Picture
 from pipelines.sinks.rate import RateLimit
 from pipelines.stages.decode import View, decode, view_of
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.fit import EngineFacts
-from pipelines.stages.preprocess import Preprocessor
 
 
 class Report(Protocol):
@@ -59,12 +60,13 @@ class Inference(Protocol):
 @dataclass(frozen=True, slots=True)
 class Model:
     """An open session with the names of its classes, and of its engine file the hash and the
-    preprocessing."""
+    preprocessing. `frames` opens the input that makes itself of frames, where the GPU does that."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
     preprocessing: Preprocessing | UnsetType = UNSET
+    frames: FrameOpener | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -117,50 +119,44 @@ class Network:
         self.decode: DecodeConfig = config.reading
         self.processors = tuple(dict.fromkeys(report.processor for report in session.reports))
         self._preprocess = config.feeding
-        self._session = session
         constants = constant_inputs(config.reading, config.feeding)
-        self._input = next(i.name for i in session.inputs if i.name not in constants)
-        shape = (self._size_for(self.room), *config.feeding.input_shape[1:])
-        self._blob = np.zeros(shape, config.feeding.dtype)
-        self._feeds = {
-            name: np.repeat(value, len(self._blob), axis=0) for name, value in constants.items()
-        }
-        self._preprocessors = [
-            Preprocessor(config.feeding, self._blob[i : i + 1]) for i in range(self.room)
-        ]
+        name = next(i.name for i in session.inputs if i.name not in constants)
+        self._largest = self._size_for(self.room)
+        others = {n: np.repeat(value, self._largest, axis=0) for n, value in constants.items()}
+        self._feed: Feed
+        if model.frames is None:
+            self._feed = HostFeed(config.feeding, session.infer, name, self._largest, others)
+        else:
+            self._feed = DeviceFeed(config.feeding, model.frames(self._largest, others))
 
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
-        self._session.infer(self._filled(len(self._blob)))
+        self._feed.infer(self._largest)
 
-    def see(self, images: Sequence[Image]) -> list[Seen]:
-        """Return what the network gives for images, uint8 [H, W, 3] BGR."""
+    def close(self) -> None:
+        """Free what the inputs took."""
+        self._feed.close()
+
+    def see(self, pictures: Sequence[Picture]) -> list[Seen]:
+        """Return what the network gives for pictures."""
         return [
             seen
-            for start in range(0, len(images), self.room)
-            for seen in self._see(images[start : start + self.room])
+            for start in range(0, len(pictures), self.room)
+            for seen in self._see(pictures[start : start + self.room])
         ]
 
-    def _see(self, images: Sequence[Image]) -> Iterator[Seen]:
+    def _see(self, pictures: Sequence[Picture]) -> Iterator[Seen]:
         begin_ns = time.monotonic_ns()
-        geometries = [
-            preprocessor.run(image)[1]
-            for preprocessor, image in zip(self._preprocessors, images, strict=False)
-        ]
+        places = [self._feed.put(row, picture) for row, picture in enumerate(pictures)]
         ready_ns = time.monotonic_ns()
-        outputs = self._session.infer(self._filled(self._size_for(len(images))))
+        outputs = self._feed.infer(self._size_for(len(pictures)))
         infer_ns = (ready_ns, time.monotonic_ns())
-        for row, (geometry, image) in enumerate(zip(geometries, images, strict=True)):
+        for row, placed in enumerate(places):
             rows = slice(row, row + 1)
             own = {name: output[rows] for name, output in outputs.items()}
-            view = view_of(geometry, image.shape, self._preprocess)
-            only = outputs if len(self._blob) == 1 else own
+            view = view_of(placed.geometry, placed.shape, self._preprocess)
+            only = outputs if self._largest == 1 else own
             yield Seen(self, only, view, begin_ns, infer_ns)
-
-    def _filled(self, size: int) -> dict[str, NDArray[Any]]:
-        """Return all inputs of a batch of that size."""
-        constants = {name: value[:size] for name, value in self._feeds.items()}
-        return {self._input: self._blob[:size], **constants}
 
     def _size_for(self, count: int) -> int:
         """Return the batch that the engine takes for so many images: the rest of it is padding."""
@@ -197,6 +193,11 @@ class Seat:
         """Warm all networks up."""
         for network in self._networks.values():
             network.warm_up()
+
+    def close(self) -> None:
+        """Free what the inputs of all networks took."""
+        for network in self._networks.values():
+            network.close()
 
     def use(self, names: Sequence[str]) -> None:
         """Let the network of these that belongs here run from now on, or the model's own."""

@@ -1,7 +1,8 @@
 """A Chrome trace of a run: each frame's stages as bars, for chrome://tracing and ui.perfetto.dev.
 
 Format: Trace Event Format (Google), complete events in a JSON object. One row a camera; bars of one
-frame follow each other. Events are written as they come, so a long run needs no memory.
+frame follow each other; a model beside the first has a row of its own. Events are written as they
+come, so a long run needs no memory.
 """
 
 import json
@@ -63,11 +64,7 @@ class TraceWriter:
     def add(self, result: FrameResult) -> None:
         """Add the stages of a frame; what follows the result is the time of the sinks."""
         frame, event = result.frame, result.event
-        row = self._rows.get(frame.camera)
-        if row is None:
-            row = self._rows[frame.camera] = len(self._rows) + 1
-            name = {"name": frame.camera or event.pipeline}
-            self._write({"name": "thread_name", "ph": "M", "tid": row, "args": name})
+        row = self._row(frame.camera or event.pipeline)
         about = {
             "seq": event.seq,
             "age_ms": event.age_ms,
@@ -78,12 +75,24 @@ class TraceWriter:
         at_us = frame.t_recv.mono_ns / 1e3
         taken_us = frame.t_capture.mono_ns / 1e3
         self._bar("transport", row, taken_us, at_us - taken_us, about)
+        seen_us = at_us + 1e3 * event.latency_ms.get("wait", 0.0)
         for stage, milliseconds in event.latency_ms.items():
-            if stage not in NOT_STAGES:
+            if stage in result.models:  # beside the first model, at the same time
+                beside = self._row(f"{frame.camera or event.pipeline}: {stage}")
+                self._bar(stage, beside, seen_us, 1e3 * milliseconds, about)
+            elif stage not in NOT_STAGES:
                 self._bar(stage, row, at_us, 1e3 * milliseconds, about)
                 at_us += 1e3 * milliseconds
         sinks_us = time.monotonic_ns() / 1e3 - at_us
         self._bar("sinks", row, at_us, max(0.0, sinks_us), about)
+
+    def _row(self, name: str) -> int:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = len(self._rows) + 1
+            about = {"name": "thread_name", "ph": "M", "tid": row, "args": {"name": name}}
+            self._write(about)
+        return row
 
     def _bar(
         self, name: str, row: int, at_us: float, duration_us: float, about: dict[str, object]

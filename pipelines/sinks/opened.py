@@ -7,7 +7,7 @@ others are closed in a thread, as finishing a video takes long.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -59,7 +59,9 @@ class OpenSinks:
 
     def __init__(self, configs: Sequence[SinkConfig], context: SinkContext) -> None:
         self._context = context
+        self._lock = threading.Lock()
         self._open: tuple[tuple[SinkConfig, Sink], ...] = ()
+        self._entered: list[Sink] = []  # and not yet closed
         self._closed: Counter[str] = Counter()
         self._closers: list[threading.Thread] = []
         try:
@@ -77,9 +79,10 @@ class OpenSinks:
     @property
     def dropped(self) -> Mapping[str, int]:
         """What all sinks dropped so far by cause, those that are closed too."""
-        total = Counter(self._closed)
-        for sink in self.sinks:
-            total.update(sink.dropped)
+        with self._lock:
+            total = Counter(self._closed)
+            for sink in self._entered:
+                total.update(sink.dropped)
         return dict(total)
 
     def __enter__(self) -> "OpenSinks":
@@ -158,11 +161,7 @@ class OpenSinks:
         except TandemError:
             for _, sink in opened.values():
                 self._finish(sink)
-            closed = {id(sink) for _, sink in first}
-            self._open = tuple(
-                (config, self._enter(config) if id(sink) in closed else sink)
-                for config, sink in self._open
-            )
+            self._open = tuple(self._open_again(first))
             raise
         later = [sink for config, sink in leaving if (config, sink) not in first]
         closers = [threading.Thread(target=self._finish, args=(sink,)) for sink in later]
@@ -171,16 +170,33 @@ class OpenSinks:
         self._closers = [*(one for one in self._closers if one.is_alive()), *closers]
         return opened
 
+    def _open_again(
+        self, closed: Sequence[tuple[SinkConfig, Sink]]
+    ) -> Iterator[tuple[SinkConfig, Sink]]:
+        """Yield the sinks of before, those opened again that were closed."""
+        for pair in self._open:
+            if pair not in closed:
+                yield pair
+                continue
+            try:
+                yield pair[0], self._enter(pair[0])
+            except TandemError as error:
+                _log.error("a sink of before is gone: %s", error)
+
     def _enter(self, config: SinkConfig) -> Sink:
         sink = open_sink(config, self._context)
         sink.__enter__()
+        with self._lock:
+            self._entered.append(sink)
         return sink
 
     def _finish(self, sink: Sink) -> None:
         try:
             sink.__exit__(None, None, None)
         finally:
-            self._closed.update(sink.dropped)
+            with self._lock:
+                self._entered.remove(sink)
+                self._closed.update(sink.dropped)
 
 
 def _adjusted(

@@ -12,6 +12,7 @@ from device.protocol.tls import TlsFiles
 from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult
 from pipelines.sinks.controls import Controls
+from pipelines.sinks.draw_zones import NO_PLACES, Places
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
@@ -73,7 +74,7 @@ class SinkContext:
     """What sinks need beyond their own configuration.
 
     `cameras`: the ids of the sources; `lost_s`: after how long an object has gone that was not
-    seen.
+    seen; `places`: zones and lines to draw.
     """
 
     labels: Sequence[str]
@@ -82,6 +83,7 @@ class SinkContext:
     controls: Controls = field(default_factory=Controls)
     cameras: Sequence[str] = ("",)
     lost_s: float = 1.0
+    places: Places = NO_PLACES
 
 
 class Sink(AbstractContextManager[Any], Protocol):

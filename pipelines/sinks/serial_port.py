@@ -241,7 +241,7 @@ class _Mavlink:
         self._autopilot = autopilot
 
     def frame(self, result: FrameResult, targets: Sequence[Target]) -> bytes:
-        height, width = result.frame.image.shape[:2]
+        height, width = result.frame.size
         taken = result.frame.t_capture
         return self._autopilot.frame(taken.mono_ns, taken.wall_ns, targets, width, height)
 

@@ -112,6 +112,7 @@ class VideoOut:
                 path if len(context.cameras) == 1 else path.with_stem(f"{path.stem}-{camera}"),
                 config.fps,
                 context.files,
+                context.places,
             )
             for camera in context.cameras
         }
@@ -144,7 +145,8 @@ class VideoOut:
         """Draw and encode one frame."""
         latency_ms = result.event.latency_ms["total"]
         writer = self._writers[result.frame.camera]
-        writer.write(result.frame.image, result.decoded, self._labels, latency_ms)
+        image = result.frame.image
+        writer.write(image, result.decoded, self._labels, latency_ms, zones=result.zones)
 
 
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {

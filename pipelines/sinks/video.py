@@ -11,6 +11,7 @@ from device.errors import PipelineError
 from pipelines.frame import Image
 from pipelines.results import Decoded
 from pipelines.sinks.draw import annotate
+from pipelines.sinks.draw_zones import NO_PLACES, Places
 from pipelines.sinks.encoders import (
     NOT_IN_BROWSERS,
     FrameWriter,
@@ -18,6 +19,7 @@ from pipelines.sinks.encoders import (
     choose_encoder,
 )
 from pipelines.sinks.files import OutputFiles
+from pipelines.stages.zones import NO_ZONES, ZoneFrame
 from pipelines.vision import cv2
 
 _log = logging.getLogger(__name__)
@@ -27,11 +29,18 @@ class VideoFileWriter:
     """Encodes annotated frames; `failed` counts those that no encoder took, `over_quota` those
     that found no room."""
 
-    def __init__(self, path: Path, fps: float, files: OutputFiles | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fps: float,
+        files: OutputFiles | None = None,
+        places: Places = NO_PLACES,
+    ) -> None:
         """Claim the file; PipelineError if it may not be written (see `OutputFiles`)."""
         self.failed = 0
         self.over_quota = 0
         self._fps = fps
+        self._places = places
         self._files = files or OutputFiles()
         self._writer: FrameWriter | None = None
         self._full = False
@@ -39,7 +48,13 @@ class VideoFileWriter:
         self.path, self._made = self._files.claim_new(path, "video")
 
     def write(
-        self, image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float
+        self,
+        image: Image,
+        decoded: Decoded,
+        labels: Sequence[str],
+        latency_ms: float,
+        *,
+        zones: ZoneFrame = NO_ZONES,
     ) -> None:
         """Draw on a copy of the image and encode it; the first one gives the video its size."""
         if not self._files.has_room():
@@ -53,6 +68,7 @@ class VideoFileWriter:
             self.failed += 1
             return
         annotated = annotate(image, decoded, labels, latency_ms)
+        self._places.draw(annotated, zones)
         try:
             self._writer.write(_fit(annotated, *self._size))
         except PipelineError as error:

@@ -46,14 +46,19 @@ CODECS: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
     "H265": (("rtph265depay", "h265parse"), ("nvv4l2decoder", "avdec_h265")),
 }
 
-# Element -> properties. Threads add latency. A stream that is joined between two key frames shows
-# nothing until the next one, which some cameras send only when they are asked.
+# Element -> properties that every release of it has. Threads add latency.
+ALWAYS: dict[str, dict[str, str]] = {
+    "avdec_h264": {"max-threads": "1"},
+    "avdec_h265": {"max-threads": "1"},
+}
+
+# Element -> properties that come and go by release: to ask takes time before the first frame. A
+# stream that is joined between two key frames shows nothing until the next one, which some cameras
+# send only when they are asked.
 OPTIONS: dict[str, dict[str, str]] = {
     "rtph264depay": {"request-keyframe": "true", "wait-for-keyframe": "true"},
     "rtph265depay": {"request-keyframe": "true", "wait-for-keyframe": "true"},
     "nvv4l2decoder": {"enable-max-performance": "true"},  # gone in JetPack 7
-    "avdec_h264": {"max-threads": "1"},
-    "avdec_h265": {"max-threads": "1"},
 }
 
 # What GStreamer writes -> what it means and what to do.
@@ -79,23 +84,31 @@ CAUSES: tuple[tuple[str, str], ...] = (
 )
 
 
-@cache
 def has_element(name: str) -> bool:
     """Whether GStreamer is installed here with this element."""
-    inspect = shutil.which("gst-inspect-1.0")
-    if inspect is None:
-        return False
-    return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
+    return name in _elements()
 
 
 @cache
+def _elements() -> frozenset[str]:
+    """Return all elements of GStreamer here: one process lists them as fast as it finds one."""
+    return frozenset(re.findall(r"^\S+:\s+(\S+): ", _inspect(), re.M))
+
+
 def has_property(element: str, name: str) -> bool:
     """Whether the element that is installed here has a property: they come and go by release."""
-    inspect = shutil.which("gst-inspect-1.0")
-    if inspect is None:
-        return False
-    result = subprocess.run([inspect, element], check=False, capture_output=True)
-    return re.search(rf"^\s+{re.escape(name)}\s+:", result.stdout.decode(), re.M) is not None
+    # Names of 20 characters and more have no space before the colon.
+    return re.search(rf"^\s+{re.escape(name)}\s*:", _inspect(element), re.M) is not None
+
+
+@cache
+def _inspect(*words: str) -> str:
+    """Return what GStreamer says of an element, or which there are; "" without GStreamer."""
+    program = shutil.which("gst-inspect-1.0")
+    if program is None:
+        return ""
+    shown = subprocess.run([program, *words], check=False, capture_output=True)
+    return shown.stdout.decode("utf-8", "replace")
 
 
 def rtsp_decoders() -> dict[str, str]:
@@ -167,8 +180,10 @@ def own_pipeline(uri: str) -> list[str]:
 
 def _options(element: str) -> list[str]:
     """Return the properties of an element that lower latency or mend streams, where it has them."""
+    always = [f"{name}={value}" for name, value in ALWAYS.get(element, {}).items()]
     rows = OPTIONS.get(element, {})
-    return [f"{name}={value}" for name, value in rows.items() if has_property(element, name)]
+    known = [f"{name}={value}" for name, value in rows.items() if has_property(element, name)]
+    return always + known
 
 
 def _quoted(value: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from device.errors import SourceError
 from pipelines.config import SourceConfig
-from pipelines.frame import Away, Frame, Image, Stamp
+from pipelines.frame import Away, Frame, Image, Nv12, Stamp
 from pipelines.vision import cv2
 
 BACKOFF_FIRST_S = 0.25
@@ -183,7 +183,9 @@ class LiveSource:
             else:
                 self._check_reader()
                 return None
-        return Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name, self.config.id)
+        nv12 = Nv12(raw.pixels, raw.width, raw.height) if raw.layout == "nv12" else None
+        times = (raw.t_capture, raw.t_recv)
+        return Frame(raw.to_bgr, seq, *times, self.name, self.config.id, nv12=nv12)
 
     def _check_reader(self) -> None:
         if not self._ended() and (self._thread is None or not self._thread.is_alive()):

@@ -27,6 +27,7 @@ from pipelines.sources.gst import (
 from pipelines.sources.http import HttpCapture
 from pipelines.sources.live import Capture, Ended, LiveSource, Waiting
 from pipelines.sources.pattern import PatternCapture
+from pipelines.sources.read_ahead import ReadAhead
 from pipelines.sources.uri import (
     Camera,
     file_path,
@@ -115,7 +116,7 @@ def _open_pattern(config: SourceConfig, waiting: Waiting) -> Source:
 
 def _open_http(config: SourceConfig, waiting: Waiting) -> Source:
     if Path(urlsplit(config.uri).path).suffix.lower() in VIDEO_SUFFIXES:
-        return VideoFile(config.uri, config)
+        return ReadAhead(VideoFile(config.uri, config), config, waiting)
 
     def open_capture(ended: Ended) -> Capture:
         return HttpCapture(config.uri, config.stall_s, ended)

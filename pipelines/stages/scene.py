@@ -28,12 +28,12 @@ class Scene:
         self._zones: Zones | None = None
         self.change(config)
         self._frames = 0
-        self._shape: tuple[int, ...] | None = None  # of the last frame
+        self._size: tuple[int, int] | None = None  # height and width of the last frame
 
     def check(self, config: PipelineConfig) -> None:
         """Raise PipelineError if the last frame has no pixel in the region of a configuration."""
-        if config.roi is not UNSET and self._shape is not None:
-            Roi(config.roi).crop(np.broadcast_to(np.uint8(0), self._shape))
+        if config.roi is not UNSET and self._size is not None:
+            Roi(config.roi).crop(np.broadcast_to(np.uint8(0), (*self._size, 3)))
 
     def change(self, config: PipelineConfig) -> None:
         """Go on with another region, tracker, zones and lines; tracks stay, and what is known of
@@ -57,10 +57,11 @@ class Scene:
         self._frames += 1
         return (self._frames - 1) % self._every_nth == 0
 
-    def crop(self, image: Image) -> tuple[Image, int, int]:
-        """Return what the network sees of a frame, and its upper left corner."""
-        self._shape = image.shape
-        return (image, 0, 0) if self._roi is None else self._roi.crop(image)
+    def picture(self, frame: Frame) -> tuple[Image | Frame, int, int]:
+        """Return what the networks see of a frame, the whole of it or a part, and its upper left
+        corner."""
+        self._size = frame.size
+        return (frame, 0, 0) if self._roi is None else self._roi.crop(frame.image)
 
     def follow(self, decoded: Decoded, frame: Frame, x: int, y: int) -> tuple[Decoded, ZoneFrame]:
         """Return the results of a crop at (x, y) in the frame's pixels, with tracks and zones."""
@@ -75,14 +76,14 @@ class Scene:
         """Return the results of a crop at (x, y) in the frame's pixels, within the region."""
         if self._roi is None:
             return decoded
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         return self._roi.keep(shifted(decoded, x, y), width, height)
 
     def predict(self, frame: Frame) -> tuple[Decoded, ZoneFrame]:
         """Return where the tracks are in a frame that the engine did not see, as far as they are
         within the frame and the region."""
         assert self._tracker is not None  # without one, every frame is due
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         tracked = self._tracker.predict(frame.t_capture.mono_ns / 1e9)
         size = np.array([width, height, width, height], np.float32)
         boxes = np.clip(tracked.boxes, np.float32(0.0), size)
@@ -95,7 +96,7 @@ class Scene:
     def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
         if self._zones is None:
             return NO_ZONES
-        height, width = frame.image.shape[:2]
+        height, width = frame.size
         return self._zones.update(tracked, frame.t_capture.mono_ns / 1e9, width, height)
 
 

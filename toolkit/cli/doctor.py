@@ -132,7 +132,7 @@ CHECKS: tuple[Check, ...] = (
         (),
         ("board",),
         "a segment without a plan runs on the GPU's kernels, and one without these on the CPU",
-        "tandem-agent prepare --again m.engine, after the reason is gone",
+        "once the reason is gone, finish the engine again with tandem-agent prepare",
     ),
     Check(
         "DLA cores",

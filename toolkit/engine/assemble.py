@@ -1,11 +1,12 @@
 """Plan + lowered segments -> the manifest and the entries of an engine file."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 from msgspec import UNSET, UnsetType
 
+from device.engine.frame_manifest import FrameKernels
 from device.engine.manifest import (
     FORMAT_VERSION,
     Crossing,
@@ -31,6 +32,11 @@ from toolkit.graph.extract import ExtractedSegment, serialize_segment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.memory import Lifetime, plan_memory
 
+FrameCompiler = Callable[
+    [Sequence[TensorInfo]], tuple[tuple[FrameKernels, ...], Mapping[str, np.ndarray]]
+]
+"""Gets the engine's inputs; returns kernels that make one of frames, and their entries."""
+
 
 def assemble(
     model: ir.Model,
@@ -47,13 +53,15 @@ def assemble(
     tensorrt: Mapping[str, TensorRTSegment] | None = None,
     take_turns: bool = False,
     preprocessing: Preprocessing | UnsetType = UNSET,
+    compile_frames: FrameCompiler | None = None,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries.
 
     `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name;
     `compile_port`: makes kernels for the ports of DLA segments; `tensorrt`: the GPU segments that
     TensorRT may run, by name; `take_turns`: frames go to all
-    DLA cores in turn; `preprocessing`: image -> input, where it is known.
+    DLA cores in turn; `preprocessing`: image -> input, where it is known; `compile_frames`: makes
+    the kernels that do it.
     """
     kernels = cuda or {}
     tensors = border_tensors(model, lowered, scales, {dim.name for dim in dims})
@@ -64,11 +72,16 @@ def assemble(
         for planned, piece in zip(segments, lowered, strict=True)
         if planned.processor.startswith("dla")
     }
+    inputs = tuple(str(value.name) for value in model.graph.inputs)
     outputs = tuple(str(value.name) for value in model.graph.outputs)
+    frames: tuple[FrameKernels, ...] | UnsetType = UNSET
+    frame_entries: Mapping[str, np.ndarray] = {}
+    if compile_frames is not None:
+        frames, frame_entries = compile_frames([tensors[name] for name in inputs])
     manifest = Manifest(
         format=FORMAT_VERSION,
         profile=profile,
-        inputs=tuple(str(value.name) for value in model.graph.inputs),
+        inputs=inputs,
         outputs=outputs,
         tensors=tuple(tensors.values()),
         dims=tuple(dims),
@@ -90,8 +103,9 @@ def assemble(
         plan=tuple(placements),
         provenance=provenance,
         preprocessing=preprocessing,
+        frames=frames,
     )
-    return manifest, _entries(lowered, kernels, finalised)
+    return manifest, _entries(lowered, kernels, finalised, frame_entries)
 
 
 def _implementations(
@@ -186,6 +200,7 @@ def _entries(
     lowered: Sequence[ExtractedSegment],
     cuda: Mapping[str, GpuSegment],
     finalised: Mapping[str, TensorRTSegment],
+    frames: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     entries: dict[str, np.ndarray] = {}
     for piece in lowered:
@@ -198,6 +213,7 @@ def _entries(
             np.frombuffer(serialize_segment(piece), dtype=np.uint8),
         )
     parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in finalised.values()]
+    parts.append(frames)
     added = {name: array for part in parts for name, array in part.items()}
     for name, array in added.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)

@@ -30,7 +30,7 @@ from calibration.table import CalibrationTable
 from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
 from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
-from toolkit.engine.assemble import assemble
+from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.kept_cost import kept_cost_notes
@@ -47,6 +47,7 @@ from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
+from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
@@ -281,7 +282,31 @@ def _assemble(
         profile=job.target.profile.name,
         provenance=_provenance(table, built, job),
         preprocessing=preprocessing,
+        compile_frames=_frame_compiler(preprocessing, job, backend),
     )
+
+
+def _frame_compiler(
+    preprocessing: Preprocessing | UnsetType, job: BuildJob, backend: GpuBackend | None
+) -> FrameCompiler | None:
+    """Return what compiles the kernels for frames, None where they are not asked for.
+
+    Raises BuildError: no kernels can be made, or nothing says what they compute.
+    """
+    if job.options.preprocess_on == "cpu":
+        return None
+    if backend is None:
+        raise BuildError(
+            "`tandem build --preprocess-on gpu` makes kernels, and profile"
+            f" {job.target.profile.name} has no GPU or this host no Triton: take another profile,"
+            " or pip install 'tandem-edge[gpu-build]'."
+        )
+    if not preprocessing:
+        raise BuildError(
+            "`tandem build --preprocess-on gpu` compiles the preprocessing in, and nothing says"
+            " what it is: calibrate with images (--data), or state it, such as --preprocess yolo."
+        )
+    return partial(compile_frames, backend, preprocessing)
 
 
 def _provenance(table: CalibrationTable | None, built: BuiltSegments, job: BuildJob) -> Provenance:

@@ -44,6 +44,7 @@ class BuildOptions:
     engine runs portable. `fallback`: segments on a DLA have GPU kernels beside what TensorRT makes.
     `gpu_backend`: what GPU segments carry: kernels, forms for the board's TensorRT in their place,
     or both ("auto"), of which the board keeps the faster.
+    `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -62,6 +63,7 @@ class BuildOptions:
     kernels: bool = True
     fallback: bool = True
     gpu_backend: GpuBackendName = "cuda"
+    preprocess_on: Literal["cpu", "gpu"] = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

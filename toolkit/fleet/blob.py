@@ -1,13 +1,21 @@
-"""A bundle as a blob: a file that is served in chunks, with the hash of each."""
+"""A bundle as a blob: a file that is served in chunks, with the hash of each.
 
+python -m toolkit.fleet.blob BUNDLE...   writes BUNDLE.index, which a web server needs beside it
+"""
+
+import argparse
 import hashlib
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from device.errors import BundleError
+from device.errors import BundleError, TandemError
+from device.files import replacing
 from device.protocol.documents import MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
 from device.update.byte_source import FileBytes
 from device.update.chunk_table import encode_index
 from device.update.cuts import CHUNK_FORMAT, cut_bundle
+from device.update.sources.folder import INDEX_SUFFIX
 
 INDEX_PART = "index"
 _READ_BYTES = 1024 * 1024
@@ -27,6 +35,7 @@ class Blob:
         except OSError as error:
             raise BundleError(f"cannot read {path}: {error.strerror}") from error
         self.index = encode_index(self.table)
+        self._compared = bytearray(self.table.count)
         self.spec = BlobSpec(
             sha256=whole.hexdigest(),
             bytes=self.file.size,
@@ -36,15 +45,19 @@ class Blob:
         )
 
     def read(self, part: int | str) -> bytes:
-        """Return the bytes of a chunk, or of the index; BundleError if the file has changed."""
+        """Return the bytes of a chunk, or of the index; BundleError if the file has changed.
+
+        A chunk is compared when it is first read: the device compares it each time.
+        """
         if isinstance(part, str):
             return self.index
         chunk = self.file.read(self.table.starts[part], self.table.size(part))
-        if not self.table.fits(part, chunk):
+        if not self._compared[part] and not self.table.fits(part, chunk):
             raise BundleError(
                 f"{self.path} was changed while it was deployed: deploy it again, and write new "
                 "bundles under new names"
             )
+        self._compared[part] = 1
         return chunk
 
     def parts_of(self, request: BlobGet) -> tuple[int | str, ...]:
@@ -58,3 +71,36 @@ class Blob:
     def close(self) -> None:
         """Close the file."""
         self.file.close()
+
+
+def write_index(bundle: Path) -> Path:
+    """Write the index of a bundle beside it and return its path; BundleError if that fails."""
+    blob = Blob(bundle)
+    path = bundle.with_name(f"{bundle.name}{INDEX_SUFFIX}")
+    try:
+        with replacing(path) as file:
+            file.write(blob.index)
+    except OSError as error:
+        raise BundleError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        blob.close()
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the index of each bundle."""
+    parser = argparse.ArgumentParser(
+        prog="python -m toolkit.fleet.blob", description="Write the index beside each bundle."
+    )
+    parser.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE")
+    try:
+        for bundle in parser.parse_args(argv).bundles:
+            print(write_index(bundle))
+    except TandemError as error:
+        print(f"blob: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

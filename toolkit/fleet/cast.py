@@ -66,8 +66,10 @@ def _await_up(events: "queue.Queue[LinkEvent]", address: BrokerAddress) -> None:
 def _cast(link: Link, blob: Blob, rounds: int, limit: RateLimit, left_out: Collection[int]) -> int:
     sent_bytes = 0
     sha256 = blob.spec.sha256
+    chunks = [number for number in range(blob.table.count) if number not in left_out]
+    parts: list[int | str] = [INDEX_PART, *chunks]
     for _ in range(rounds):
-        for part in (INDEX_PART, *(n for n in range(blob.table.count) if n not in left_out)):
+        for part in parts:
             payload = blob.read(part)
             while (free_at_s := limit.free_at_s(time.monotonic())) is not None:
                 time.sleep(max(0.0, free_at_s - time.monotonic()))

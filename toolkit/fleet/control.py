@@ -147,7 +147,8 @@ class Control:
         events: dict[int, list[v.Event]] = {}
         joined: dict[int, list[str]] = {}
         for heard in rows:
-            row = replace(heard, labels=self._labels.get(heard.id, {}))
+            labels = self._labels.get(heard.id, {})
+            row = heard if heard.labels == labels else replace(heard, labels=labels)
             if row.reported is None:
                 continue
             owner = self._owners.get(row.id)

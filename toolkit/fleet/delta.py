@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from device.protocol.documents import CHUNK_BYTES
 from device.update.byte_source import ByteSource
 from device.update.delta import (
     DELTA_FORMAT,
@@ -54,7 +55,11 @@ class DeltaEncoder:
         self._parts = read_layout(bundle)
         self._starts = [part.start for part in self._parts]
         self._of_base = {part.key: part for part in read_layout(base)}
-        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=False)
+        # Differences have few repetitions: short ones cost more to name than to write out.
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            ZSTD_LEVEL, source_size=CHUNK_BYTES, min_match=7, write_content_size=0
+        )
+        self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
 
     def encode(self, start: int, size: int) -> bytes | None:
         """Return the difference that makes these bytes of the bundle, or None if it has no use."""
@@ -129,4 +134,5 @@ def _subtract(data: bytes, base: bytes, item_bytes: int) -> bytes:
     difference = np.frombuffer(data, unsigned) - np.frombuffer(base, unsigned)
     sign = (difference.view(f"<i{item_bytes}") >> (8 * item_bytes - 1)).view(unsigned)
     zigzag: npt.NDArray[np.unsignedinteger] = (difference << 1) ^ sign
-    return zigzag.view(np.uint8).reshape(-1, item_bytes).T.tobytes()
+    planes = ((zigzag >> (8 * place)).astype(np.uint8) for place in range(item_bytes))
+    return b"".join(plane.tobytes() for plane in planes)

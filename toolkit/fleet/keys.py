@@ -65,10 +65,10 @@ def load_root_keys(folder: Path) -> dict[str, CryptoSigner]:
 
 def retire_keys(folder: Path, keyids: Iterable[str], pattern: str) -> None:
     """Move the files of these keys into the folder `retired`."""
-    gone = set(keyids)
+    retired = set(keyids)
     for path in sorted(folder.glob(pattern)):
         keyid = _load(path).public_key.keyid
-        if keyid in gone:
+        if keyid in retired:
             (folder / RETIRED).mkdir(mode=0o700, exist_ok=True)
             os.replace(path, folder / RETIRED / f"{path.stem}.{keyid[:8]}.pem")
     sync_folder(folder)

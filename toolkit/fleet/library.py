@@ -14,6 +14,7 @@ LOG = logging.getLogger(__name__)
 MAX_OPEN = 64  # bundles; each has a file and an index of at most 1 MiB open
 MAX_ENCODERS = 16
 MAX_DELTA_BYTES = 64 * 1024**2  # differences that are kept for the next device
+ROW_BYTES = 512  # that each of them takes besides
 ABSENT_S = 2.0  # a bundle that was not there is not looked for again for so long
 MAX_ABSENT = 1024
 SUFFIX = ".bundle"
@@ -119,7 +120,12 @@ class Library:
         table = blob.table
         payload = encoder.encode(table.starts[number], table.size(number))
         self._deltas[key] = payload
-        self._delta_bytes += len(payload or b"")
+        self._delta_bytes += _kept_bytes(payload)
         while self._delta_bytes > MAX_DELTA_BYTES:
-            self._delta_bytes -= len(self._deltas.popitem(last=False)[1] or b"")
+            self._delta_bytes -= _kept_bytes(self._deltas.popitem(last=False)[1])
         return payload
+
+
+def _kept_bytes(payload: bytes | None) -> int:
+    """Return about how much memory a difference takes that is kept; None: that there is none."""
+    return ROW_BYTES + len(payload or b"")

@@ -405,8 +405,8 @@ def _renew(signed: Root | Targets | Snapshot | Timestamp) -> None:
 
 def _is_due(signed: Snapshot | Timestamp) -> bool:
     """Whether half of its time is over."""
-    left = signed.expires - datetime.now(timezone.utc)
-    return left < timedelta(days=LIFETIME_DAYS[signed.type]) / 2
+    remaining = signed.expires - datetime.now(timezone.utc)
+    return remaining < timedelta(days=LIFETIME_DAYS[signed.type]) / 2
 
 
 def _replace(path: Path, data: bytes) -> None:

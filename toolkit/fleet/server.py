@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
@@ -32,7 +31,8 @@ LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
 ROUND_S = 0.1  # events are gathered for so long, then carried out together
 STANDBY_S = 1.0
-AGAIN_S = 0.02  # until a message that the connection did not take is handed over again
+SEND_AFTER = 64  # events
+AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -141,7 +141,7 @@ class FleetServer:
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         changed: dict[str, DeviceRow] = {}
-        until_s = time.monotonic() + ROUND_S
+        taken, until_s = 0, time.monotonic() + ROUND_S
         while (wait_s := until_s - time.monotonic()) > 0.0:
             try:
                 event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
@@ -149,6 +149,9 @@ class FleetServer:
                 self._send(link)
                 continue
             self._take(event, control, changed)
+            taken += 1
+            if taken % SEND_AFTER == 0:  # the connection has room again
+                self._send(link)
         for row in control.advance(changed):
             self._unsent[row.device] = row.document.encode()
         self._send(link)
@@ -171,18 +174,19 @@ class FleetServer:
             return
         row = changed.get(device) or control.devices.get(device)
         row = row or DeviceRow(device, 0.0, None, None, {})
+        state, reported = row.state, row.reported
         try:
             if kind == "state":
-                row = replace(row, state=decode(message.payload, StateDocument))
+                state = _newer(state, decode(message.payload, StateDocument))
             else:
-                row = replace(row, reported=self._read_report(message.payload))
+                reported = self._read_report(message.payload)
         except ValueError as error:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
-        changed[device] = replace(row, seen_s=time.time())
+        changed[device] = DeviceRow(device, time.time(), state, reported, row.labels)
 
     def _send(self, link: Link) -> None:
         """Publish documents as far as the connection takes them."""
@@ -191,3 +195,10 @@ class FleetServer:
             if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                 return  # down, or its queue is full: later
             del self._unsent[device]
+
+
+def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:
+    """Return a device's state; the will of an older session than the last is stale."""
+    if state.state == "lost" and known is not None and state.session < known.session:
+        return known
+    return state

@@ -38,6 +38,7 @@ from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
+from toolkit.gpu.passes.chosen_regions import CHOSEN_REGION_RULES
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
 from toolkit.gpu.passes.fusion import EPILOGUES, Group, group_operations
@@ -192,6 +193,7 @@ def _rewritten(network: Network, generation: Generation, precision: Precision) -
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
     )
+    network = apply_rules(network, CHOSEN_REGION_RULES)
     network = push_through_concat(network)
     network = apply_rules(network, generation.early_rules if reduced_precision else ())
     return apply_rules(

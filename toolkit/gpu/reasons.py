@@ -78,7 +78,7 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "reduction.", _PORTABLE),
     GpuReason("gpu.top-k", r"selects .* from .* elements",
         "Long rows are selected from in chunks of fixed sizes, which hold what is selected twice.",
-        "Fix the sizes with --shape; select fewer elements, or in parts."),
+        "Build with --shape, which fixes the sizes; select fewer elements, or in parts."),
     GpuReason("gpu.unpooled-size", r"writes .* by indices in",
         "The indices count elements of the size that the attributes give, and the result has "
         "another.", "Export MaxUnpool without output_shape, or with the size of the attributes."),

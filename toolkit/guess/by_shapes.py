@@ -8,12 +8,14 @@ from pipelines.decode_config import (
     Finished,
     Heatmaps,
     Movenet,
+    RetinaFace,
     Rows,
     Scrfd,
     Segmentation,
     TextDetection,
     TextRecognition,
     UltralyticsDetect,
+    YoloAnchors,
     Yolov5,
     Yolox,
 )
@@ -67,7 +69,7 @@ def six_columns(facts: ModelFacts) -> tuple[Candidate, ...]:
     return (
         Candidate(Rows(output=output.name, suppress=True), "letterbox",
                   f"{shape}: DeepStream-Yolo's rows x1, y1, x2, y2, score, class"),
-        Candidate(Yolox(output=output.name), "bgr-bytes", f"{shape}: YOLOX of one class"),
+        Candidate(Yolox(output=output.name), "yolox", f"{shape}: YOLOX of one class"),
     )  # fmt: skip
 
 
@@ -80,19 +82,18 @@ def cell_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
     if output.name == "outputs":
         decode = Yolov5(output=output.name)
         return (Candidate(decode, "letterbox", f"{shape}: YOLOv6, read as YOLOv5"),)
-    note = "YOLOX puts the picture to the top left; a centred letterbox gives the same boxes"
     raw = Yolox(output=output.name)
     decoded = Yolox(output=output.name, decoded=True)
     if not facts.operators:
         return (
-            Candidate(raw, "bgr-bytes", f"{shape}: YOLOX, boxes raw", (note,)),
-            Candidate(decoded, "bgr-bytes", f"{shape}: YOLOX, boxes decoded", (note,)),
+            Candidate(raw, "yolox", f"{shape}: YOLOX, boxes raw"),
+            Candidate(decoded, "yolox", f"{shape}: YOLOX, boxes decoded"),
         )
     # Its export with boxes in pixels multiplies them by their strides, and joins them at the end.
     if "Exp" in facts.operators:
         why = f"{shape}, Exp in the graph: YOLOX, boxes decoded"
-        return (Candidate(decoded, "bgr-bytes", why, (note,)),)
-    return (Candidate(raw, "bgr-bytes", f"{shape}, no Exp in the graph: YOLOX, raw", (note,)),)
+        return (Candidate(decoded, "yolox", why),)
+    return (Candidate(raw, "yolox", f"{shape}, no Exp in the graph: YOLOX, raw"),)
 
 
 def finished_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
@@ -130,8 +131,37 @@ def scrfd(facts: ModelFacts) -> tuple[Candidate, ...]:
     scores, boxes, points = (tuple(one.name for one in group) for group in groups.values())
     decode = Scrfd(scores=scores, boxes=boxes, keypoints=points)
     why = f"{sum(counts)} outputs of 1, 4 and 10 columns: SCRFD"
-    note = "the padding is at the right and below there; a centred letterbox gives the same boxes"
-    return (Candidate(decode, "scrfd", why, (note,)),)
+    return (Candidate(decode, "scrfd", why),)
+
+
+def raw_heads(facts: ModelFacts) -> tuple[Candidate, ...]:
+    """Three outputs [1, 3, h, w, 5+C], the largest first: YOLOv7 without its grid, YOLOv5 raw."""
+    heads = [output for output in facts.outputs if len(output.shape) == 5]
+    if len(heads) != 3 or len(facts.outputs) != 3 or any(o.shape[1] != 3 for o in heads):
+        return ()
+    height, width = facts.size
+    expected = [(-(-height // stride), -(-width // stride)) for stride in (8, 16, 32)]
+    if [output.shape[2:4] for output in heads] != expected:
+        return ()
+    why = "three outputs of three anchors a cell: raw heads of YOLOv7, or of YOLOv5"
+    note = "the anchors are YOLOv7's, which the file does not hold: yours may be others"
+    decode = YoloAnchors(outputs=tuple(output.name for output in heads))
+    return (Candidate(decode, "letterbox", why, (note,)),)
+
+
+def retinaface(facts: ModelFacts) -> tuple[Candidate, ...]:
+    """Rows of 4, 2 and 10 columns for two priors of each cell: RetinaFace."""
+    by_columns = {output.shape[-1]: output for output in facts.outputs if len(output.shape) == 3}
+    if set(by_columns) != {4, 2, 10} or len(facts.outputs) != 3:
+        return ()
+    cells = 2 * cell_count((8, 16, 32), facts.size[1], facts.size[0])
+    if any(output.shape[1] != cells for output in facts.outputs):
+        return ()
+    decode = RetinaFace(
+        boxes=by_columns[4].name, scores=by_columns[2].name, keypoints=by_columns[10].name
+    )
+    why = "rows of 4, 2 and 10 columns for two priors of each cell: RetinaFace"
+    return (Candidate(decode, "retinaface", why),)
 
 
 def torchvision(facts: ModelFacts) -> tuple[Candidate, ...]:

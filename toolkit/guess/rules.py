@@ -40,6 +40,8 @@ RULES: tuple[Rule, ...] = (
     Rule("300 rows of six columns",          "likely",  by_shapes.finished_rows),
     Rule("rows of seven columns",            "ask",     by_shapes.seven_columns),
     Rule("levels of 1, 4 and 10 columns",    "likely",  by_shapes.scrfd),
+    Rule("three heads of three anchors",     "likely",  by_shapes.raw_heads),
+    Rule("rows of 4, 2 and 10 columns",      "likely",  by_shapes.retinaface),
     Rule("a vector of integers and boxes",   "likely",  by_shapes.torchvision),
     Rule("characters of a line",             "likely",  by_shapes.text_recognition),
     Rule("a map of one channel",             "ask",     by_shapes.one_channel),

@@ -55,7 +55,8 @@ def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
         )
     if proposal.sureness == "ask":
         lines.append(
-            "# Several decoders take such outputs: choose with `tandem model guess --choose NUMBER`."
+            "# Several decoders take such outputs: choose with `tandem model guess"
+            " --choose NUMBER`."
         )
         for number, candidate in enumerate(proposal.candidates, start=1):
             lines += ["#", _comment(f"{number}: {candidate.kind}: {candidate.why}.")]

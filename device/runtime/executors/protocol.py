@@ -180,7 +180,8 @@ class LoadOptions:
     `threads`: CPU threads of each, None for the executor's default. `timing_cache`: the file with
     times of tactics. `emulation`: how to emulate DLA segments, None for not at all. `plans`: the
     folder with TensorRT's plans of DLA segments, None for that of the user. `dla_core`: the core
-    of all DLA segments, None for those of the plan.
+    of all DLA segments, None for those of the plan. `turn`: of the session among those that share
+    the cores, None for one that has all in turn.
     """
 
     threads: int | None = None
@@ -188,6 +189,7 @@ class LoadOptions:
     emulation: Emulation | None = None
     plans: Path | None = None
     dla_core: int | None = None
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

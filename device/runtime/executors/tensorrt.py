@@ -272,9 +272,11 @@ def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
 
 
 def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]:
-    """Return the cores to load a plan on: all in turn, or that of the plan."""
+    """Return the cores to load a plan on: all in turn, that of a session's turn, or of the plan."""
     if implementation.take_turns:
-        return tuple(range(max(1, core_count())))
+        cores = tuple(range(max(1, core_count())))
+        turn = context.options.turn
+        return cores if turn is None else (cores[turn % len(cores)],)
     return (int(context.segment.processor.removeprefix("dla")),)
 
 

@@ -26,7 +26,12 @@ from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
 from toolkit.errors import GuessError
 from toolkit.guess.rules import guess
-from toolkit.guess.toml_text import model_settings_text, settings_text, string_text
+from toolkit.guess.toml_text import (
+    model_settings_text,
+    relative_path,
+    settings_text,
+    string_text,
+)
 
 # kind -> what a new file says of the sink
 SINK_TEXTS = {
@@ -142,13 +147,24 @@ def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> l
 def _text(request: NewPipeline) -> str:
     name, settings = _model_settings(request)
     parts = [
-        f"name = {string_text(request.name or name)}\n",
+        f"name = {string_text(request.name or name)}\n{_files_text(request)}",
         f"[source]\nuri = {string_text(request.source)}\n",
         settings,
         *(["[tracker]\n"] if request.track else []),
         *(f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}" for kind in request.sinks),
     ]
     return "\n".join(parts)
+
+
+def _files_text(request: NewPipeline) -> str:
+    """Return the keys of the files that are known: the engine, or a model's labels."""
+    path, folder = request.model, request.output.parent
+    if path.suffix == ".engine":
+        return f"engine = {string_text(relative_path(path, folder))}\n"
+    if path.suffix == ".toml":
+        labels = path.parent / load_model(path).labels
+        return f"labels = {string_text(relative_path(labels, folder))}\n"
+    return ""
 
 
 def _model_settings(request: NewPipeline) -> tuple[str, str]:

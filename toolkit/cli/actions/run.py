@@ -25,12 +25,14 @@ from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.open_models import Opener, files_of, first_and_others, open_models
 from pipelines.preview.server import Preview
+from pipelines.preview.window import Window
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
+from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -58,6 +60,7 @@ class RunRequest:
     trace: Path | None
     overwrite: bool
     preview: str | None
+    window: bool
     dla: Dla
     scales: Scales
     timing_cache: Path | None
@@ -104,9 +107,12 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         reload = ReloadFile(place.pipeline, lambda config: _adapt(config, request))
         stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not as_json)
-        viewers: list[_View | Preview] = [view]
+        viewers: list[_View | Preview | Window] = [view]
+        places = places_of(config)
+        if request.window:
+            viewers.append(stack.enter_context(Window(model.labels, stop, places)))
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, model.labels))
+            preview = stack.enter_context(Preview(request.preview, model.labels, places))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:

@@ -125,6 +125,13 @@ def parse_dims(
     help="What runs GPU segments: kernels of the engine, the board's TensorRT in their place, or "
     "auto: both, and `tandem-agent prepare` keeps the faster.",
 )
+@click.option(
+    "--preprocess-on",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="gpu: add a kernel that makes inputs of camera frames, NV12 or BGR, on the GPU.",
+)
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -163,6 +170,7 @@ def build(
     max_latency_ms: float | None,
     no_fallback: bool,
     gpu_backend: Literal["cuda", "tensorrt", "auto"],
+    preprocess_on: Literal["cpu", "gpu"],
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -213,6 +221,7 @@ def build(
         tactics=tactics,
         fallback=not no_fallback,
         gpu_backend=gpu_backend,
+        preprocess_on=preprocess_on,
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)

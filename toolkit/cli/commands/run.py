@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     help="A video, a folder, v4l2:///dev/video0, rtsp://...; ID=URI for each of several.",
 )
 @click.option("--frames", type=click.IntRange(min=1), help="Stop after this number of frames.")
-@click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
+@click.option("--video", "--save", "video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write the detections of every frame.")
 @click.option(
     "--trace",
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     metavar="[HOST]:PORT",
     help="Show pictures and figures on a page; :8090 for this machine, 0.0.0.0:8090 for all.",
 )
+@click.option("--window", is_flag=True, help="Show the pictures in a window; q ends the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option(
     "--dla",
@@ -79,6 +80,7 @@ def run(
     trace: Path | None,
     overwrite: bool,
     preview: str | None,
+    window: bool,
     as_json: bool,
     dla: "Dla",
     scales: "Scales",
@@ -103,6 +105,7 @@ def run(
         trace=trace,
         overwrite=overwrite,
         preview=preview,
+        window=window,
         dla=dla,
         scales=scales,
         timing_cache=timing_cache,

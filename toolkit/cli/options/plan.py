@@ -41,8 +41,8 @@ def plan_options(goals: Collection[str]) -> Callable[[F], F]:
         click.option(
             "--force-gpu",
             multiple=True,
-            metavar="NODE|all",
-            help="Run a node on the GPU, or all that are not forced onto the DLA.",
+            metavar="NODE",
+            help="Run a node on the GPU; `all`: each that is not named for the DLA.",
         ),
         click.option(
             "--min-gain",

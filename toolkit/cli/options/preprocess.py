@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_RESIZES = ("letterbox", "stretch", "centre-crop")
+_RESIZES = ("letterbox", "letterbox-corner", "stretch", "centre-crop")
 
 
 @dataclass(frozen=True, slots=True)

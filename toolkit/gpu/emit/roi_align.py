@@ -1,19 +1,33 @@
 """Lower RoiAlign."""
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import ceil_div
+from toolkit.gpu.shapes.sizes import ceil_div, opt
 
 _BLOCK = 256  # elements of a block
+# From so many channels on, neighbours in a block are channels: they read neighbours in memory.
+_MIN_CHANNELS = 16
 
 
 def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
-    """Lower RoiAlign that averages a fixed number of samples in each bin."""
+    """Lower RoiAlign that averages a fixed number of samples in each bin.
+
+    With a fourth and fifth operand only chosen regions are sampled; the fifth is what others get.
+    """
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    shape = ctx.network.shapes[op.outputs[0]]
+    by_channel = opt(shape[1]) >= _MIN_CHANNELS
+    x = ctx.read_nhwc(op.inputs[0])[0] if by_channel else ctx.read_float(op.inputs[0])
     rois, batches = ctx.read_dequantized(op.inputs[1]), ctx.read(op.inputs[2])
-    y = ctx.output_view(op.outputs[0])
+    is_output = op.outputs[0] in ctx.network.outputs
+    strides = channels_last(shape) if by_channel and not is_output else None
+    y = ctx.output_view(op.outputs[0], strides)
+    chosen = broadcast(ctx.read(op.inputs[3]), shape) if op.input(3) else None
+    rest = _rest(ctx, op)
     shifted = op.text("coordinate_transformation_mode", "") == "half_pixel"
     order = order_of(
         y.shape,
@@ -24,15 +38,20 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
             (batches.strides[0], 0, 0, 0),
             (0, 0, 1, 0),
             (0, 0, 0, 1),
+            (0, 0, 0, 0) if chosen is None else chosen.strides,
+            (0, 0, 0, 0) if not isinstance(rest, View) else rest.strides,
         ],
     )
     names = ("Y_STRIDES", "X_STRIDES", "ROI_STRIDES", "BATCH_STRIDES")
+    tensors = {"x": x, "rois": rois, "batches": batches, "chosen": chosen}
     launch = ctx.make_launch(
         "roi_align",
         (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, "rois": rois, "batches": batches, "y": y, "elements": y.elements},
+        {**tensors, "rest": rest if isinstance(rest, View) else None, "y": y,
+         "elements": y.elements},
         {
-            **order.constants(*names, "ROW_STRIDES", "COLUMN_STRIDES"),
+            **order.constants(*names, "ROW_STRIDES", "COLUMN_STRIDES", "CHOSEN_STRIDES",
+                              "REST_STRIDES"),
             "COORDINATE_STRIDE": rois.strides[1],
             "IMAGES": x.shape[0],
             "IMAGE_STRIDE": x.strides[0],
@@ -43,8 +62,20 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
             "OFFSET": 0.5 if shifted else 0.0,
             "LEAST": None if shifted else 1.0,
             "SAMPLES": op.integer("sampling_ratio", 0),
+            "REST": rest if isinstance(rest, float) else 0.0,
             "BLOCK": _BLOCK,
         },
         writes=(y,),
-    )
+    )  # fmt: skip
     ctx.add_op(group.nodes, (launch,))
+
+
+def _rest(ctx: LoweringContext, op: Operation) -> View | float | None:
+    """Return what regions get that are not chosen: a tensor, a number, or None without choice."""
+    name = op.input(4)
+    if not name:
+        return None
+    values = ctx.network.constants.get(name)
+    if values is not None and values.size == 1:
+        return float(values.reshape(()))
+    return broadcast(ctx.read_dequantized(name), ctx.network.shapes[op.outputs[0]])

@@ -23,6 +23,7 @@ KERNELS: dict[str, str] = {
     "global_average_pool": "pooling",
     "elementwise": "elementwise",
     "transpose_tiles": "elementwise",
+    "frame_to_input": "frame",
     "gather": "gather",
     "scatter": "gather",
     "pad": "pad",

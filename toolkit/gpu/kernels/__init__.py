@@ -26,6 +26,7 @@ interpreter (TRITON_INTERPRET=1).
     reduction       reductions along rows, ArgMax and ArgMin
     resample        resampling by tables
     scan            running sums and products
+    select_top      candidates of TopK in long rows
     softmax         softmax, log-softmax, hardmax
     top_k           TopK
 """

@@ -5,7 +5,8 @@
 
 The region k = (left, top, right, bottom) SCALE - OFFSET has bins of h x w, at least LEAST times the
 number of bins in all. x between its elements is bilinear; it is 0 beyond 1 outside of it. Numbers
-of images are clamped to 0..IMAGES-1, so no address leaves x.
+of images are clamped to 0..IMAGES-1, so no address leaves x. Regions that are not chosen get
+`rest`, or the number REST, and no element of x is read for them.
 """
 
 import triton
@@ -25,17 +26,23 @@ def _neighbours(c, SIZE: tl.constexpr):
 
 @triton.jit
 def roi_align(
-    x, rois, batches, y, elements,
+    x, rois, batches, chosen, rest, y, elements,
     SHAPE: tl.constexpr, Y_STRIDES: tl.constexpr, X_STRIDES: tl.constexpr,
     ROI_STRIDES: tl.constexpr, BATCH_STRIDES: tl.constexpr, ROW_STRIDES: tl.constexpr,
     COLUMN_STRIDES: tl.constexpr,
     COORDINATE_STRIDE: tl.constexpr, IMAGES: tl.constexpr, IMAGE_STRIDE: tl.constexpr,
     SIZES: tl.constexpr, SPATIAL_STRIDES: tl.constexpr, BINS: tl.constexpr, SCALE: tl.constexpr,
-    OFFSET: tl.constexpr, LEAST: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr, LEAST: tl.constexpr, SAMPLES: tl.constexpr,
+    CHOSEN_STRIDES: tl.constexpr, REST_STRIDES: tl.constexpr, REST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of results). Strides of ROW and COLUMN make an element's bin of its number."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < elements
+    active = mask
+    if chosen is not None:
+        choice = tl.load(chosen + offsets(i, SHAPE, CHOSEN_STRIDES), mask=mask, other=0)
+        active = mask & (choice != 0)
     roi = rois + offsets(i, SHAPE, ROI_STRIDES)
     left = tl.load(roi, mask=mask, other=0.0).to(tl.float32) * SCALE - OFFSET
     top = tl.load(roi + COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32) * SCALE - OFFSET
@@ -54,10 +61,13 @@ def roi_align(
     batch = tl.where(batch < 0, 0, tl.where(batch >= IMAGES, IMAGES - 1, batch))
     source = x + offsets(i, SHAPE, X_STRIDES) + batch.to(tl.int32) * IMAGE_STRIDE
     total = tl.zeros((BLOCK,), tl.float32)
-    for sample in range(SAMPLES * SAMPLES):
+    samples = SAMPLES * SAMPLES
+    if chosen is not None:
+        samples = tl.where(tl.max(active.to(tl.int32), 0) > 0, samples, 0)
+    for sample in range(samples):
         row = top + (sample // SAMPLES + 0.5) * height / SAMPLES
         column = left + (sample % SAMPLES + 0.5) * width / SAMPLES
-        inside = mask & (row >= -1.0) & (row <= SIZES[0])
+        inside = active & (row >= -1.0) & (row <= SIZES[0])
         inside = inside & (column >= -1.0) & (column <= SIZES[1])
         above, below, down = _neighbours(tl.where(inside, row, 0.0), SIZES[0])
         before, after, along = _neighbours(tl.where(inside, column, 0.0), SIZES[1])
@@ -72,4 +82,10 @@ def roi_align(
         total += (1.0 - down) * ((1.0 - along) * a + along * b)
         total += down * ((1.0 - along) * c + along * d)
     total = total / (SAMPLES * SAMPLES)
+    if rest is not None:
+        offset = offsets(i, SHAPE, REST_STRIDES)
+        other = tl.load(rest + offset, mask=mask & (active == 0), other=0.0).to(tl.float32)
+        total = tl.where(active, total, other)
+    elif chosen is not None:
+        total = tl.where(active, total, REST)
     tl.store(y + offsets(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)

@@ -6,5 +6,6 @@ functions                                          operators -> their ONNX defin
 constants, gemm                                    folds around constants and GEMMs
 layout, layout_chains, concat_split                views, padding, Concat and its slices
 patch_embedding, space_to_depth, upsampling        first convolutions, patches, upsampling
+chosen_regions                                     RoiAlign of chosen regions alone
 fusion                                             operations -> a root and its epilogue
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
-from toolkit.gpu.rows.symbolic import Rows, RowSizes
+from toolkit.gpu.rows.symbolic import PAST_ALL, Rows, RowSizes
 
 MULTIPLYING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RoiAlign"})
 """Operators for which rows are padded: on a CPU they take longer than all others."""
@@ -90,7 +90,7 @@ def _slices(it: RowNode) -> bool:
         if axis % it.rank(0) != it.axis:
             continue
         step = steps[0][at] if steps else 1
-        if starts[at] != 0 or step != 1 or not (ends[at] == size or ends[at] >= _PAST_ALL):
+        if starts[at] != 0 or step != 1 or not (ends[at] == size or ends[at] >= PAST_ALL):
             return False
     return True
 
@@ -157,7 +157,6 @@ def _shape_of_result(it: RowNode) -> tuple[int, ...]:
     return it.sizes.shape(it.node.outputs[0]) or ()
 
 
-_PAST_ALL = 2**31 - 1  # ends of slices that take all there is
 _DEFAULT_AXES: Mapping[str, int] = {"Split": 0, "ArgMax": 0, "ArgMin": 0}
 _REDUCTIONS = (
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),

@@ -15,6 +15,7 @@ from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
 from toolkit.gpu.shapes.sizes import Size, Space
 
 _UNBOUNDED = 1 << 20  # where no bound is known
+PAST_ALL = 2**31 - 1  # ends of slices that take all there is
 _MAX_BOUND = 1 << 16  # rows; padding to more would take longer than it saves
 
 
@@ -128,20 +129,19 @@ def _indices_of_true(node: ir.Node) -> tuple[int, int | None] | None:
 
 
 def _sliced(node: ir.Node) -> tuple[int, int | None] | None:
-    """Slice of a dimension whose size is not known: bounded where it takes the first so many."""
+    """Slice of a size that is not known by constants: bounded where it takes the first so many."""
     sizes = node.outputs[0].shape or ()
-    axis = next((at for at, size in enumerate(sizes) if not isinstance(size, int)), None)
-    if axis is None:
+    parameters = [_integers(value) for value in node.inputs[1:5]]
+    if len(parameters) < 3 or any(numbers is None for numbers in parameters):
         return None
-    starts, ends, axes, steps = (
-        _integers(node.inputs[at]) if at < len(node.inputs) else None for at in range(1, 5)
-    )
-    if starts is None or ends is None or axes is None or (steps is None and len(node.inputs) > 4):
-        return axis, None
-    for start, end, at, step in zip(starts, ends, axes, steps or [1] * len(axes), strict=True):
-        if at % len(sizes) == axis and (start, step) == (0, 1) and end > 0:
-            return axis, end
-    return axis, None
+    starts, ends, axes, *steps = (numbers for numbers in parameters if numbers is not None)
+    steps = steps or [[1] * len(axes)]
+    for start, end, axis, step in zip(starts, ends, axes, steps[0], strict=True):
+        if not isinstance(sizes[axis], int) and (start, step) != (0, 1):
+            return axis % len(sizes), None
+        if not isinstance(sizes[axis], int) and end < PAST_ALL:
+            return axis % len(sizes), end if end > 0 else None
+    return None
 
 
 def _integers(value: ir.Value | None) -> Sequence[int] | None:

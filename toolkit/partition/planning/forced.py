@@ -16,8 +16,10 @@ _LIMIT = "nodes named with `tandem plan --force-gpu` run on the GPU"
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Names of nodes for the DLA, or "all" for what its rules take, and for the GPU, or "all" for
-    what is not named for the DLA."""
+    """Names of nodes for the DLA and for the GPU.
+
+    "all": each node that the DLA's rules take, or each that is not named for the DLA.
+    """
 
     dla: tuple[str, ...] = ()
     gpu: tuple[str, ...] = ()
@@ -72,9 +74,9 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
 
 
 def forced_to_gpu(forced: Forced, names: Iterable[str]) -> dict[str, Verdict]:
-    """Return the verdicts that keep nodes, of all these names, off the DLA by choice."""
+    """Return the verdicts that keep nodes off the DLA by choice; `names`: all nodes."""
     for_gpu = forced.gpu
-    if ALL in forced.gpu:
+    if ALL in for_gpu:
         for_gpu = tuple(name for name in names if name not in forced.dla)
     return {
         name: Verdict(rule=RULE, node=name, limit=_LIMIT, actual=_REASON, reason=_REASON, hint="")

@@ -9,7 +9,7 @@ from typing import Any
 
 from calibration.arrays import InputSpec
 from calibration.errors import CalibrationError
-from device.engine.preprocessing import Preprocessing, describe, plain
+from device.engine.preprocessing import LETTERBOXES, Preprocessing, describe, plain
 from device.errors import PreprocessingError
 from pipelines.config import PreprocessConfig
 from toolkit.quantize.preprocess.known import Hint
@@ -189,7 +189,7 @@ def _option(name: str) -> str:
 
 
 def _unused(values: Values) -> tuple[str, ...]:
-    return () if values["resize"] == "letterbox" else ("pad_value",)
+    return () if values["resize"] in LETTERBOXES else ("pad_value",)
 
 
 def _fields(preprocessing: Preprocessing) -> Values:

@@ -123,6 +123,7 @@ def fit(
         on_progress(done, len(complete))
         figures[method] = noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
     best = max(methods, key=lambda method: min(figures[method].values(), default=0.0))
+    observation = replace(observation, histograms=_filled(observation.histograms))
     return Fit(
         graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
     )
@@ -136,13 +137,18 @@ def _candidates(
     Scores are peaked: nearly all are zero, and the few that are large are what they are for. A
     method that weighs elements by their number clips just these, and no later layer makes up for
     it. Where scores lie in [0, 1] by their operator, samples without a large one say nothing about
-    the range.
+    the range. Tensors that were empty in every sample get none.
     """
+    histograms = _filled(histograms)
     outputs = [name for name in output_tensors(graph) if name in histograms]
     unclipped = amax_by_method({name: histograms[name] for name in outputs}, ["minmax"])["minmax"]
     unclipped |= {name: 1.0 for name in bounded_tensors(graph) if name in histograms}
     by_method = amax_by_method(histograms, methods)
     return {method: {**amax_of, **unclipped} for method, amax_of in by_method.items()}
+
+
+def _filled(histograms: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    return {name: histogram for name, histogram in histograms.items() if histogram.elements}
 
 
 def merge_observations(first: Observation, held_out: Observation) -> Observation:

@@ -154,7 +154,9 @@ def measure_ranges(
         requested=job.data.requested,
         samples=fitted.observation.samples,
         skipped=observation.skipped,
-        dead=tuple(name for name, histogram in histograms.items() if histogram.dead),
+        dead=tuple(
+            name for name, histogram in histograms.items() if histogram.elements and histogram.dead
+        ),
         constant=tuple(
             name
             for name, histogram in histograms.items()
@@ -179,7 +181,15 @@ def _remarks(
     options: RangeOptions, judges: Judges, graph: ir.Model, histograms: Mapping[str, Histogram]
 ) -> tuple[str, ...]:
     """What about the inputs and the values looks wrong."""
-    sentences = (remark(options.first_layer, judges.validation), half_remark(graph, histograms))
+    empty = sum(not histogram.elements for histogram in histograms.values())
+    sentences = (
+        remark(options.first_layer, judges.validation),
+        half_remark(graph, histograms),
+        f"{empty} tensors were empty in every sample and stay in floating point: data decide their "
+        "size, as that of the detections of a kind that no sample has"
+        if empty
+        else None,
+    )
     return tuple(sentence for sentence in sentences if sentence is not None)
 
 

@@ -1,0 +1,25 @@
+"""The benchmark of fleets runs, with few devices, on a real broker and server."""
+
+import json
+
+import pytest
+
+from scripts import bench_fleet
+
+
+@pytest.mark.parametrize("name", ["reported", "rollout", "download", "broadcast"])
+def test_a_row_measures_light_devices(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = [row for row in bench_fleet.ROWS if row.name == name]
+    bench_fleet.main(["--row", name, "--scale", str(4 / row.devices), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["name"], result["devices"]) == (name, 4)
+    assert result["ours_s"] > 0.0
+    assert "broker" in result["note"]
+
+
+def test_lengths_of_packets_are_those_of_mqtt() -> None:
+    """The examples of MQTT 3.1.1, table 2.4."""
+    from scripts.light_devices import _length
+
+    lengths = {0: "00", 127: "7f", 128: "8001", 16383: "ff7f", 16384: "808001", 2097151: "ffff7f"}
+    assert {count: _length(count).hex() for count in lengths} == lengths
