@@ -120,12 +120,16 @@ class _Agent:
             self.process = subprocess.Popen(
                 command, cwd=folder, stderr=log, env={**os.environ, "PYTHONPATH": os.getcwd()}
             )
-        came = online.wait(WAIT_S)
+        while not online.wait(0.05) and self.process.poll() is None:
+            if time.monotonic() - begin_s > WAIT_S:
+                break
         self.online_s = time.monotonic() - begin_s
         watcher.close()
-        if not came:
-            self.stop()
-            raise BrokerError(f"the agent was not online within {WAIT_S:g} s, see its log")
+        if not online.is_set():
+            self.process.kill()
+            self.process.wait(WAIT_S)
+            last = (folder / "agent.log").read_text().splitlines()[-1:]
+            raise BrokerError(f"the agent was not online within {WAIT_S:g} s: {(*last, '')[0]}")
 
     def memory_mib(self, key: str) -> float:
         """Return a size of /proc/PID/status, such as VmRSS."""

@@ -108,7 +108,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
     board.deliver_all()
     board.updater.advance(0.0)
     assert (board.updater.update.phase, board.updater.update.reason) == (phase, verdict.reason)
-    assert board.updater.next_request(0.0) is None
+    assert board.updater.downloads.next_request(0.0) is None
     assert board.updater.state.trial is None
     board.updater.on_desired(board.desired("other"), TRUSTED)  # they do now
     board.deliver_all()
