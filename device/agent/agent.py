@@ -63,7 +63,9 @@ from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
-MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+# A signal that comes as a wait begins is seen when the wait ends.
+MAX_WAIT_S = 1.0
+IDLE_WAIT_S = 3.0  # while no pipeline is to be watched
 # Subcommands, each a program of its own.
 PROGRAMS = {
     "enrol": "device.enrol",
@@ -168,7 +170,9 @@ class Agent:
         due = [*self._updater.due_s(online=self._presence.online)]
         due += (self._presence.report_due_s(self._newest), self._verification.due_s)
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
-        timeout_s = min(max(0.0, due_s - time.monotonic()), MAX_WAIT_S)
+        idle = self._pipeline.report.status == "stopped"
+        most_s = IDLE_WAIT_S if idle else MAX_WAIT_S
+        timeout_s = min(max(0.0, due_s - time.monotonic()), most_s)
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:

@@ -40,6 +40,7 @@ def refusal(desired: Desired, custom: Mapping[str, Any], board: BoardState) -> s
         below_floor(release.name, release.version, board.floors)
         or (unmet(requires, board.facts) if isinstance(requires, Mapping) else None)
         or _bad_window(desired.policy)
+        or _no_shadow(desired.policy)
     )
 
 
@@ -110,6 +111,16 @@ def _bad_window(policy: InstallPolicy) -> str | None:
         if text and _minutes(text) is None:
             return f"the policy's {key} is {text!r}, which is no time of day: write it as 22:30"
     return None
+
+
+def _no_shadow(policy: InstallPolicy) -> str | None:
+    """A gate that is not measured must not pass unseen."""
+    if not policy.shadow_s and policy.min_shadow_agreement is None:
+        return None
+    return (
+        "the policy asks for both engines on live frames (shadow_s, min_shadow_agreement), which "
+        "this agent cannot run: leave them out, golden inputs compare a release before its trial"
+    )
 
 
 def _minutes(text: str) -> int | None:
