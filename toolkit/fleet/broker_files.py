@@ -65,7 +65,7 @@ allow_anonymous false
 acl_file {folder}/acl
 pid_file {folder}/mosquitto.pid
 
-# Retained documents survive a power cut, but for the last second, which server and agents say again:
+# Retained documents survive a power cut, but for the last second, which is said again by all:
 # by default they are written every 30 minutes. Writing at each change takes 100 devices/s at most.
 persistence true
 persistence_location {folder}/data/
