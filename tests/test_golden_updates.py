@@ -48,7 +48,9 @@ class Board:
         )
         self.updater.boot()
 
-    def deploy(self, agreement: float, request: str, policy: InstallPolicy) -> Desired:
+    def deploy(
+        self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
+    ) -> Desired:
         """Give the updater a bundle whose golden inputs will agree so far."""
         for name, text in (("e", "engine"), ("p", "p"), ("l", "l")):
             (self.folder / name).write_text(text)
@@ -59,8 +61,8 @@ class Board:
             engine=self.folder / "e",
             pipeline=self.folder / "p",
             labels=self.folder / "l",
-            golden=self.folder / "g",
-            facts=BundleFacts(golden=Golden(samples=3, tolerance=0.02)),
+            golden=self.folder / "g" if golden else None,
+            facts=BundleFacts(golden=Golden(samples=3, tolerance=0.02) if golden else None),
             name="n",
             version="1",
             profile=PROFILE,
@@ -126,6 +128,17 @@ def test_a_release_that_does_not_pass_never_runs(
     board.deploy(agreement, "again", InstallPolicy(min_golden_agreement=0.1))
     board.pump()  # another request runs them again
     assert board.updater.update.phase == "trial"
+
+
+@pytest.mark.parametrize(
+    ("policy", "phase"),
+    [(InstallPolicy(), "trial"), (InstallPolicy(min_golden_agreement=0.9), "refused")],
+)
+def test_a_bundle_without_golden_inputs_passes_only_where_nobody_asks(
+    board: Board, policy: InstallPolicy, phase: str
+) -> None:
+    board.deploy(1.0, "r", policy, golden=False)
+    assert board.updater.update.phase == phase
 
 
 def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) -> None:

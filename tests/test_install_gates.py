@@ -1,8 +1,10 @@
 """What a release must fulfil before it is fetched, and show before it is live."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from fleet_fixtures import Fleet
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
@@ -28,6 +30,7 @@ from device.protocol.documents import (
 from device.trust.exchange import Trusted
 from device.update import slots
 from device.update.admission import BoardState, unmet, waits_for_window
+from device.update.bundle import BundleFacts, write_bundle
 from device.update.decisions import FetchIt, Refuse, decide
 from device.update.slots import SlotRecord, SlotState
 from device.update.versions import is_older, version_key
@@ -245,3 +248,36 @@ def test_an_outage_that_began_before_the_trial_neither_commits_nor_ends_it() -> 
     # From then on it was reachable: what cuts it off again is the release, or an accident.
     cut = back.observed(replace(WORKS, frames=9999), 5002.0, Surroundings(online=False))
     assert isinstance(judge(replace(cut, frame_s=5302.0), LIMITS, 5302.0), Postpone)
+
+
+# -- from the bundle to the board
+
+
+def test_what_a_bundle_says_of_itself_reaches_the_board_signed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    for name in ("e", "p", "l"):
+        (tmp_path / name).write_text(name)
+    bundle = tmp_path / "b.bundle"
+    facts = BundleFacts(
+        requires={"memory_mb": "8000"}, min_version_floor="1.5", metrics={"map50": 0.41}
+    )
+    write_bundle(
+        bundle,
+        engine=tmp_path / "e",
+        pipeline=tmp_path / "p",
+        labels=tmp_path / "l",
+        name="person",
+        version="2.0",
+        profile="p",
+        facts=facts,
+    )
+    fleet.release = fleet.publish(bundle)
+    asked = fleet.desired()
+    verdict = fleet.verify(fleet.signed(asked))
+    assert isinstance(verdict, Trusted)
+    assert verdict.custom["metrics"] == {"map50": "0.41"}
+    assert verdict.custom["min_version_floor"] == "1.5"
+    small = BoardState(DeviceFacts(memory_mb=4000))
+    decision = decide(asked, SlotState(), profile="p", verdict=verdict, board=small)
+    assert isinstance(decision, Refuse)
+    assert "needs MB of memory 8000 or more, this board has 4000" in decision.reason

@@ -14,7 +14,7 @@ import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.downloads import Downloads
-from device.agent.golden_check import GoldenCheck, GoldenEnded, golden_refusal
+from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded, golden_refusal
 from device.agent.kept_state import KeptState
 from device.agent.order import Order
 from device.agent.pipeline_runner import PipelineRunner
@@ -344,7 +344,8 @@ class Updater:
     # -- golden inputs
 
     def _check_golden(self, desired: Desired) -> bool:
-        """Run the golden inputs of the idle slot; return whether its trial waits for that."""
+        """Run the golden inputs of the idle slot; return whether its trial waits for that, or is
+        refused for want of them."""
         sha256, golden = desired.release.blob.sha256, self._golden
         if golden is None:
             return False
@@ -356,6 +357,10 @@ class Updater:
         except BundleError as error:  # the slot is verified before each trial
             LOG.error("%s", error)
             return False
+        if not waits and desired.policy.min_golden_agreement is not None:
+            self._kept.refuse(desired, MISSING)
+            self._order.refuse(desired, MISSING)
+            return True
         if waits:
             reason = "the golden inputs of the bundle run"
             total_bytes = desired.release.blob.bytes

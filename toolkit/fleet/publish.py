@@ -42,7 +42,8 @@ def publish_bundle(repository: FleetRepository, bundle: Path) -> Published:
         "chunk_format": CHUNK_FORMAT,
     }
     said = {
-        "metrics": info.metrics,
+        # Canonical JSON, which is signed, has no numbers with a fraction.
+        "metrics": {key: repr(value) for key, value in info.metrics.items()},
         REQUIRES: info.requires,
         FLOOR: info.min_version_floor,
         "hashes": info.hashes,
