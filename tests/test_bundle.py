@@ -22,8 +22,8 @@ from device.update.bundle import (
     ENGINE,
     INFO,
     LABELS,
-    MEMBERS,
     PIPELINE,
+    REQUIRED,
     BundleInfo,
     check_bundle,
     extract_bundle,
@@ -75,7 +75,7 @@ def test_what_goes_in_comes_out(good: Path, tmp_path: Path) -> None:
     assert info == read_bundle_info(good) == verify_folder(tmp_path / "out")
     assert (info.name, info.version, info.profile) == ("good", "1", "test-board")
     assert (tmp_path / "out" / ENGINE).read_bytes() == (good.parent / "e").read_bytes()
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([INFO, *MEMBERS])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([INFO, *REQUIRED])
     whole = good.read_bytes()
     sha256 = hashlib.sha256(whole).hexdigest()
     assert hash_folder(tmp_path / "out") == (info, sha256, len(whole))

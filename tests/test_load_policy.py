@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from video_fixtures import LABELS, ColourDetector, colour_pipeline, scene
 
+from device.board_files import hottest_c
 from device.errors import ConfigError
 from device.protocol.messages import ChildMessage, Heartbeat, Stats
 from pipelines.config import load_pipeline
@@ -18,7 +19,7 @@ from pipelines.runtime.batch import Model
 from pipelines.runtime.load import Load, Readings, load_text, next_load
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.pipeline import run_pipeline
-from pipelines.runtime.sensors import gpu_clock, hottest_c
+from pipelines.runtime.sensors import gpu_clock
 from pipelines.sinks.table import FrameResult
 
 HALF, QUARTER = LoadStep(every_nth=2), LoadStep(every_nth=4)

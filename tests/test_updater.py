@@ -61,9 +61,9 @@ class Board:
         return Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
 
     def deliver_all(self) -> None:
-        self.updater.on_part(self.blob.sha256, "index", self.index, 0.0)
+        self.updater.downloads.on_part(self.blob.sha256, "index", self.index, 0.0)
         for number, chunk in enumerate(self.chunks):
-            self.updater.on_part(self.blob.sha256, str(number), chunk, 0.0)
+            self.updater.downloads.on_part(self.blob.sha256, str(number), chunk, 0.0)
 
     def close(self) -> None:
         self.updater.shut_down()
@@ -78,11 +78,11 @@ def board(tmp_path: Path) -> Iterator[Board]:
 
 
 def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: Board) -> None:
-    request = board.updater.next_request(0.0)
+    request = board.updater.downloads.next_request(0.0)
     assert request is not None
     assert request.index
     board.deliver_all()
-    assert board.updater.next_request(0.0) is None
+    assert board.updater.downloads.next_request(0.0) is None
     assert board.updater.update.phase == "downloading"
     assert board.updater.state.trial is None
     assert board.pipeline.report.status == "stopped"
@@ -93,8 +93,8 @@ def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: Board
 
 
 def test_advance_reports_progress(board: Board) -> None:
-    board.updater.on_part(board.blob.sha256, "index", board.index, 0.0)
-    board.updater.on_part(board.blob.sha256, "0", board.chunks[0], 0.0)
+    board.updater.downloads.on_part(board.blob.sha256, "index", board.index, 0.0)
+    board.updater.downloads.on_part(board.blob.sha256, "0", board.chunks[0], 0.0)
     board.updater.advance(0.0)
     assert board.updater.update.received_bytes == len(board.chunks[0])
 
@@ -108,7 +108,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
     board.deliver_all()
     board.updater.advance(0.0)
     assert (board.updater.update.phase, board.updater.update.reason) == (phase, verdict.reason)
-    assert board.updater.next_request(0.0) is None
+    assert board.updater.downloads.next_request(0.0) is None
     assert board.updater.state.trial is None
     board.updater.on_desired(board.desired("other"), TRUSTED)  # they do now
     board.deliver_all()
@@ -119,7 +119,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
 def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.on_pipeline_message(Failure(message="the camera is gone"))
+    board.updater.runs.on_message(Failure(message="the camera is gone"))
     assert board.updater.update.phase == "rolled_back"
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
@@ -185,7 +185,7 @@ def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.on_pipeline_message(Failure(message="the camera is gone"))
+    board.updater.runs.on_message(Failure(message="the camera is gone"))
     desired = board.desired("second", retry=True)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "open", refuse_to_open)
@@ -214,7 +214,7 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
     engine = board.store.slot_folder("a") / "model.engine"
     with monkeypatch.context() as broken:
         broken.setattr(Path, "open", refuse_to_open)
-        board.updater._start_active()
+        board.updater.runs.start_active()
         assert board.pipeline.report.status == "starting"
         assert "slot a cannot be judged" in board.updater.problems[0]
     os.truncate(engine, 100)

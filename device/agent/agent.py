@@ -8,6 +8,7 @@ connection by `device.agent.presence`.
 
 import argparse
 import logging
+import os
 import queue
 import signal
 import subprocess
@@ -19,6 +20,10 @@ from importlib import metadata
 from pathlib import Path
 
 from device.agent.config import AgentConfig, load_agent_config
+from device.agent.facts import Facts
+from device.agent.figures import Figures
+from device.agent.golden_check import GoldenCheck, GoldenEnded
+from device.agent.log import set_up_log
 from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -34,6 +39,8 @@ from device.agent.preparation import (
     Preparing,
 )
 from device.agent.presence import Presence
+from device.agent.sd_notify import READY, STOPPING, Notifier
+from device.agent.trial import Surroundings
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -56,7 +63,9 @@ from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
-MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+# A signal that comes as a wait begins is seen when the wait ends.
+MAX_WAIT_S = 1.0
+IDLE_WAIT_S = 3.0  # while no pipeline is to be watched
 # Subcommands, each a program of its own.
 PROGRAMS = {
     "enrol": "device.enrol",
@@ -70,7 +79,8 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | SourceEvent | _Stop
+Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent
+Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
 class Agent:
@@ -94,7 +104,15 @@ class Agent:
             total_timeout_s=config.prepare.total_timeout_s,
         )
         self._updater = Updater(
-            config, self._store, self._pipeline, self._report, preparation, put=self._put
+            config,
+            self._store,
+            self._pipeline,
+            self._report,
+            preparation,
+            put=self._put,
+            golden=GoldenCheck(self._put, plans=preparation.plans),
+            around=self._surroundings,
+            facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
         self._verification = Verification(
             self._put,
@@ -103,11 +121,15 @@ class Agent:
             trust=config.trust,
             state_dir=Path(config.state_dir),
         )
+        self._notifier = Notifier()
         self._version = _version()
+        self._facts = Facts(config)
+        self._figures = Figures()
         self._desired: Desired | None = None
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
+        self._newest = self._reported()
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -121,6 +143,7 @@ class Agent:
         self._presence.start()
         try:
             self._updater.boot()
+            self._notifier.send(READY)
             while True:
                 event = self._next_event()
                 if isinstance(event, _Stop):
@@ -132,6 +155,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
+        self._notifier.send(STOPPING)
         self._verification.stop()
         self._updater.shut_down()
         self._report()
@@ -144,9 +168,11 @@ class Agent:
 
     def _next_event(self) -> Event | None:
         due = [*self._updater.due_s(online=self._presence.online)]
-        due += (self._presence.report_due_s(self._reported()), self._verification.due_s)
+        due += (self._presence.report_due_s(self._newest), self._verification.due_s)
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
-        timeout_s = min(max(0.0, due_s - time.monotonic()), MAX_WAIT_S)
+        idle = self._pipeline.report.status == "stopped"
+        most_s = IDLE_WAIT_S if idle else MAX_WAIT_S
+        timeout_s = min(max(0.0, due_s - time.monotonic()), most_s)
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -159,16 +185,15 @@ class Agent:
             message = self._pipeline.on_message(event)
             if message is not None:
                 self._forward(message)
-                self._updater.on_pipeline_message(message)
+                self._figures.on_message(message)
+                self._updater.runs.on_message(message)
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_exit(
-                    reason, crashed=event.crashed, now_s=time.monotonic()
-                )
+                self._updater.runs.on_exit(reason, crashed=event.crashed, now_s=time.monotonic())
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
-            self._updater.on_reconnect()
+            self._updater.downloads.on_reconnect()
             self._verification.look_again(time.monotonic())
         elif isinstance(event, LinkDown):
             self._presence.on_link_down(event)
@@ -181,19 +206,24 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
+        elif isinstance(event, GoldenEnded):
+            self._updater.on_golden(event)
         elif isinstance(event, MetadataAsked | VerificationEnded):
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
-            self._updater.on_source(event, time.monotonic())
+            self._updater.downloads.on_source(event, time.monotonic())
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
+        self._notifier.alive(now_s)
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
-        self._presence.hear_cast(self._updater.cast_sha256)
+        self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
-        request = self._updater.next_request(time.monotonic(), online=self._presence.online)
+        request = self._updater.downloads.next_request(
+            time.monotonic(), online=self._presence.online
+        )
         if request is not None:
             self._presence.send(self._topics.blob_get, encode(request))
         self._report()
@@ -208,11 +238,11 @@ class Agent:
             self._verification.on_reply(request, number, message.payload)
         elif message.topic.startswith(f"{CAST}/"):
             sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
-            self._updater.on_cast(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
-            self._updater.on_part(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(self, payload: bytes) -> None:
         try:
@@ -237,6 +267,11 @@ class Agent:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict)
 
+    def _surroundings(self, now_s: float) -> Surroundings:
+        """Return what a trial is judged by beside its pipeline."""
+        latest = self._figures.latest(now_s)
+        return Surroundings(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
+
     # -- reports
 
     def _forward(self, message: ChildMessage) -> None:
@@ -249,16 +284,21 @@ class Agent:
         self._presence.send(self._topics.stats, encode_message(message).rstrip())
 
     def _reported(self) -> Reported:
+        state, now_s = self._updater.state, time.monotonic()
+        record = state.record(state.trial if self._updater.runs.on_trial else state.active)
+        phase, health = self._updater.update.phase, self._pipeline.health()
         return Reported(
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
             warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
-            running=running_of(self._updater.state),
+            running=running_of(state),
             pipeline=self._pipeline.report,
             update=self._updater.update,
             problems=self._problems(),
+            facts=self._facts.of(state, now_s),
+            measured=self._figures.measured(record, phase, health, now_s),
         )
 
     def _problems(self) -> tuple[str, ...]:
@@ -266,7 +306,8 @@ class Agent:
         return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
-        self._presence.report(self._reported(), time.monotonic())
+        self._newest = self._reported()
+        self._presence.report(self._newest, time.monotonic())
 
 
 def _version() -> str:
@@ -312,11 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in PROGRAMS:
         return subprocess.call(module_command(PROGRAMS[words[0]], *words[1:]))
     arguments = make_parser().parse_args(words)
-    logging.basicConfig(
-        level=arguments.log_level,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_log(arguments.log_level, os.environ)
     try:
         serve(load_agent_config(arguments.config))
     except TandemError as error:

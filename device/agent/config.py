@@ -15,6 +15,7 @@ from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
+Label = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f,=]*\Z")]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
 
 
@@ -52,8 +53,10 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     """[update]: how a release is fetched and tried.
 
     `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
-    its source is away. It is live after it has run for `confirm_after_s` without a break, with
-    `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
+    its source is away. One during which the broker is away for `broker_timeout_s`, and was not
+    before, gives way to the release before. It is live after it has run for `confirm_after_s`
+    without a break, with `confirm_frames` frames, of which no more than `max_error_rate` failed,
+    while the broker is reachable. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
     `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
@@ -61,6 +64,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     """
 
     trial_timeout_s: Seconds = 30.0
+    broker_timeout_s: Seconds = 300.0
     confirm_after_s: Seconds = 10.0
     confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
@@ -120,7 +124,7 @@ class TrustTable(_Table, frozen=True, kw_only=True):
 
 
 class AgentConfig(_Table, frozen=True, kw_only=True):
-    """agent.toml, checked."""
+    """agent.toml, checked. `labels`: what operators call this device, for rollouts that choose."""
 
     device: DeviceId
     profile: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -131,6 +135,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     pipeline: PipelineTable = PipelineTable()
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
+    labels: dict[Label, Label] = {}
     source: SourceTable | None = None
     sources: dict[str, SourceTable] = {}
 

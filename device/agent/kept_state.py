@@ -12,7 +12,7 @@ from device.update import slots
 from device.update.boot import boot_state
 from device.update.bundle import read_bundle_info
 from device.update.slot_store import SlotStore
-from device.update.slots import Slot, SlotRecord, SlotState
+from device.update.slots import Slot, SlotFailure, SlotRecord, SlotState
 
 LOG = logging.getLogger("tandem.agent")
 RETRY_S = 1.0  # between two tries to write to a disk that took nothing
@@ -95,6 +95,17 @@ class KeptState:
         self.save(slots.stage(self.state, record))
 
     # -- what has happened
+
+    def refuse(self, desired: Desired, reason: str) -> None:
+        """This request was refused for good."""
+        failure = SlotFailure(
+            sha256=desired.release.blob.sha256,
+            request=desired.request,
+            phase="refused",
+            reason=reason[: slots.MAX_REASON],
+            at=utc_now(),
+        )
+        self.note(slots.refuse(self.state, failure))
 
     def roll_back(self, reason: str) -> None:
         """The trial failed."""

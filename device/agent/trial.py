@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.protocol.documents import InstallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +20,48 @@ class TrialLimits:
     confirm_after_s: float
     confirm_frames: int
     max_error_rate: float
+    broker_timeout_s: float = 300.0
+    max_latency_p95_ms: float | None = None
+    max_temperature_c: float | None = None
 
 
-def trial_limits(table: UpdateTable) -> TrialLimits:
-    """Return the limits that agent.toml sets."""
+def trial_limits(table: UpdateTable, policy: InstallPolicy | None = None) -> TrialLimits:
+    """Return the limits that a policy sets, or agent.toml where it says nothing."""
+    policy = policy or InstallPolicy()
+    confirm_after_s, max_error_rate = policy.confirm_after_s, policy.max_error_rate
     return TrialLimits(
         timeout_s=table.trial_timeout_s,
-        confirm_after_s=table.confirm_after_s,
+        confirm_after_s=table.confirm_after_s if confirm_after_s is None else confirm_after_s,
         confirm_frames=table.confirm_frames,
-        max_error_rate=table.max_error_rate,
+        max_error_rate=table.max_error_rate if max_error_rate is None else max_error_rate,
+        broker_timeout_s=table.broker_timeout_s,
+        max_latency_p95_ms=policy.max_latency_p95_ms,
+        max_temperature_c=policy.max_temperature_c,
     )
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known beside the pipeline's health; None: not measured, or no sensor.
+
+    `online`: the broker is reachable. `latency_p95_ms`: of the last frames.
+    """
+
+    online: bool = True
+    latency_p95_ms: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """The trial goes on; it is judged again at `until_s`, or when its health changes."""
+    """The trial goes on; it is judged again at `until_s`, or when its health changes.
+
+    `reason`: what a release that works waits for. `endless`: for as long as that takes.
+    """
 
     until_s: float
+    reason: str = ""
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +78,10 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class Postpone:
-    """The source gave nothing, which says nothing of the release."""
+    """The source gave nothing, or the broker is away: that may not be the release's fault."""
 
     reason: str
+    broker: bool = False
 
 
 Verdict = Wait | Confirm | RollBack | Postpone
@@ -67,6 +94,8 @@ class Trial:
     `frame_s`: when a frame was last counted, the start before the first, the return of the source
     after its absence. `healthy_s`: since when it runs without a break, None while it does not.
     `away_s`: since when its source is away, None while it is not. `broken`: it stalled or failed.
+    `was_online`: the broker was reachable when it began, or since; `offline_s`: since when it is
+    not, None while it is.
     """
 
     frame_s: float
@@ -76,9 +105,16 @@ class Trial:
     away_s: float | None = None
     broken: bool = False
     reason: str = ""
+    was_online: bool = True
+    offline_s: float | None = None
+    latency_p95_ms: float | None = None
+    temperature_c: float | None = None
 
-    def observed(self, health: PipelineHealth, now_s: float) -> "Trial":
-        """Return the trial after a look at the health of its pipeline."""
+    def observed(
+        self, health: PipelineHealth, now_s: float, around: Surroundings = Surroundings()
+    ) -> "Trial":
+        """Return the trial after a look at the health of its pipeline, and around it."""
+        offline_s = now_s if self.offline_s is None else self.offline_s
         working = health.state == "running" and health.frames > 0
         away = health.state == "degraded"
         counted = health.frames > self.frames or (self.away_s is not None and not away)
@@ -91,6 +127,10 @@ class Trial:
             away_s=(now_s if self.away_s is None else self.away_s) if away else None,
             broken=health.state in ("stalled", "failed"),
             reason=health.reason or "",
+            was_online=self.was_online or around.online,
+            offline_s=None if around.online else offline_s,
+            latency_p95_ms=around.latency_p95_ms,
+            temperature_c=around.temperature_c,
         )
 
     def held_up(self, for_s: float) -> "Trial":
@@ -101,6 +141,7 @@ class Trial:
             frame_s=self.frame_s + for_s,
             healthy_s=None if self.healthy_s is None else self.healthy_s + for_s,
             away_s=None if self.away_s is None else self.away_s + for_s,
+            offline_s=None if self.offline_s is None else self.offline_s + for_s,
         )
 
 
@@ -108,6 +149,9 @@ def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial."""
     if trial.broken:
         return RollBack(trial.reason or "the pipeline failed and gave no reason")
+    too_hot = _too_hot(trial, limits)
+    if too_hot is not None:
+        return RollBack(too_hot)
     if trial.away_s is not None:
         return _judge_source(trial, trial.away_s + limits.timeout_s, limits, now_s)
     if trial.healthy_s is not None and now_s >= trial.healthy_s + limits.confirm_after_s:
@@ -119,8 +163,70 @@ def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
                 f"{limits.max_error_rate:.0%} (max_error_rate){why}"
             )
         if trial.frames >= limits.confirm_frames:
-            return Confirm()
+            return _judge_latency(trial, limits, now_s) or _judge_broker(trial, limits, now_s)
     return _judge_silence(trial, limits, now_s)
+
+
+def _too_hot(trial: Trial, limits: TrialLimits) -> str | None:
+    """Return what the policy says against the temperature, None if nothing."""
+    limit_c, actual_c = limits.max_temperature_c, trial.temperature_c
+    if limit_c is None:
+        return None
+    if actual_c is None:
+        return (
+            "the policy limits the temperature (max_temperature_c), and this board has no sensor "
+            "that can be read: leave it out for this board"
+        )
+    if actual_c <= limit_c:
+        return None
+    return (
+        f"the hottest zone of the board has {actual_c:.1f} C, the policy allows {limit_c:g} C "
+        "(max_temperature_c)"
+    )
+
+
+def _judge_latency(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict | None:
+    """Return what the latency does to a trial that has shown all else, None if nothing."""
+    limit_ms, actual_ms = limits.max_latency_p95_ms, trial.latency_p95_ms
+    if limit_ms is None:
+        return None
+    if actual_ms is None:
+        healthy_s = now_s if trial.healthy_s is None else trial.healthy_s
+        until_s = healthy_s + limits.confirm_after_s + limits.timeout_s
+        if now_s < until_s:
+            return Wait(until_s, "its latency is not measured yet")
+        return RollBack(
+            "the pipeline has not measured its latency, which the policy limits "
+            "(max_latency_p95_ms)"
+        )
+    if actual_ms <= limit_ms:
+        return None
+    return RollBack(
+        f"95 % of the last frames took up to {actual_ms:.1f} ms, the policy allows {limit_ms:g} ms "
+        "(max_latency_p95_ms)"
+    )
+
+
+def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
+    """Return what becomes of a trial that has shown all else: the device must be reachable.
+
+    A release that may have cut the device off gives way to the one before. With that the broker is
+    reachable again, or it is not, which tells whose fault it is. Where the broker was away before
+    the trial, the release before could not reach it either.
+    """
+    if trial.offline_s is None:
+        return Confirm()
+    if not trial.was_online:
+        reason = "it works, and is live once the broker is reachable, which it was not before"
+        return Wait(now_s + limits.timeout_s, reason, endless=True)
+    until_s = trial.offline_s + limits.broker_timeout_s
+    if now_s < until_s:
+        return Wait(until_s, "it works, and is live once the broker is reachable again")
+    return Postpone(
+        f"the broker was reachable before its trial, and not for the last "
+        f"{limits.broker_timeout_s:g} s of it (broker_timeout_s)",
+        broker=True,
+    )
 
 
 def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: float) -> Verdict:

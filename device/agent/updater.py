@@ -1,10 +1,8 @@
 """Brings the board to the desired release: download, unpack, trial, commit or rollback.
 
-The decisions are pure functions of `device.update.decisions`, `device.update.slots`,
-`device.update.transfer` and `device.agent.trial`; this module carries them out in the one thread of
-`device.agent.agent`. A transition that an interrupted update must find again is written to the disk
-before it happens, and a release is live only once the disk has it. A rollback is in force even on a
-full disk, which gets it as soon as it has room.
+The decisions are pure functions of `device.update.decisions` and `device.update.slots`; this module
+carries them out in the one thread of `device.agent.agent`, with `device.agent.downloads` and
+`device.agent.runs`.
 """
 
 import contextlib
@@ -15,9 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from device.agent.config import AgentConfig
-from device.agent.fetch_options import fetch_options
-from device.agent.kept_state import RETRY_S, KeptState, utc_now
-from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
+from device.agent.downloads import Downloads
+from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded, golden_refusal
+from device.agent.kept_state import KeptState
+from device.agent.order import Order
+from device.agent.pipeline_runner import PipelineRunner
 from device.agent.preparation import (
     Preparation,
     PreparationEnded,
@@ -26,21 +26,13 @@ from device.agent.preparation import (
     built_now,
     refusal,
 )
-from device.agent.trial import (
-    Confirm,
-    Crashes,
-    Postpone,
-    RollBack,
-    Trial,
-    Wait,
-    judge,
-    trial_limits,
-)
-from device.errors import BundleError, BundleReadError, StateError, TandemError
-from device.protocol.documents import BlobGet, Desired, Update
-from device.protocol.messages import ChildMessage, Failure
-from device.trust.exchange import TRUSTED, Trusted, Verdict
+from device.agent.runs import Runs
+from device.agent.trial import Surroundings
+from device.errors import BundleError, BundleReadError, StateError
+from device.protocol.documents import Desired, DeviceFacts, Update
+from device.trust.exchange import Trusted, Verdict
 from device.update import slots
+from device.update.admission import FLOOR, BoardState, waits_for_window
 from device.update.boot import with_whole_active
 from device.update.decisions import (
     Failed,
@@ -55,9 +47,8 @@ from device.update.decisions import (
     update_of_record,
     update_of_slots,
 )
-from device.update.fetching import Fetching
 from device.update.slot_store import SlotStore
-from device.update.slots import MAX_POSTPONED, Slot, SlotFailure, SlotState
+from device.update.slots import Slot, SlotState
 from device.update.sources.reader import SourceEvent
 
 LOG = logging.getLogger("tandem.agent")
@@ -75,32 +66,49 @@ class Updater:
         report: Callable[[], None],
         preparation: Preparation | None = None,
         *,
+        golden: GoldenCheck | None = None,
         put: Callable[[SourceEvent], None] = lambda _event: None,
+        around: Callable[[float], Surroundings] = lambda _now_s: Surroundings(),
+        facts: Callable[[], DeviceFacts] = DeviceFacts,
+        local_time: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
         """`report` publishes the reported state before something that takes long.
 
-        `preparation` finishes the segments of a slot with TensorRT; None: nothing does.
+        `preparation` finishes the segments of a slot with TensorRT; None: nothing does. `golden`
+        runs golden inputs before a trial; None: nothing does. `around`:
+        what is beside the pipeline; `facts`: what the board is; `local_time`: of the device.
         """
-        self.update = Update(phase="idle")
         self._config = config
-        self._limits = trial_limits(config.update)
         self._store = store
         self._kept = KeptState(store)
         self._pipeline = pipeline
         self._report = report
         self._preparation = preparation
         self._preparing = self._prepared = ""  # SHA-256 of the release in the idle slot
-        self._resuming = False  # a trial waits for its preparation after a restart
-        self._desired: Desired | None = None
-        self._verdict: Verdict = TRUSTED  # on `_desired`
-        self._fetching = Fetching(store.downloads, config.update.window_chunks, put)
-        self._trial: Trial | None = None
-        self._looked_s = 0.0  # when the trial was last looked at
-        self._judge_at_s: float | None = None
-        self._commit_at_s = 0.0  # when a commit that found no room is tried again
-        self._crashes = self._no_crashes()
+        self._golden = golden
+        self._golden_of = ""  # SHA-256 of the release whose golden inputs run, or have run
+        self._golden_agreement: float | None = None  # None: they have not run to their end
         self._read_again_s = 0.0
-        self._source_worked = False  # the release before had frames when a postponed one was tried
+        self._window_reason = ""  # what a trial waits for that only time brings
+        self._around = around
+        self._facts = facts
+        self._local_time = local_time
+        self._order = Order()
+        self.downloads = Downloads(config, store, self._kept, self._order, put)
+        self.runs = Runs(
+            config.update,
+            store=store,
+            kept=self._kept,
+            pipeline=pipeline,
+            order=self._order,
+            on_end=self._on_trial_end,
+            around=around,
+        )
+
+    @property
+    def update(self) -> Update:
+        """The report on the desired release."""
+        return self._order.update
 
     @property
     def state(self) -> SlotState:
@@ -119,198 +127,131 @@ class Updater:
         self._kept.boot()
         if self.state.trial is not None:
             if not self._prepare_trial(self.state.trial):
-                self._start_trial(self.state.trial)
+                self.runs.start_trial(self.state.trial)
             return
-        self._start_active()
+        self.runs.start_active()
         self._prepare_active()
-        self.update = update_of_slots(self.state)
+        self._order.update = update_of_slots(self.state)
 
     def shut_down(self) -> None:
         """Stop the pipeline; an attempt that is running does not count."""
-        if self._on_trial:
+        if self.runs.on_trial:
             self._kept.note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
-        self._fetching.pause()
+        self.downloads.pause()
         if self._preparation is not None:
             self._preparation.stop()
+        if self._golden is not None:
+            self._golden.stop()
 
     # -- time
 
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
-        """Return when `advance` or `next_request` has something to do without an event."""
-        wakes = online or not self._fetching.needs_broker
-        wake_at_s = self._fetching.wake_at_s if wakes else None
-        return self._judge_at_s, self._kept.retry_at_s, self._pipeline.restart_at_s, wake_at_s
+        """Return when `advance` or a request has something to do without an event."""
+        return *self.runs.due_s, self._kept.retry_at_s, self.downloads.wake_at_s(online=online)
 
     def advance(self, now_s: float) -> None:
         """Do what is due: judge a trial, restart the pipeline, try a complete download."""
-        self._advance_trial(now_s)
-        restart_at_s = self._pipeline.restart_at_s
-        if restart_at_s is not None and now_s >= restart_at_s:
-            self._restart()
+        self.runs.advance(now_s)
         self._kept.retry(now_s)
         self._read_again(now_s)
-        self._try_postponed()
-        self._advance_download()
+        self._try_postponed(now_s)
+        self._try_in_window()
+        desired = self._order.desired
+        if self.downloads.advance() and desired is not None:
+            self._stage(desired)
+
+    def _on_trial_end(self, back: bool) -> None:
+        """Go on once a trial has ended; `back`: the release before runs again."""
+        if back:
+            self._prepare_active()
+        self._reconcile()
 
     # -- desired state
 
     def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
         """Take the desired state, None: it was cleared, and what its signatures say."""
-        self._desired, self._verdict = desired, verdict
+        self._order.desired, self._order.verdict = desired, verdict
         self._reconcile()
 
     def _reconcile(self) -> None:
         """Act on the difference between the desired state and the slots."""
-        desired = self._desired
+        desired = self._order.desired
         if self.state.trial is not None and not self._gives_way(desired):
             return  # called again when the trial has ended
         if desired is None:
-            self._fetching.pause()
-            self.update = update_of_slots(self.state)
+            self.downloads.pause()
+            self._order.update = update_of_slots(self.state)
             return
         total_bytes = desired.release.blob.bytes
-        decision = decide(desired, self.state, profile=self._config.profile, verdict=self._verdict)
+        decision = decide(
+            desired,
+            self.state,
+            profile=self._config.profile,
+            verdict=self._order.verdict,
+            board=self._board(),
+        )
         if not isinstance(decision, FetchIt):
-            self._fetching.pause()
+            self.downloads.pause()
         if isinstance(decision, Live):
-            self.update = update_of(desired, "live", total_bytes)
+            self._order.update = update_of(desired, "live", total_bytes)
         elif isinstance(decision, Refuse):
-            self._refuse(desired, decision.reason)
+            self._order.refuse(desired, decision.reason)
         elif isinstance(decision, Verify):
-            self.update = update_of(desired, "verifying", reason=decision.reason)
+            self._order.update = update_of(desired, "verifying", reason=decision.reason)
         elif isinstance(decision, Failed):
             received = total_bytes if decision.phase == "rolled_back" else 0
-            self.update = update_of(desired, decision.phase, received, decision.reason)
+            self._order.update = update_of(desired, decision.phase, received, decision.reason)
         elif isinstance(decision, Waits):
-            self.update = update_of(desired, "postponed", total_bytes, decision.reason)
+            self._order.update = update_of(desired, "postponed", total_bytes, decision.reason)
         elif isinstance(decision, TryIdle):
             self._try_idle(desired)
         else:
-            self._start_fetching(desired)
+            self.downloads.begin(desired)
 
     def _gives_way(self, desired: Desired | None) -> bool:
         """Whether a trial that waits for its source, without an end, gives way to another release.
 
         One that is asked for again goes on for the new request.
         """
-        if desired is None or self.update.phase != "postponed":
+        if desired is None or self._order.update.phase != "postponed":
             return False
-        if not isinstance(self._verdict, Trusted):
+        if not isinstance(self._order.verdict, Trusted):
             return False
         record = self._kept.record(self.state.trial)
         if record.sha256 == desired.release.blob.sha256:
             self._kept.note(slots.ask_again(self.state, desired.request))
-            self.update = msgspec.structs.replace(self.update, request=desired.request)
+            self._order.update = msgspec.structs.replace(
+                self._order.update, request=desired.request
+            )
             return False
-        self._end_trial()
+        self.runs.end_trial()
         self._pipeline.stop("another release is tried")
-        self._kept.note(slots.postpone(self.state, self.update.reason))
+        self._kept.note(slots.postpone(self.state, self._order.update.reason))
         return True
-
-    def _refuse(self, desired: Desired, reason: str) -> None:
-        LOG.error("refused %s: %s", desired.release.name, reason)
-        self.update = update_of(desired, "refused", reason=reason)
 
     def _try_idle(self, desired: Desired) -> None:
         try:
             self._store.verify(self.state.idle)
         except BundleReadError as error:  # it is read again by `_read_again`
             LOG.error("%s", error)
-            self.update = update_of(
+            self._order.update = update_of(
                 desired, "postponed", desired.release.blob.bytes, f"it waits for the disk: {error}"
             )
             return
         except BundleError as error:
             LOG.warning("%s; it is fetched again", error)
             self._kept.note(slots.clear(self.state))
-            self._start_fetching(desired)
+            self.downloads.begin(desired)
             return
         self._begin_trial(desired)
-
-    # -- download
-
-    def _start_fetching(self, desired: Desired) -> None:
-        blob = desired.release.blob
-        try:
-            bases = self._store.bundles(self.state)
-            self._fetching.begin(blob, fetch_options(desired, self._config.update, bases))
-        except (TandemError, OSError) as error:
-            self._refuse(desired, _reason(error))
-            return
-        received = self._fetching.received_bytes
-        LOG.info(
-            "fetching %s: %d of %d bytes are there", desired.release.name, received, blob.bytes
-        )
-        self.update = update_of(desired, "downloading", received)
-
-    def on_part(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a blob that arrived: "index" or "7", after a slash the peer's name."""
-        try:
-            self._fetching.take(sha256, part, payload, now_s)
-        except (TandemError, OSError) as error:
-            self._give_up_fetching(_reason(error))
-
-    def on_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a broadcast: "index", "7" or "end"."""
-        try:
-            self._fetching.take_cast(sha256, part, payload, now_s)
-        except (TandemError, OSError) as error:
-            self._give_up_fetching(_reason(error))
-
-    def on_source(self, event: SourceEvent, now_s: float) -> None:
-        """Take what a source other than MQTT gave."""
-        try:
-            self._fetching.on_source(event, now_s)
-        except (TandemError, OSError) as error:
-            self._give_up_fetching(_reason(error))
-
-    @property
-    def cast_sha256(self) -> str:
-        """The blob whose broadcast is to be heard, empty if none is."""
-        return self._fetching.cast_sha256
-
-    def on_reconnect(self) -> None:
-        """Forget the requests of the old connection: they are not answered."""
-        self._fetching.forget_requests()
-
-    def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
-        """Return the request to send now, or None; its chunks count as in flight from here on."""
-        return self._fetching.next_request(now_s, online=online)
-
-    def _advance_download(self) -> None:
-        """Note the progress of the download; stage a complete one."""
-        desired = self._desired
-        if not self._fetching.running or desired is None:
-            return
-        received, reason = self._fetching.received_bytes, self._fetching.complaint
-        self.update = msgspec.structs.replace(self.update, received_bytes=received, reason=reason)
-        failure = self._fetching.advance(time.monotonic())
-        if self._fetching.complete:
-            self._stage(desired)
-        elif failure:
-            self._give_up_fetching(failure)
-
-    def _give_up_fetching(self, reason: str) -> None:
-        """Refuse this request for good: another download would end the same way."""
-        desired = self._desired
-        if not self._fetching.running or desired is None:
-            return
-        self._fetching.remove()
-        self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
-        self._refuse(desired, reason)
 
     def _stage(self, desired: Desired) -> None:
         """Check the whole bundle, unpack it into the idle slot and begin its trial."""
-        self.update = update_of(desired, "staging", desired.release.blob.bytes)
+        self._order.update = update_of(desired, "staging", desired.release.blob.bytes)
         self._report()
-        try:
-            self._kept.stage(self._fetching.finish(), desired, self._config.profile)
-        except (TandemError, OSError) as error:
-            self._give_up_fetching(_reason(error))
-            return
-        self._fetching.remove()
-        self._begin_trial(desired)
+        if self.downloads.stage(desired):
+            self._begin_trial(desired)
 
     # -- preparation
 
@@ -326,8 +267,8 @@ class Updater:
             if not preparation.start(folder):
                 return False
             self._preparing = sha256
-        if self.update.phase != "staging":
-            self.update = update_of(desired, "staging", desired.release.blob.bytes)
+        if self._order.update.phase != "staging":
+            self._order.update = update_of(desired, "staging", desired.release.blob.bytes)
         return True
 
     def _prepare_active(self) -> None:
@@ -342,201 +283,181 @@ class Updater:
         """
         if self._preparation is None or not self._preparation.start(self._store.slot_folder(slot)):
             return False
-        self._resuming = True
+        self.runs.waits_for_preparation = True
         self._kept.note(slots.suspend(self.state))
-        self.update = update_of_record(self._kept.record(slot), "staging")
+        self._order.update = update_of_record(self._kept.record(slot), "staging")
         return True
 
     def _resume_trial(self, slot: Slot, rows: tuple[Row, ...]) -> None:
         """Start a trial that was prepared after a restart, or roll it back: it cannot run here."""
-        self._resuming = False
+        self.runs.waits_for_preparation = False
         self._kept.note(slots.resume(self.state))
         reason = refusal(rows)
         if reason is not None:
-            self._roll_back(reason)
+            self.runs.roll_back(reason)
         else:
-            self._start_trial(slot)
-
-    @property
-    def _on_trial(self) -> bool:
-        """Whether the pipeline that runs is that of a trial."""
-        return self.state.trial is not None and not self._resuming
+            self.runs.start_trial(slot)
 
     def on_preparing(self, event: Preparing) -> None:
         """Note the progress of a build; the active slot runs while a resumed trial waits for it."""
         if self._preparation is None or not self._preparation.is_running(event):
             return
         idle = self._pipeline.report.status == "stopped" and self._pipeline.restart_at_s is None
-        if self._resuming and idle and self.state.active is not None:
-            self._start_active()
-        if self.update.phase == "staging":
+        if self.runs.waits_for_preparation and idle and self.state.active is not None:
+            self.runs.start_active()
+        if self._order.update.phase == "staging":
             reason = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
-            self.update = msgspec.structs.replace(self.update, reason=reason)
+            self._order.update = msgspec.structs.replace(self._order.update, reason=reason)
 
     def on_prepared(self, event: PreparationEnded) -> None:
         """Try a release that was prepared, or refuse it; run what runs with its new plans."""
         folder = None if self._preparation is None else self._preparation.ended(event)
         if folder is None:
             return
-        if event.rows is None:
-            LOG.error("the segments were not prepared: %s", event.problem)
-        rows = event.rows or ()
-        for row in rows:
-            if row.problem is not None:
-                LOG.warning(
-                    "segment %s does not run through TensorRT: %s", row.segment, row.problem
-                )
+        rows = _said(event)
         active, trial = self.state.active, self.state.trial
         if trial is not None:
-            if self._resuming:
+            if self.runs.waits_for_preparation:
                 self._resume_trial(trial, rows)
             return
         if active is not None and folder == self._store.slot_folder(active):
             if built_now(rows):
                 LOG.info("the pipeline starts again, with the segments that were prepared")
-                self._start_active()
+                self.runs.start_active()
             self._reconcile()  # a release may have waited
         elif folder == self._store.slot_folder(self.state.idle):
             self._try_prepared(rows)
 
     def _try_prepared(self, rows: tuple[Row, ...]) -> None:
         """Try the release in the idle slot, or refuse it: it cannot run on this board."""
-        desired = self._desired if isinstance(self._verdict, Trusted) else None
+        desired = self._order.trusted
         if desired is None or desired.release.blob.sha256 != self._preparing:
             return
         reason = refusal(rows)
         if reason is not None:
-            self._kept.note(slots.refuse(self.state, _failure(desired, reason)))
-            self._refuse(desired, reason)
+            self._kept.refuse(desired, reason)
+            self._order.refuse(desired, reason)
             return
         self._prepared = desired.release.blob.sha256
+        self._begin_trial(desired)
+
+    # -- golden inputs
+
+    def _check_golden(self, desired: Desired) -> bool:
+        """Run the golden inputs of the idle slot; return whether its trial waits for that, or is
+        refused for want of them."""
+        sha256, golden = desired.release.blob.sha256, self._golden
+        if golden is None:
+            return False
+        if self._golden_of == sha256 and (golden.running or self._golden_agreement is not None):
+            return golden.running
+        self._golden_of, self._golden_agreement = sha256, None
+        try:
+            waits = golden.start(self._store.slot_folder(self.state.idle))
+        except BundleError as error:  # the slot is verified before each trial
+            LOG.error("%s", error)
+            return False
+        if not waits and desired.policy.min_golden_agreement is not None:
+            self._kept.refuse(desired, MISSING)
+            self._order.refuse(desired, MISSING)
+            return True
+        if waits:
+            reason = "the golden inputs of the bundle run"
+            total_bytes = desired.release.blob.bytes
+            self._order.update = update_of(desired, "staging", total_bytes, reason)
+        return waits
+
+    def on_golden(self, event: GoldenEnded) -> None:
+        """Try a release whose golden inputs agree, or refuse it."""
+        if self._golden is None or not self._golden.ended(event):
+            return
+        desired = self._order.trusted
+        if desired is None or desired.release.blob.sha256 != self._golden_of:
+            return
+        if self.state.trial is not None:
+            return
+        reason = golden_refusal(event, desired.policy)
+        if reason is not None:
+            self._kept.refuse(desired, reason)
+            self._order.refuse(desired, reason)
+            return
+        assert event.result is not None
+        self._golden_agreement = event.result.agreement
         self._begin_trial(desired)
 
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
+        if self._waits_for_window(desired):
+            return  # called again when that begins
         if self._prepare(desired):
             return  # called again when the preparation has ended
+        if self._check_golden(desired):
+            return  # called again when they agree
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._store.reserve()
-            self._kept.save(slots.begin_trial(self.state, desired.request))
+            self._kept.save(self._with_trial(desired))
         except StateError as error:
-            self._refuse(desired, str(error))
+            self._order.refuse(desired, str(error))
             return
-        self._start_trial(self.state.idle)
+        self.runs.start_trial(self.state.idle)
 
-    def _start_trial(self, slot: Slot, *, fresh: bool = True) -> None:
-        record = self._kept.record(slot)
-        LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
-        if not self._pipeline.start(self._store.slot_folder(slot), fresh=fresh):
-            self._await_room(slot)
+    def _with_trial(self, desired: Desired) -> SlotState:
+        """Return the state with the trial of the release in the idle slot."""
+        verdict = self._order.verdict
+        floor = verdict.custom.get(FLOOR) if isinstance(verdict, Trusted) else None
+        return slots.begin_trial(
+            self.state,
+            desired.request,
+            desired.policy,
+            floor=floor if isinstance(floor, str) else "",
+            online=self._around(time.monotonic()).online,
+            golden_agreement=self._golden_agreement,
+        )
+
+    def _waits_for_window(self, desired: Desired) -> bool:
+        """Whether the trial waits for its maintenance window; the report says so."""
+        now = self._local_time()
+        reason = waits_for_window(desired.policy, now.tm_hour, now.tm_min) or ""
+        if reason and not self._window_reason:
+            LOG.info("%s %s: %s", desired.release.name, desired.release.version, reason)
+        self._window_reason = reason
+        if reason:
+            total_bytes = desired.release.blob.bytes
+            self._order.update = update_of(desired, "postponed", total_bytes, reason)
+        return bool(reason)
+
+    def _try_in_window(self) -> None:
+        """Go on with a release whose maintenance window has begun."""
+        desired = self._order.desired
+        if not self._window_reason or desired is None or self.state.trial is not None:
             return
-        self.update = update_of_record(record, "trial")
-        self._looked_s = time.monotonic()
-        self._trial = Trial(frame_s=self._looked_s)
+        now = self._local_time()
+        if waits_for_window(desired.policy, now.tm_hour, now.tm_min) is None:
+            self._window_reason = ""
+            self._reconcile()
 
-    def _await_room(self, slot: Slot) -> None:
-        """Let a trial wait that the system cannot start: neither would it start the active slot.
+    def _board(self) -> BoardState:
+        """Return what a release is compared with before it is fetched."""
+        return BoardState(self._facts(), self._store.room_bytes(self.state), self.state.floors)
 
-        `advance` starts it again; until then the attempt does not count.
-        """
-        record = self._kept.record(slot)
-        reason = f"{self._pipeline.report.reason}; the trial is not to blame and is tried again"
-        LOG.error("%s %s waits: %s", record.name, record.version, reason)
-        self._kept.note(slots.suspend(self.state))
-        self.update = update_of_record(record, "postponed", reason)
-
-    def _advance_trial(self, now_s: float) -> None:
-        """Look at the pipeline on trial; end the trial if that is due."""
-        if self._trial is None:
-            return
-        if now_s - self._looked_s > MAX_LATE_S:
-            self._trial = self._trial.held_up(now_s - self._looked_s)
-        self._looked_s = now_s
-        self._trial = self._trial.observed(self._pipeline.health(), now_s)
-        verdict = judge(self._trial, self._limits, now_s)
-        if isinstance(verdict, Wait):
-            self._judge_at_s = verdict.until_s
-            if self.update.phase == "postponed":  # the source is back
-                self.update = update_of_record(self._kept.record(self.state.trial), "trial")
-        elif isinstance(verdict, Confirm):
-            self._commit_trial(now_s)
-        elif isinstance(verdict, RollBack):
-            self._roll_back(verdict.reason)
-        else:
-            self._postpone(verdict, now_s)
-
-    def _commit_trial(self, now_s: float) -> None:
-        """Make the release live once the disk has it; a full disk is tried again."""
-        if now_s < self._commit_at_s:
-            return
-        try:
-            self._kept.save(slots.confirm(self.state, utc_now()))
-        except StateError as error:
-            reason = f"it works, and is live once the disk has recorded it: {error}"
-            if not self._commit_at_s:
-                LOG.error("%s", reason)
-            self.update = msgspec.structs.replace(self.update, reason=reason)
-            self._commit_at_s = self._judge_at_s = now_s + RETRY_S
-            return
-        self._end_trial()
-        record = self._kept.record(self.state.active)
-        LOG.info("%s %s is live", record.name, record.version)
-        self.update = update_of_record(record, "live")
-        self._reconcile()
-
-    def _end_trial(self) -> None:
-        self._trial = self._judge_at_s = None
-        self._commit_at_s = 0.0
-        self._crashes = self._no_crashes()
-
-    def _roll_back(self, reason: str) -> None:
-        self._end_trial()
-        record = self._kept.record(self.state.trial)
-        LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
-        self._pipeline.stop("the trial failed")
-        self._kept.roll_back(reason)
-        self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
-        self._start_active()
-        self._prepare_active()
-        self._reconcile()
-
-    def _postpone(self, verdict: Postpone, now_s: float) -> None:
-        """Go back to the release before until a source works; without one, wait here."""
-        record, earlier = self._kept.record(self.state.trial), self.state.postponed
-        if self.state.active is None:
-            if self.update.phase != "postponed":
-                LOG.warning("%s %s waits: %s", record.name, record.version, verdict.reason)
-                self._kept.note(slots.suspend(self.state))  # it has not harmed the agent
-                self.update = update_of_record(record, "postponed", verdict.reason)
-            self._judge_at_s = now_s + self._limits.timeout_s
-            return
-        if self._source_worked and earlier is not None and earlier.count + 1 >= MAX_POSTPONED:
-            self._roll_back(f"{verdict.reason}, while that of the release before gave some")
-            return
-        self._end_trial()
-        LOG.warning("%s %s is postponed: %s", record.name, record.version, verdict.reason)
-        self._pipeline.stop("the trial is postponed")
-        self._kept.note(slots.postpone(self.state, verdict.reason))
-        self._start_active()
-        self._prepare_active()
-        self._reconcile()
-
-    def _try_postponed(self) -> None:
+    def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.
 
         Also if the active one does not work: it will never tell.
         """
-        desired, waiting = self._desired, self.state.postponed
-        if desired is None or waiting is None or self.update.phase != "postponed":
+        desired, waiting = self._order.desired, self.state.postponed
+        if desired is None or waiting is None or self._order.update.phase != "postponed":
             return
         if self.state.idle in self._store.unread:
+            return
+        if waiting.broker and not self._around(now_s).online:
             return
         health = self._pipeline.health()
         frames = health.state == "running" and health.frames > 0
         if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
-            self._source_worked = frames
+            self.runs.source_worked = frames
             self._try_idle(desired)
 
     def _read_again(self, now_s: float) -> None:
@@ -546,87 +467,15 @@ class Updater:
         self._read_again_s = now_s + READ_AGAIN_S
         if self.state.active in self._store.unread:
             if with_whole_active(self._store, self.state) != self.state:
-                self._start_active()
+                self.runs.start_active()
                 self._reconcile()
             return
-        waits = self.update.phase == "postponed" and self.state.trial is None
-        if self._desired is not None and waits:
-            self._try_idle(self._desired)
+        waits = self._order.update.phase == "postponed" and self.state.trial is None
+        if self._order.desired is not None and waits:
+            self._try_idle(self._order.desired)
         else:
             with contextlib.suppress(BundleError):  # judged again before it is used
                 self._store.verify(self.state.idle)
-
-    # -- the pipeline
-
-    def on_pipeline_message(self, message: ChildMessage) -> None:
-        """Roll a trial back at a failure."""
-        if self._on_trial and isinstance(message, Failure):
-            self._roll_back(message.message)
-
-    def on_pipeline_exit(self, reason: str, *, crashed: bool, now_s: float) -> None:
-        """Roll a trial back, and a live release that crashes in a loop.
-
-        Any other pipeline is restarted by `advance`.
-        """
-        if self._on_trial:
-            self._roll_back(reason)
-            return
-        LOG.error("%s", reason)
-        if crashed:
-            self._crashes = self._crashes.crashed(now_s)
-            if self._crashes.loop:
-                self._give_up_active(reason)
-
-    def _give_up_active(self, reason: str) -> None:
-        """Go back to the release in the other slot, if it was live and is whole."""
-        other = self.state.record(self.state.idle)
-        if other is None or not other.good:
-            return
-        try:
-            self._store.verify(self.state.idle)
-        except BundleError as error:
-            LOG.error("%s", error)
-            return
-        limits = self._config.update
-        reason = (
-            f"it crashed {limits.max_crashes} times within {limits.crash_window_s:g} s "
-            f"(max_crashes), the last time: {reason}"
-        )
-        record, desired = self._kept.record(self.state.active), self._desired
-        LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
-        if desired is not None and desired.release.blob.sha256 == record.sha256:
-            record = msgspec.structs.replace(record, request=desired.request)
-        self._kept.give_up_active(reason, record.request)
-        self.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
-        self._start_active()
-        self._prepare_active()
-        self._reconcile()
-
-    def _restart(self) -> None:
-        """Start again what died, or what the system could not start."""
-        if self.state.trial is not None and self._on_trial:
-            self._kept.note(slots.resume(self.state))
-            self._start_trial(self.state.trial, fresh=False)
-            return
-        active = self.state.active
-        self._start_active(fresh=False)
-        if self.state.active != active:
-            self._reconcile()
-
-    def _start_active(self, *, fresh: bool = True) -> None:
-        """Start the active slot; a damaged one is given up for the idle one, if that was good."""
-        state = with_whole_active(self._store, self.state)
-        if state != self.state:
-            self._kept.note(state)
-        if fresh:
-            self._crashes = self._no_crashes()
-        if state.active is None:
-            self._pipeline.stop("there is no release to run")
-        else:
-            self._pipeline.start(self._store.slot_folder(state.active), fresh=fresh)
-
-    def _no_crashes(self) -> Crashes:
-        return Crashes(self._config.update.max_crashes, self._config.update.crash_window_s)
 
 
 def _said(event: PreparationEnded) -> tuple[Row, ...]:
@@ -638,18 +487,3 @@ def _said(event: PreparationEnded) -> tuple[Row, ...]:
         if row.problem is not None:
             LOG.warning("segment %s does not run through TensorRT: %s", row.segment, row.problem)
     return rows
-
-
-def _failure(desired: Desired, reason: str) -> SlotFailure:
-    """A refusal of this request for good."""
-    return SlotFailure(
-        sha256=desired.release.blob.sha256,
-        request=desired.request,
-        phase="refused",
-        reason=reason[: slots.MAX_REASON],
-        at=utc_now(),
-    )
-
-
-def _reason(error: Exception) -> str:
-    return f"the disk failed: {error}" if isinstance(error, OSError) else str(error)

@@ -33,7 +33,10 @@ class Result(_Message, frozen=True, kw_only=True, tag="result"):
 
 
 class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
-    """Figures over the last interval: frames per second, latency and drops by cause."""
+    """Figures over the last interval: frames per second, latency and drops by cause.
+
+    `recent_p50_ms`, `recent_p95_ms`: latency of the last 1,000 frames since the start; 0: none yet.
+    """
 
     frames: int
     fps: float
@@ -42,6 +45,8 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     stage_p50_ms: dict[str, float]
     stage_p99_ms: dict[str, float]
     dropped: dict[str, int]
+    recent_p50_ms: float = 0.0
+    recent_p95_ms: float = 0.0
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):

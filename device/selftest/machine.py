@@ -5,6 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
+from device.board_files import memory_mb, power_mode_name, power_mode_number, read_text
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.facts import GpuFacts, read_gpu
 from device.runtime.tensorrt.board import read_board
@@ -14,10 +15,6 @@ from device.selftest.sensors import (
     PowerSampler,
     clocks_locked,
     clocks_mhz,
-    memory_mb,
-    power_mode_name,
-    power_mode_number,
-    read_text,
 )
 
 _IDLE_S = 2.0

@@ -7,8 +7,8 @@ fallback. All tensors have one range, so that no rule on equal ranges stands in 
 from pathlib import Path
 from typing import Any
 
+from device.board_files import tensorrt_version
 from device.errors import SessionError
-from device.runtime.tensorrt.board import tensorrt_version
 from device.runtime.tensorrt.messages import explain
 from device.runtime.tensorrt.releases import Release, find_release
 from device.selftest.kit import Kit, KitError, unpack

@@ -1,4 +1,4 @@
-"""Power, clocks and memory of a Jetson, read from its files below a root folder.
+"""Power and clocks of a Jetson, read from its files below a root folder.
 
 Power: the kernel's driver of the INA3221 (Documentation/hwmon/ina3221.rst) gives for each of three
 channels `in<n>_label`, `in<n>_input` in mV and `curr<n>_input` in mA. Jetson boards name the
@@ -7,15 +7,15 @@ Clocks: devfreq of the GPU (17000000.gpu, .ga10b, .gv11b or .gp10b by JetPack an
 cpufreq of a core in kHz. `jetson_clocks` sets the lowest of both to the highest.
 """
 
-import re
 import statistics
 import threading
 from pathlib import Path
 
+from device.board_files import read_text
+
 _RAIL = "sys/class/hwmon/hwmon*/in[1-3]_label"
 _GPU = "sys/class/devfreq/17000000.*"
 _CPU = "sys/devices/system/cpu/cpu0/cpufreq"
-_MODES = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>")
 _PERIOD_S = 0.05
 
 
@@ -90,34 +90,6 @@ def clocks_locked(clocks: dict[str, float]) -> bool:
     return bool(names) and all(
         clocks.get(f"{name} min", 0.0) == clocks.get(f"{name} max", -1.0) for name in names
     )
-
-
-def memory_mb(root: Path = Path("/")) -> tuple[int, int]:
-    """Return the memory of the board and what is free of it, in MB; 0 where it is not known."""
-    text = read_text(root / "proc/meminfo")
-    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
-    total, free = (int(sizes.get(key, 0)) for key in ("MemTotal", "MemAvailable"))
-    return total * 1024 // 10**6, free * 1024 // 10**6
-
-
-def power_mode_name(number: str, root: Path = Path("/")) -> str:
-    """Return the name of a power mode in /etc/nvpmodel.conf, "" if it is not there."""
-    names = dict(_MODES.findall(read_text(root / "etc/nvpmodel.conf")))
-    return str(names.get(number, ""))
-
-
-def power_mode_number(root: Path = Path("/")) -> str:
-    """Return the number of the power mode, as nvpmodel wrote it: "pmode:0002", "" if it did not."""
-    match = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
-    return str(int(match[1])) if match else ""
-
-
-def read_text(path: Path) -> str:
-    """Return a small file without spaces and zeros around it, "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip("\0\n ")
-    except OSError:
-        return ""
 
 
 def _number(path: Path) -> float | None:

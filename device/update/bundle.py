@@ -1,7 +1,7 @@
 """Bundles: an engine with its pipeline and labels, the unit that is deployed.
 
-A bundle is a plain USTAR file with four members in a fixed order and no freedom in its headers:
-the same inputs give the same bytes, any `tar` can list it, and a reader compares each header with
+A bundle is a plain USTAR file with few members in a fixed order and no freedom in its headers: the
+same inputs give the same bytes, any `tar` can list it, and a reader compares each header with
 the only one that is allowed, so that no hostile name, link or size is ever interpreted.
 """
 
@@ -24,10 +24,17 @@ INFO = "bundle.json"
 ENGINE = "model.engine"
 PIPELINE = "pipeline.toml"
 LABELS = "labels.txt"
+GOLDEN = "golden.npz"
 MAX_INFO_BYTES = 64 * 1024
 
 # Member -> the most bytes that it may have, in the order of the file (bundle.json comes first).
-MEMBERS: dict[str, int] = {ENGINE: 2 * 1024**3 - 4 * 1024**2, PIPELINE: 1024**2, LABELS: 1024**2}
+MEMBERS: dict[str, int] = {
+    ENGINE: 2 * 1024**3 - 4 * 1024**2,
+    PIPELINE: 1024**2,
+    LABELS: 1024**2,
+    GOLDEN: 64 * 1024**2,
+}
+REQUIRED = (ENGINE, PIPELINE, LABELS)
 
 # What opening a file says of the files themselves; any other error is of the disk or the system.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -37,6 +44,7 @@ _READ_BYTES = 1024 * 1024
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
 # Printable: names end up in logs and on terminals.
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 
 
@@ -45,17 +53,50 @@ class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     bytes: Annotated[int, Meta(ge=0)]
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Sha256
 
 
-class BundleInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """bundle.json: what the bundle is, which profile its engine is for, and its members."""
+class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Inputs with the outputs that the engine gave on the host, as `device.runtime.golden` reads
+    them. `tolerance`: how far an output may be from them, as a share of its range."""
+
+    samples: Annotated[int, Meta(ge=1, le=1000)]
+    tolerance: Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class BundleInfo(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """bundle.json: what the bundle is, which profile its engine is for, and its members.
+
+    What follows may be missing. `hashes`: the SHA-256 of what it was made of, by "model", "data"
+    and "table". `metrics`: what was measured of it. `requires`: the least that a board must have
+    (`device.update.admission`). `min_version_floor`: the oldest version that may run where this one
+    was live.
+    """
 
     format: int
     name: Text
     version: Text
     profile: Text
     files: tuple[BundleFile, ...]
+    golden: Golden | None = None
+    hashes: dict[Text, Sha256] = {}
+    metrics: dict[Text, float] = {}
+    licence: str = ""
+    requires: dict[Text, Text] = {}
+    min_version_floor: str = ""
+
+
+class BundleFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle says of itself beside its names, see `BundleInfo`."""
+
+    golden: Golden | None = None
+    hashes: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    licence: str = ""
+    requires: dict[str, str] = {}
+    min_version_floor: str = ""
 
 
 def write_bundle(
@@ -67,13 +108,25 @@ def write_bundle(
     name: str,
     version: str,
     profile: str,
+    golden: Path | None = None,
+    facts: BundleFacts | None = None,
 ) -> BundleInfo:
-    """Write a bundle; the file appears under its name whole or not at all."""
+    """Write a bundle; the file appears under its name whole or not at all.
+
+    `golden`: the file that `facts.golden` describes.
+    """
     sources = {ENGINE: engine, PIPELINE: pipeline, LABELS: labels}
+    if golden is not None:
+        sources[GOLDEN] = golden
     try:
         files = tuple(_describe(member, path) for member, path in sources.items())
         info = BundleInfo(
-            format=BUNDLE_FORMAT, name=name, version=version, profile=profile, files=files
+            format=BUNDLE_FORMAT,
+            name=name,
+            version=version,
+            profile=profile,
+            files=files,
+            **msgspec.structs.asdict(facts or BundleFacts()),
         )
         # Checked like a read one, so that nothing is written that cannot be read back.
         checked = _decode_info(msgspec.json.encode(info), out)
@@ -148,7 +201,7 @@ def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
     info = verify_folder(folder)
     digest, size = hashlib.sha256(), 0
     try:
-        for part in _bundle_bytes(info, {name: folder / name for name in MEMBERS}):
+        for part in _bundle_bytes(info, {one.name: folder / one.name for one in info.files}):
             digest.update(part)
             size += len(part)
     except OSError as error:
@@ -203,8 +256,9 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
             "use the version of Tandem that wrote it"
         )
     names = tuple(entry.name for entry in info.files)
-    if names != tuple(MEMBERS):
-        raise BundleError(f"{where} names the members {names!r}, expected {tuple(MEMBERS)!r}")
+    expected = REQUIRED if info.golden is None else tuple(MEMBERS)
+    if names != expected:
+        raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
     for entry in info.files:
         if entry.bytes > MEMBERS[entry.name]:
             raise BundleError(

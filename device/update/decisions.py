@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from device.protocol.documents import READABLE_FORMATS, Desired, Phase, Running, Update
-from device.trust.exchange import Refused, Unverified, Verdict
+from device.trust.exchange import Refused, Trusted, Unverified, Verdict
+from device.update.admission import BoardState, no_room, refusal
 from device.update.chunk_table import CHUNK_FORMATS
 from device.update.slots import SlotRecord, SlotState
 
@@ -60,11 +61,19 @@ class FetchIt:
 Decision = Live | Refuse | Verify | Failed | Waits | TryIdle | FetchIt
 
 
-def decide(desired: Desired, state: SlotState, *, profile: str, verdict: Verdict) -> Decision:
+def decide(
+    desired: Desired,
+    state: SlotState,
+    *,
+    profile: str,
+    verdict: Verdict,
+    board: BoardState | None = None,
+) -> Decision:
     """Compare the desired release with the slots, none of which is on trial.
 
     `verdict`: what its signatures say. A release that was refused is tried again for a new request,
-    one that was rolled back only for a new request with `retry`.
+    one that was rolled back only for a new request with `retry`. `board`: what the release is
+    compared with before a download; None: with nothing.
     """
     sha256 = desired.release.blob.sha256
     if _holds(state.record(state.active), sha256):
@@ -72,8 +81,13 @@ def decide(desired: Desired, state: SlotState, *, profile: str, verdict: Verdict
     obstacle = _refusal(desired, profile, verdict) or _failed(desired, state)
     if obstacle is not None:
         return obstacle
+    custom = verdict.custom if isinstance(verdict, Trusted) else {}
+    reason = None if board is None else refusal(desired, custom, board)
+    if reason is not None:
+        return Refuse(reason)
     if not _holds(state.record(state.idle), sha256):
-        return FetchIt()
+        reason = None if board is None else no_room(desired.release, board.room_bytes)
+        return FetchIt() if reason is None else Refuse(reason)
     waiting = state.postponed
     if waiting is not None and waiting.sha256 == sha256 and state.active is not None:
         return Waits(waiting.reason)

@@ -104,6 +104,16 @@ class SlotStore:
         records = ((slot, state.record(slot)) for slot in slots)
         return {record.sha256: self.slot_folder(slot) for slot, record in records if record}
 
+    def room_bytes(self, state: SlotState) -> int | None:
+        """Return what a release may take on the disk, with what is removed for it: unfinished
+        downloads and the release in the idle slot. None: the disk does not say."""
+        try:
+            removed = [*self.downloads.iterdir(), *self.slot_folder(state.idle).glob("*")]
+            used_bytes = sum(path.stat().st_blocks * 512 for path in removed)
+            return shutil.disk_usage(self.root).free + used_bytes
+        except OSError:
+            return None
+
     # -- the state
 
     def load(self) -> SlotState:

@@ -12,7 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from device.protocol.documents import InstallPolicy
 from device.update.records import Record
+from device.update.versions import is_older
 
 SLOT_FORMAT = 2  # 1: one failure, no numbers of commits
 MAX_ATTEMPTS = 2
@@ -28,7 +30,10 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     """The release in a slot.
 
     `good`: it has passed a trial and was not rolled back since. `commit`: a number that rises with
-    each release that becomes active, 0 before; `committed_at`: the time of it, UTC.
+    each release that becomes active, 0 before; `committed_at`: the time of it, UTC. `policy`: what
+    its trial must show; `began_online`: the broker was reachable when that began. `floor`: the
+    oldest version of this name that may run here once it was live. Agreements: what was measured
+    here of its golden inputs and live frames.
     """
 
     sha256: str
@@ -39,6 +44,12 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     good: bool = False
     commit: int = 0
     committed_at: str = ""
+    policy: InstallPolicy = InstallPolicy()
+    began_online: bool = False
+    floor: str = ""
+    golden_agreement: float | None = None
+    shadow_agreement: float | None = None
+    shadow_frames: int = 0
 
 
 class SlotFailure(Record, frozen=True, kw_only=True):
@@ -57,17 +68,22 @@ class SlotFailure(Record, frozen=True, kw_only=True):
 
 
 class Postponed(Record, frozen=True, kw_only=True):
-    """A release in the idle slot whose source gave nothing in `count` trials."""
+    """A release in the idle slot whose source gave nothing in `count` trials.
+
+    `broker`: the broker was out of reach in the last one.
+    """
 
     sha256: str
     count: int
     reason: str
+    broker: bool = False
 
 
 class SlotState(Record, frozen=True, kw_only=True):
     """The state that must survive a power cut. `generation` counts the writes.
 
-    `recovery`: how the state was made anew after its loss; kept until the next commit.
+    `recovery`: how the state was made anew after its loss; kept until the next commit. `floors`:
+    the oldest version that is taken, by the name of the release.
     """
 
     format: int = SLOT_FORMAT
@@ -80,6 +96,7 @@ class SlotState(Record, frozen=True, kw_only=True):
     failures: tuple[SlotFailure, ...] = ()
     postponed: Postponed | None = None
     recovery: str = ""
+    floors: dict[str, str] = msgspec.field(default_factory=dict)
 
     def record(self, slot: Slot | None) -> SlotRecord | None:
         """The release in a slot, None for an empty one."""
@@ -136,13 +153,34 @@ def stage(state: SlotState, record: SlotRecord) -> SlotState:
     return msgspec.structs.replace(_with_record(state, state.idle, record), postponed=None)
 
 
-def begin_trial(state: SlotState, request: str) -> SlotState:
-    """Count the first attempt of the release in the idle slot, before it is started."""
+def begin_trial(
+    state: SlotState,
+    request: str,
+    policy: InstallPolicy | None = None,
+    *,
+    floor: str = "",
+    online: bool = False,
+    golden_agreement: float | None = None,
+) -> SlotState:
+    """Count the first attempt of the release in the idle slot, before it is started.
+
+    All but the state are kept in its record.
+    """
     _require(state.trial is None, "a slot is on trial")
     record = state.record(state.idle)
     if record is None:
         raise ValueError("there is nothing to try")
-    state = _with_record(state, state.idle, msgspec.structs.replace(record, request=request))
+    record = msgspec.structs.replace(
+        record,
+        request=request,
+        policy=policy or InstallPolicy(),
+        floor=floor,
+        began_online=online,
+        golden_agreement=golden_agreement,
+        shadow_agreement=None,
+        shadow_frames=0,
+    )
+    state = _with_record(state, state.idle, record)
     return msgspec.structs.replace(state, trial=state.idle, attempts=1)
 
 
@@ -157,9 +195,9 @@ def confirm(state: SlotState, at: str = "") -> SlotState:
     slot, record = _on_trial(state)
     state = _committed(state, slot, at)
     failures = tuple(one for one in state.failures if one.sha256 != record.sha256)
-    return msgspec.structs.replace(
-        state, trial=None, attempts=0, failures=failures, postponed=None, recovery=""
-    )
+    floors = _floors(state.floors, record)
+    state = msgspec.structs.replace(state, trial=None, attempts=0, floors=floors)
+    return msgspec.structs.replace(state, failures=failures, postponed=None, recovery="")
 
 
 def roll_back(state: SlotState, reason: str, at: str = "") -> SlotState:
@@ -173,12 +211,17 @@ def roll_back(state: SlotState, reason: str, at: str = "") -> SlotState:
     return _with_failure(state, _rolled_back(record, reason, at))
 
 
-def postpone(state: SlotState, reason: str) -> SlotState:
-    """End the trial without a verdict: the release waits in the idle slot."""
+def postpone(state: SlotState, reason: str, *, broker: bool = False) -> SlotState:
+    """End the trial without a verdict: the release waits in the idle slot.
+
+    `broker`: it waits for the broker.
+    """
     _slot, record = _on_trial(state)
     earlier = state.postponed
     count = earlier.count if earlier is not None and earlier.sha256 == record.sha256 else 0
-    postponed = Postponed(sha256=record.sha256, count=count + 1, reason=reason[:MAX_REASON])
+    postponed = Postponed(
+        sha256=record.sha256, count=count + 1, reason=reason[:MAX_REASON], broker=broker
+    )
     return msgspec.structs.replace(state, trial=None, attempts=0, postponed=postponed)
 
 
@@ -270,7 +313,17 @@ def recovered(
         b=records.get("b"),
         failures=tuple(sorted(failures, key=lambda failure: failure.at)),
         recovery=recovery,
+        floors=_floors({}, *(records[slot] for slot in good)),
     )
+
+
+def _floors(floors: Mapping[str, str], *records: SlotRecord) -> dict[str, str]:
+    """Return the version floors, raised by those that these releases set."""
+    raised = dict(floors)
+    for record in records:
+        if record.floor and is_older(raised.get(record.name, ""), record.floor):
+            raised[record.name] = record.floor
+    return raised
 
 
 def _committed(state: SlotState, slot: Slot, at: str) -> SlotState:

@@ -9,6 +9,7 @@ import numpy as np
 
 from device.protocol.messages import Stats
 
+RECENT = 1000  # frames
 MAX_SAMPLES = 10_000  # percentiles of a longer interval are those of its last frames
 
 
@@ -20,6 +21,7 @@ class Metrics:
         self._frames = 0
         self._stages: dict[str, deque[float]] = {}
         self._totals: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._since = time.monotonic()
 
     def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
@@ -27,6 +29,7 @@ class Metrics:
         with self._lock:
             self._frames += 1
             self._totals.append(total_ms)
+            self._recent.append(total_ms)
             for stage, value in stages_ms.items():
                 self._stages.setdefault(stage, deque(maxlen=MAX_SAMPLES)).append(value)
 
@@ -37,6 +40,7 @@ class Metrics:
             frames, self._frames = self._frames, 0
             totals, self._totals = self._totals, deque(maxlen=MAX_SAMPLES)
             stages, self._stages = self._stages, {}
+            recent = tuple(self._recent)
             span, self._since = now - self._since, now
         return Stats(
             frames=frames,
@@ -46,6 +50,8 @@ class Metrics:
             stage_p50_ms={stage: _percentile(v, 50) for stage, v in stages.items()},
             stage_p99_ms={stage: _percentile(v, 99) for stage, v in stages.items()},
             dropped=dict(dropped),
+            recent_p50_ms=_percentile(recent, 50),
+            recent_p95_ms=_percentile(recent, 95),
         )
 
 

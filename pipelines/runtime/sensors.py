@@ -2,30 +2,15 @@
 
 from pathlib import Path
 
+from device.board_files import hottest_c
 from pipelines.runtime.load import Readings
 
-# A zone that reports 100 C for ever on Tegra boards: it has no sensor.
-NOT_A_SENSOR = ("PMIC-Die", "PMIC")
-PLAUSIBLE_C = (-40.0, 150.0)  # a zone that is powered down reads -256
 GPU_CLOCKS = ("*.gpu", "*.ga10b", "*.gv11b", "*.gp10b", "*gpu*")  # below class/devfreq
 
 
 def read_board(root: Path, latency_p95_ms: float | None) -> Readings:
     """Return what the files below `root`, usually /sys, say, with a pipeline's own latency."""
     return Readings(hottest_c(root), gpu_clock(root), latency_p95_ms)
-
-
-def hottest_c(root: Path) -> float | None:
-    """Return the temperature of the hottest zone in degrees Celsius; None if none can be read."""
-    zones = (root / "class/thermal").glob("thermal_zone*")
-    readings = [
-        value / 1000.0
-        for zone in zones
-        if _text(zone / "type") not in NOT_A_SENSOR
-        and (value := _number(zone / "temp")) is not None
-    ]
-    least, most = PLAUSIBLE_C
-    return max((value for value in readings if least < value < most), default=None)
 
 
 def gpu_clock(root: Path) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from device import board_files
 from device.profile import JetPack, PowerMode, Profile, dla_era, list_profiles, load_jetpacks
 from device.selftest import sensors
 from toolkit.machine import Machine
@@ -230,13 +231,13 @@ def _jetpack(machine: Machine) -> JetPack | None:
 def power_mode(machine: Machine) -> Finding:
     """Compare nvpmodel's mode with the modes of the profile, which plans reckon with."""
     board = board_of(machine)
-    number = sensors.power_mode_number(machine.root)
+    number = board_files.power_mode_number(machine.root)
     if not number:
         if not board.model:
             return Finding("missing", "not a Jetson")
         return Finding("missing", "nvpmodel has not written /var/lib/nvpmodel/status",
                        "sudo nvpmodel -q, then sudo nvpmodel -m 0")  # fmt: skip
-    name = sensors.power_mode_name(number, machine.root)
+    name = board_files.power_mode_name(number, machine.root)
     modes = board.profile.power_modes if board.profile else ()
     mode = next((m for m in modes if m.name == name or (not name and m.id == int(number))), None)
     shown = f"{name or (mode.name if mode else '')} ({number})".strip()
@@ -278,7 +279,7 @@ def clocks(machine: Machine) -> Finding:
 
 def memory(machine: Machine) -> Finding:
     """Compare the memory that is free with what a build on the board takes."""
-    total, free = sensors.memory_mb(machine.root)
+    total, free = board_files.memory_mb(machine.root)
     if not total:
         return Finding("warning", "/proc/meminfo tells nothing")
     shown = f"{free / 1000:.1f} of {total / 1000:.1f} GB free"

@@ -2,18 +2,21 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from device.engine.file import open_engine, write_engine
 from device.engine.purposes import entries_read, without_portable
 from device.errors import BundleError, PipelineError
-from device.update.bundle import BundleInfo, write_bundle
+from device.update.bundle import BundleFacts, BundleInfo, Golden, write_bundle
 from pipelines.config import load_labels, load_pipeline
 from pipelines.sinks.files import check_release
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
+from toolkit.fleet.golden import TOLERANCE, golden_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,15 @@ def pack_bundle(
     name: str,
     version: str,
     portable: bool = False,
+    golden: int | Path | None = None,
+    facts: BundleFacts | None = None,
 ) -> Packed:
     """Check the three files against each other, then write the bundle.
 
-    Without `portable`, GPU segments leave their portable implementation behind. The same inputs
-    give the same bytes. Raises TandemError before anything is written: a file that cannot be used
+    `golden`: so many random inputs, or the pictures of a folder, go into the bundle with the
+    outputs that the engine gives here; `facts`: what else the bundle says of itself. Without
+    `portable`, GPU segments leave their portable implementation behind. The same inputs give the
+    same bytes. Raises TandemError before anything is written: a file that cannot be used
     (EngineError, ConfigError), or an engine that does not fit (BundleError).
     """
     config, classes = load_pipeline(pipeline), load_labels(labels)
@@ -62,7 +69,15 @@ def pack_bundle(
         raise BundleError(
             f"{engine} does not fit {pipeline} and {labels}, so no bundle was written: {error}"
         ) from error
-    with nullcontext(engine) if portable else _for_board(engine, output) as packed_engine:
+    facts = facts or BundleFacts()
+    with ExitStack() as stack:
+        packed_engine = engine if portable else stack.enter_context(_for_board(engine, output))
+        golden_file = None
+        if golden is not None:
+            golden_file, samples = stack.enter_context(golden_of(engine, config, golden, output))
+            facts = msgspec.structs.replace(
+                facts, golden=Golden(samples=samples, tolerance=TOLERANCE)
+            )
         info = write_bundle(
             output,
             engine=packed_engine,
@@ -71,6 +86,8 @@ def pack_bundle(
             name=name,
             version=version,
             profile=manifest.profile,
+            golden=golden_file,
+            facts=facts,
         )
         left_out_bytes = engine.stat().st_size - packed_engine.stat().st_size
     return Packed(info, manifest.uncalibrated, warning, left_out_bytes)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from device.update.admission import FLOOR, REQUIRES
 from device.update.bundle import check_bundle
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.repository import FleetRepository, target_path
@@ -32,13 +34,22 @@ def publish_bundle(repository: FleetRepository, bundle: Path) -> Published:
     target = target_path(info.name, info.version, info.profile)
     blob = Blob(bundle)
     blob.close()
-    custom = {
+    custom: dict[str, Any] = {
         "name": info.name,
         "version": info.version,
         "profile": info.profile,
         "index_sha256": blob.spec.index_sha256,
         "chunk_format": CHUNK_FORMAT,
     }
+    said = {
+        # Canonical JSON, which is signed, has no numbers with a fraction.
+        "metrics": {key: repr(value) for key, value in info.metrics.items()},
+        REQUIRES: info.requires,
+        FLOOR: info.min_version_floor,
+        "hashes": info.hashes,
+        "licence": info.licence,
+    }
+    custom |= {key: value for key, value in said.items() if value}
     repository.publish(bundle, target, custom)
     return Published(
         target, info.name, info.version, info.profile, blob.spec.sha256, blob.spec.bytes

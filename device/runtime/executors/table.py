@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from device.board_files import tensorrt_version
 from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
 from device.runtime.executors import cuda, emulated, portable, tensorrt, tensorrt_gpu
@@ -13,7 +14,7 @@ from device.runtime.executors.protocol import (
     LoadRefusedError,
     SegmentContext,
 )
-from device.runtime.tensorrt.board import read_board, tensorrt_version
+from device.runtime.tensorrt.board import read_board
 
 LOG = logging.getLogger("tandem.session")
 _THROUGH_TENSORRT = (tensorrt.TAG, tensorrt_gpu.TAG)

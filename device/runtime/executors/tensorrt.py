@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from device.board_files import tensorrt_version
 from device.engine.manifest import Dim
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
@@ -25,7 +26,7 @@ from device.runtime.executors.protocol import (
     Shapes,
 )
 from device.runtime.line_steps import Format, format_of
-from device.runtime.tensorrt.board import read_board, tensorrt_version
+from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan, core_count
 from device.runtime.tensorrt.plans import Plan, default_folder, find_plan, read_plan

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from device.board_files import tensorrt_version
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import ITEM_BYTES, TensorInfo, largest_elements
 from device.engine.tensorrt_manifest import TensorRTGpu
@@ -28,7 +29,7 @@ from device.runtime.executors.protocol import (
     Shapes,
 )
 from device.runtime.line_steps import Format
-from device.runtime.tensorrt.board import read_board, tensorrt_version
+from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import (
     Comparison,

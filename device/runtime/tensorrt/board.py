@@ -7,16 +7,14 @@ built with, and its tactics were timed in one power mode.
 import hashlib
 import re
 from dataclasses import dataclass
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
+
+from device.board_files import dla_cores, l4t_of, tensorrt_version
 
 _COMPILERS = (
     "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so",
     "usr/lib/aarch64-linux-gnu/tegra/libnvdla_compiler.so",
 )
-_RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: ([\d.]+)")
-_VERSION = re.compile(r"^__version__\s*=\s*[\"']([\w.]+)[\"']", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +38,11 @@ def read_board(root: Path = Path("/")) -> Board:
     return Board(
         tensorrt=tensorrt_version(),
         dla_compiler=_digest(root),
-        l4t=_l4t(_text(root / "etc/nv_tegra_release")),
+        l4t=l4t_of(_text(root / "etc/nv_tegra_release")),
         soc=_soc(_text(root / "proc/device-tree/compatible")),
-        dla_cores=len(list(root.glob("sys/bus/platform/devices/*.nvdla[0-9]*"))),
+        dla_cores=dla_cores(root),
         power_mode=_mode(_text(root / "var/lib/nvpmodel/status")),
     )
-
-
-def tensorrt_version() -> str:
-    """Return the version of the installed TensorRT without importing it, "" if there is none."""
-    try:
-        return metadata.version("tensorrt")
-    except metadata.PackageNotFoundError:
-        spec = find_spec("tensorrt")  # JetPack's package, where it has no metadata
-    if spec is None or spec.origin is None:
-        return ""
-    match = _VERSION.search(_text(Path(spec.origin)))
-    return match[1] if match else ""
 
 
 def _text(path: Path) -> str:
@@ -64,11 +50,6 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _l4t(text: str) -> str:
-    match = _RELEASE.match(text)
-    return f"{match[1]}.{match[2]}" if match else ""
 
 
 def _soc(text: str) -> str:

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from device.engine.manifest import UNCALIBRATED
+from device.update.admission import REQUIREMENTS
 from toolkit.cli.log import warn
 
 EPILOG = (
@@ -33,6 +34,37 @@ INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
     is_flag=True,
     help="Keep the GPU segments' form for any CPU, to run the bundle elsewhere, too.",
 )
+@click.option(
+    "--golden",
+    metavar="N|DIR",
+    help="Put N random inputs, or the pictures in DIR, into the bundle with the engine's outputs: "
+    "a device compares its own with them before a trial.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A figure that was measured of the model, for gates of rollouts; may be given again.",
+)
+@click.option(
+    "--requires",
+    multiple=True,
+    metavar="NAME=LEAST",
+    help=f"The least that a board must have ({', '.join(REQUIREMENTS)}); may be given again.",
+)
+@click.option(
+    "--made-of",
+    multiple=True,
+    metavar="KIND=FILE",
+    help="Note the SHA-256 of the model, data or table that the engine was made of.",
+)
+@click.option("--licence", default="", help="The licence of the model.")
+@click.option(
+    "--min-version-floor",
+    default="",
+    help="Once this release is live on a device, it takes no version below this one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def bundle(
     engine: Path,
@@ -42,6 +74,12 @@ def bundle(
     version: str,
     output: Path,
     portable: bool,
+    golden: str | None,
+    metrics: tuple[str, ...],
+    requires: tuple[str, ...],
+    made_of: tuple[str, ...],
+    licence: str,
+    min_version_floor: str,
     as_json: bool,
 ) -> None:
     """Write a bundle: ENGINE with its pipeline and labels, ready for `tandem deploy`.
@@ -49,8 +87,16 @@ def bundle(
     The engine's input and outputs must fit the pipeline and the labels. GPU segments leave their
     form for any CPU behind, unless --portable keeps it. The same files give the same bytes.
     """
+    from toolkit.fleet.bundle_facts import bundle_facts, golden_source
     from toolkit.fleet.pack import pack_bundle  # numpy is not needed to show the help
 
+    facts = bundle_facts(
+        metrics=metrics,
+        requires=requires,
+        made_of=made_of,
+        licence=licence,
+        min_version_floor=min_version_floor,
+    )
     packed = pack_bundle(
         output,
         engine=engine,
@@ -59,6 +105,8 @@ def bundle(
         name=name or engine.stem,
         version=version,
         portable=portable,
+        golden=None if golden is None else golden_source(golden),
+        facts=facts,
     )
     info = packed.info
     if packed.uncalibrated:

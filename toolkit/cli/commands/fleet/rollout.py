@@ -149,6 +149,7 @@ def start(
     import msgspec
 
     from device.protocol.documents import InstallPolicy
+    from device.update.bundle import read_bundle_info
     from toolkit.cli.commands.fleet.tables import plan_table
     from toolkit.fleet.admission import admit, release_of
     from toolkit.fleet.fleet_folder import load_fleet
@@ -177,6 +178,7 @@ def start(
         on_failure=msgspec.convert(on_failure, v.OnFailure),
         gates=rows,
         requires=parse_requirements(requires),
+        metrics=read_bundle_info(bundle).metrics,
         timeout_s=timeout_s,
         approval=approval,
         late_joiners=not no_late_joiners,

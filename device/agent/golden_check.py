@@ -1,0 +1,151 @@
+"""Runs the golden inputs of a release in a child, before its trial.
+
+The child is `python -m device.runtime.golden`: the engine runs there as it will in the pipeline.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device.protocol.documents import InstallPolicy
+from device.start.child import guarded
+from device.start.command import module_command
+from device.update.bundle import ENGINE, GOLDEN, read_folder_info
+
+LOG = logging.getLogger("tandem.agent")
+MIN_AGREEMENT = 0.95  # where the policy says nothing
+MISSING = (
+    "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "
+    "write it with `tandem bundle --golden`"
+)
+_COMMAND = module_command("device.runtime.golden")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child prints, see `device.runtime.golden.GoldenResult`."""
+
+    samples: int
+    agreement: float
+    worst: str
+    latency_p95_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenEnded:
+    """The child has ended. `result` None: without one, `problem` says how."""
+
+    run: int
+    result: Result | None
+    problem: str = ""
+
+
+def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
+    """Return why the release must not be tried, None if it may."""
+    result = event.result
+    if result is None:
+        return f"its golden inputs cannot be run on this board: {event.problem}"
+    least = policy.min_golden_agreement
+    least = MIN_AGREEMENT if least is None else least
+    if result.agreement < least:
+        return (
+            f"{result.agreement:.2%} of the values of its output {result.worst} agree with what "
+            f"the bundle recorded for {result.samples} golden inputs, at least {least:.2%} must "
+            "(min_golden_agreement): the engine computes something else on this board"
+        )
+    limit_ms = policy.max_latency_p95_ms
+    if limit_ms is not None and result.latency_p95_ms > limit_ms:
+        return (
+            f"95 % of its inferences of golden inputs took up to {result.latency_p95_ms:.1f} ms, "
+            f"the policy allows {limit_ms:g} ms (max_latency_p95_ms)"
+        )
+    return None
+
+
+class GoldenCheck:
+    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+
+    def __init__(
+        self,
+        put: Callable[[GoldenEnded], None],
+        *,
+        plans: Path | None = None,
+        timeout_s: float = 600.0,
+        command: tuple[str, ...] = _COMMAND,
+    ) -> None:
+        """`plans`: where finished segments are kept; `timeout_s`: so long all may take."""
+        self._put = put
+        self._plans = plans
+        self._timeout_s = timeout_s
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._run = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a child runs."""
+        return self._child is not None
+
+    def start(self, folder: Path) -> bool:
+        """Check the release in a slot; False: it has no golden inputs.
+
+        Raises BundleError: its bundle.json cannot be read.
+        """
+        self.stop()
+        golden = read_folder_info(folder).golden
+        if golden is None:
+            return False
+        command = (
+            *self._command, str(folder / ENGINE), str(folder / GOLDEN),
+            "--tolerance", repr(golden.tolerance),
+            *(() if self._plans is None else ("--plans", str(self._plans))),
+        )  # fmt: skip
+        try:
+            child = subprocess.Popen(
+                guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._put(GoldenEnded(self._run, None, f"no process can be started: {error.strerror}"))
+            return True
+        self._child = child
+        run = self._run
+        threading.Thread(target=lambda: self._put(self._wait(run, child)), daemon=True).start()
+        return True
+
+    def ended(self, event: GoldenEnded) -> bool:
+        """Take the end of the child; return whether it is that of the last one."""
+        if event.run != self._run:
+            return False
+        self._child = None
+        self._run += 1
+        return True
+
+    def stop(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+        self._run += 1
+        self._child = None
+
+    def _wait(self, run: int, child: "subprocess.Popen[bytes]") -> GoldenEnded:
+        try:
+            stdout, stderr = child.communicate(timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            return GoldenEnded(run, None, f"they took longer than {self._timeout_s:g} s")
+        try:
+            return GoldenEnded(run, msgspec.json.decode(stdout, type=Result))
+        except msgspec.DecodeError:
+            last = stderr.decode(errors="replace").strip().splitlines()[-1:]
+            return GoldenEnded(run, None, (*last, f"exit status {child.returncode}")[0])

@@ -1,0 +1,141 @@
+"""Golden inputs: an engine gives here what it gave on the host, or it is not the same any more.
+
+    golden.npz   in_<sample>_<input>, out_<sample>_<output>: arrays, in the order of the engine
+
+`python -m device.runtime.golden ENGINE GOLDEN --tolerance T` prints a `GoldenResult` as one line.
+"""
+
+import argparse
+import sys
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device.errors import BundleError, TandemError
+from device.runtime.session import Session, open_session
+
+Array = NDArray[Any]
+
+
+class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check has measured.
+
+    `agreement`: the share of values within the tolerance, of the output where it is smallest:
+    `worst`. `latency_p95_ms`: of one inference, without the first.
+    """
+
+    samples: int
+    agreement: float
+    worst: str
+    latency_p95_ms: float
+
+
+def record_golden(session: Session, samples: Sequence[Mapping[str, Array]], path: Path) -> None:
+    """Run samples (arrays by the engine's inputs) and write them with their outputs.
+
+    The same arrays give the same bytes. Raises OSError.
+    """
+    arrays: dict[str, Array] = {}
+    for number, feeds in enumerate(samples):
+        outputs = session.infer(dict(feeds))
+        for index, info in enumerate(session.inputs):
+            arrays[f"in_{number}_{index}"] = np.array(feeds[info.name])
+        for index, info in enumerate(session.outputs):
+            arrays[f"out_{number}_{index}"] = np.array(outputs[info.name])
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its options are no arrays
+
+
+def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult:
+    """Run the golden inputs of a file and compare the outputs. Raises BundleError.
+
+    A value of a float output agrees if it differs by at most `tolerance` times the range that the
+    output has over all samples; one of another type if it is equal.
+    """
+    inputs, expected = _read(path, len(session.inputs), len(session.outputs))
+    names = [info.name for info in session.inputs]
+    actual: list[list[Array]] = []
+    times_s: list[float] = []
+    for number, arrays in enumerate([inputs[0], *inputs]):  # the first one warms up
+        feeds = dict(zip(names, arrays, strict=True))
+        begin_s = time.perf_counter()
+        outputs = session.infer(feeds)
+        times_s.append(time.perf_counter() - begin_s)
+        if number:
+            actual.append([np.array(outputs[info.name]) for info in session.outputs])
+    shares = {
+        info.name: agreement(
+            [row[index] for row in actual], [row[index] for row in expected], tolerance
+        )
+        for index, info in enumerate(session.outputs)
+    }
+    worst = min(shares, key=lambda name: shares[name])
+    return GoldenResult(
+        samples=len(inputs),
+        agreement=shares[worst],
+        worst=worst,
+        latency_p95_ms=round(1e3 * float(np.percentile(times_s[1:], 95)), 3),
+    )
+
+
+def agreement(actual: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float:
+    """Return the share of values of one output that agree, over all samples."""
+    if any(one.shape != known.shape for one, known in zip(actual, expected, strict=True)):
+        return 0.0
+    one, known = (np.concatenate([row.ravel() for row in rows]) for rows in (actual, expected))
+    if known.size == 0:
+        return 1.0
+    if known.dtype.kind != "f":
+        return float(np.mean(one == known))
+    one, known = one.astype(np.float64), known.astype(np.float64)
+    finite = known[np.isfinite(known)]
+    span = float(np.ptp(finite)) if finite.size else 0.0
+    limit = tolerance * (span or float(np.max(np.abs(finite), initial=0.0)))
+    same = (one == known) | (np.isnan(one) & np.isnan(known))
+    with np.errstate(invalid="ignore"):  # infinities
+        return float(np.mean(same | (np.abs(one - known) <= limit)))
+
+
+def _read(path: Path, inputs: int, outputs: int) -> tuple[list[list[Array]], list[list[Array]]]:
+    """Return the inputs and outputs of each sample."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            count = len(file.files) // (inputs + outputs)
+            kinds = (("in", inputs), ("out", outputs))
+            first, second = (
+                [[file[f"{kind}_{n}_{i}"] for i in range(each)] for n in range(count)]
+                for kind, each in kinds
+            )
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise BundleError(f"{path} has no golden inputs that fit the engine: {error}") from error
+    if not first:
+        raise BundleError(f"{path} has no golden inputs for an engine of {inputs} inputs")
+    return first, second
+
+
+def main() -> int:
+    """Check one engine; the exit status is 1 if that is not possible."""
+    parser = argparse.ArgumentParser(prog="python -m device.runtime.golden")
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("golden", type=Path)
+    parser.add_argument("--tolerance", type=float, required=True)
+    parser.add_argument("--plans", type=Path)
+    arguments = parser.parse_args()
+    try:
+        with open_session(arguments.engine, plans=arguments.plans) as session:
+            result = check_golden(session, arguments.golden, arguments.tolerance)
+    except TandemError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

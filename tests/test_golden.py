@@ -1,0 +1,175 @@
+"""Golden inputs: what a bundle recorded, and what a board makes of it before a trial."""
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from model_fixtures import small_convnet
+
+from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
+from device.protocol.documents import InstallPolicy
+from device.runtime.golden import agreement, check_golden
+from device.session import open_session
+from device.update.bundle import ENGINE, GOLDEN, extract_bundle, hash_folder, read_bundle_info
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli.commands.bundle import bundle as bundle_command
+
+PATIENCE_S = 120.0
+PIPELINE = """
+name = "p"
+[source]
+uri = "v4l2:///dev/video0"
+[preprocess]
+width = 32
+height = 32
+[decode]
+kind = "classification"
+scores = "y"
+"""
+
+
+def engine_of(folder: Path, seed: int) -> Path:
+    folder.mkdir()
+    model = small_convnet(folder / "m.onnx", np.random.default_rng(seed))
+    return build_engine(model, "laptop", folder / "m.engine", BuildOptions(precision="fp32")).path
+
+
+def packed(folder: Path, engine: Path, out: str, *options: str) -> Path:
+    (folder / "pipeline.toml").write_text(PIPELINE)
+    (folder / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
+    files = ("--pipeline", str(folder / "pipeline.toml"), "--labels", str(folder / "labels.txt"))
+    arguments = [str(engine), *files, "--portable", "-o", str(folder / out), *options]
+    result = CliRunner().invoke(bundle_command, arguments)
+    assert result.exit_code == 0, result.output
+    return folder / out
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two engines of one network with other weights."""
+    folder = tmp_path_factory.mktemp("engines")
+    return engine_of(folder / "one", 1), engine_of(folder / "other", 2)
+
+
+@pytest.fixture(scope="module")
+def slot(tmp_path_factory: pytest.TempPathFactory, engines: tuple[Path, Path]) -> Path:
+    """The unpacked bundle of the first engine, with golden inputs."""
+    folder = tmp_path_factory.mktemp("slot")
+    options = ("--golden", "4", "--metric", "top1=0.7", "--requires", "memory_mb=500")
+    made_of = ("--made-of", f"model={engines[0]}", "--licence", "MIT", "--min-version-floor", "0.1")
+    bundle = packed(folder, engines[0], "a.bundle", *options, *made_of)
+    again = packed(folder, engines[0], "b.bundle", *options, *made_of)
+    assert bundle.read_bytes() == again.read_bytes()
+    extract_bundle(bundle, folder / "slot")
+    assert hash_folder(folder / "slot")[2] == bundle.stat().st_size
+    return folder / "slot"
+
+
+def test_a_bundle_says_what_it_is(slot: Path) -> None:
+    info = read_bundle_info(slot.parent / "a.bundle")
+    assert info.golden is not None
+    assert info.golden.samples == 4
+    assert (info.metrics, info.requires) == ({"top1": 0.7}, {"memory_mb": "500"})
+    assert (info.licence, info.min_version_floor) == ("MIT", "0.1")
+    assert set(info.hashes) == {"model"}
+    assert json.loads((slot / "bundle.json").read_bytes())["files"][-1]["name"] == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--golden", "nowhere", "neither a number nor a folder of pictures"),
+        ("--golden", "65", "a bundle takes 1 to 64"),
+        ("--golden", "0", "a bundle takes 1 to 64"),
+        ("--metric", "top1", "write NAME=VALUE"),
+        ("--metric", "top1=good", "is no number"),
+        ("--requires", "tpu=1", "a board has no tpu"),
+        ("--made-of", "code=x", "is none of model, data, table"),
+        ("--made-of", "model=nowhere", "cannot read nowhere"),
+    ],
+)
+def test_an_option_that_is_wrong_is_one_sentence(
+    option: str, value: str, says: str, slot: Path, engines: tuple[Path, Path]
+) -> None:
+    folder = slot.parent
+    files = ("--pipeline", str(folder / "pipeline.toml"), "--labels", str(folder / "labels.txt"))
+    arguments = [str(engines[0]), *files, "-o", str(folder / "x.bundle"), option, value]
+    result = CliRunner().invoke(bundle_command, arguments)
+    assert result.exit_code != 0
+    assert says in str(result.exception or result.output)
+    assert not (folder / "x.bundle").exists()
+
+
+def test_the_same_engine_agrees_and_one_with_other_weights_does_not(
+    slot: Path, engines: tuple[Path, Path]
+) -> None:
+    with open_session(slot / ENGINE) as session:
+        same = check_golden(session, slot / GOLDEN, 0.02)
+    assert (same.samples, same.agreement) == (4, 1.0)
+    assert same.latency_p95_ms > 0.0
+    with open_session(engines[1]) as session:
+        changed = check_golden(session, slot / GOLDEN, 0.02)
+    assert changed.agreement < 0.5
+    said = msgspec.convert(changed, Result, from_attributes=True)
+    reason = golden_refusal(GoldenEnded(0, said), InstallPolicy())
+    assert reason is not None
+    assert "of the values of its output y agree" in reason
+
+
+def test_the_child_says_what_it_measured_or_why_it_could_not(slot: Path, tmp_path: Path) -> None:
+    events: list[GoldenEnded] = []
+    check = GoldenCheck(events.append)
+
+    def run(folder: Path) -> GoldenEnded:
+        events.clear()
+        assert check.start(folder)
+        end_s = time.monotonic() + PATIENCE_S
+        while not events:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        assert check.ended(events[0])
+        assert not check.ended(events[0])  # it is known
+        return events[0]
+
+    good = run(slot)
+    assert good.result is not None
+    assert good.result.agreement == 1.0
+    broken = tmp_path / "slot"
+    broken.mkdir()
+    for path in slot.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / GOLDEN).write_bytes(b"no arrays")
+    bad = run(broken)
+    assert bad.result is None
+    assert "has no golden inputs that fit the engine" in bad.problem
+    assert "cannot be run on this board" in (golden_refusal(bad, InstallPolicy()) or "")
+
+
+@pytest.mark.parametrize(
+    ("share", "policy", "refused"),
+    [
+        (0.95, InstallPolicy(), False),
+        (0.9499, InstallPolicy(), True),
+        (0.9499, InstallPolicy(min_golden_agreement=0.9), False),
+        (1.0, InstallPolicy(max_latency_p95_ms=10.0), False),
+        (1.0, InstallPolicy(max_latency_p95_ms=9.9), True),
+    ],
+)
+def test_a_refusal_is_by_the_policy(share: float, policy: InstallPolicy, refused: bool) -> None:
+    result = Result(samples=3, agreement=share, worst="y", latency_p95_ms=10.0)
+    assert (golden_refusal(GoldenEnded(0, result), policy) is not None) == refused
+
+
+def test_values_agree_within_a_share_of_their_range() -> None:
+    expected = [np.array([0.0, 1.0, 10.0], np.float32)]
+    actual = [np.array([0.19, 1.21, 10.0], np.float32)]
+    assert agreement(actual, expected, 0.02) == pytest.approx(2 / 3)
+    assert agreement([np.array([1, 2])], [np.array([1, 3])], 0.5) == 0.5  # not of a float type
+    assert agreement([np.zeros(2)], [np.zeros(3)], 0.02) == 0.0
+    special = [np.array([np.nan, np.inf, -np.inf, 1.0])]
+    assert agreement(special, special, 0.0) == 1.0
+    assert agreement([np.array([0.0, np.inf, np.inf, 1.0])], special, 0.0) == 0.5

@@ -1,0 +1,151 @@
+"""Golden inputs on the way of a release: before its trial, in a child, with the policy's limits."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mqtt_fixtures import PROFILE
+from test_crash_states import Pipeline
+
+from device.agent.config import AgentConfig, BrokerTable
+from device.agent.golden_check import GoldenCheck, GoldenEnded
+from device.agent.updater import Updater
+from device.protocol.documents import DOCUMENT_FORMAT, Desired, InstallPolicy, ReleaseSpec
+from device.trust.exchange import TRUSTED, Unverified
+from device.update.bundle import BundleFacts, Golden, write_bundle
+from device.update.slot_store import SlotStore
+from toolkit.fleet.blob import Blob
+
+PATIENCE_S = 60.0
+# Stands for the child that runs the engine: says what the file of golden inputs says.
+CHILD = "import sys; sys.stdout.write(open(sys.argv[2]).read())"
+RESULT = '{"samples": 3, "agreement": %s, "worst": "y", "latency_p95_ms": 12.0}'
+
+
+class Board:
+    """An updater that runs golden inputs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[GoldenEnded] = []
+        self.store = SlotStore(folder / "state")
+        config = AgentConfig(
+            device="dev1",
+            profile=PROFILE,
+            state_dir=str(folder / "state"),
+            dev=True,
+            broker=BrokerTable(host="127.0.0.1"),
+        )
+        check = GoldenCheck(self.events.append, command=(sys.executable, "-c", CHILD))
+        self.updater = Updater(
+            config,
+            self.store,
+            Pipeline(),  # type: ignore[arg-type]
+            lambda: None,
+            golden=check,
+        )
+        self.updater.boot()
+
+    def deploy(
+        self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
+    ) -> Desired:
+        """Give the updater a bundle whose golden inputs will agree so far."""
+        for name, text in (("e", "engine"), ("p", "p"), ("l", "l")):
+            (self.folder / name).write_text(text)
+        (self.folder / "g").write_text(RESULT % agreement)
+        bundle = self.folder / f"{agreement}.bundle"
+        write_bundle(
+            bundle,
+            engine=self.folder / "e",
+            pipeline=self.folder / "p",
+            labels=self.folder / "l",
+            golden=self.folder / "g" if golden else None,
+            facts=BundleFacts(golden=Golden(samples=3, tolerance=0.02) if golden else None),
+            name="n",
+            version="1",
+            profile=PROFILE,
+        )
+        blob = Blob(bundle)
+        parts = {"index": blob.index, **{str(n): blob.read(n) for n in range(blob.table.count)}}
+        blob.close()
+        release = ReleaseSpec(name="n", version="1", profile=PROFILE, blob=blob.spec)
+        asked = Desired(format=DOCUMENT_FORMAT, request=request, release=release, policy=policy)
+        self.updater.on_desired(asked, TRUSTED)
+        for part, payload in parts.items():
+            self.updater.downloads.on_part(blob.spec.sha256, part, payload, 0.0)
+        self.updater.advance(time.monotonic())
+        return asked
+
+    def pump(self) -> None:
+        """Give the updater the end of the child."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not self.events:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        self.updater.on_golden(self.events.pop(0))
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    board = Board(tmp_path)
+    yield board
+    board.updater.shut_down()
+    board.store.close()
+
+
+def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: Board) -> None:
+    board.deploy(0.97, "r", InstallPolicy())
+    assert board.updater.update.phase == "staging"
+    assert board.updater.update.reason == "the golden inputs of the bundle run"
+    assert board.updater.state.trial is None
+    board.pump()
+    assert board.updater.update.phase == "trial"
+    record = board.updater.state.a
+    assert record is not None
+    assert record.golden_agreement == 0.97
+
+
+@pytest.mark.parametrize(
+    ("agreement", "policy"),
+    [
+        (0.5, InstallPolicy()),
+        (0.97, InstallPolicy(min_golden_agreement=0.98)),
+        (1.0, InstallPolicy(max_latency_p95_ms=11.0)),
+    ],
+)
+def test_a_release_that_does_not_pass_never_runs(
+    board: Board, agreement: float, policy: InstallPolicy
+) -> None:
+    asked = board.deploy(agreement, "r", policy)
+    board.pump()
+    assert board.updater.update.phase == "refused"
+    assert board.updater.state.trial is None
+    board.updater.on_desired(asked, TRUSTED)  # the same request: refused for good
+    assert board.updater.update.phase == "refused"
+    assert not board.events
+    board.deploy(agreement, "again", InstallPolicy(min_golden_agreement=0.1))
+    board.pump()  # another request runs them again
+    assert board.updater.update.phase == "trial"
+
+
+@pytest.mark.parametrize(
+    ("policy", "phase"),
+    [(InstallPolicy(), "trial"), (InstallPolicy(min_golden_agreement=0.9), "refused")],
+)
+def test_a_bundle_without_golden_inputs_passes_only_where_nobody_asks(
+    board: Board, policy: InstallPolicy, phase: str
+) -> None:
+    board.deploy(1.0, "r", policy, golden=False)
+    assert board.updater.update.phase == phase
+
+
+def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) -> None:
+    asked = board.deploy(1.0, "r", InstallPolicy())
+    board.updater.on_desired(asked, Unverified(reason="its signatures are being checked"))
+    board.pump()
+    assert board.updater.state.trial is None
+    board.updater.on_desired(asked, TRUSTED)
+    board.pump()
+    assert board.updater.update.phase == "trial"
