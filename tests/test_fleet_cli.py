@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fleet_fixtures import PROFILE, device_row, report, write_fleet
+from fleet_server_fixtures import PROFILE, device_row, report, write_fleet
 from mqtt_fixtures import make_bundle
 
 from device.protocol.documents import DeviceFacts, Measured

@@ -26,6 +26,8 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
 def fleet(tmp_path: Path, broker: Mosquitto) -> FleetRepository:
     folder, address = tmp_path / "fleet", f"127.0.0.1:{broker.port}"
     make_fleet(folder, name="robots", broker=address, root_keys=2, threshold=2)
+    settings = folder / "fleet.toml"  # this broker has another CA
+    settings.write_text(settings.read_text().replace("tls = true", "tls = false"))
     return FleetRepository(folder)
 
 

@@ -36,6 +36,7 @@ DEVICE_RIGHTS: tuple[tuple[str, str], ...] = (
     # The pipeline's: of several cameras each has its own level.
     ("write", "status"),
     ("write", "stats"),
+    ("write", "reload"),
     ("write", "detections"),
     ("write", "+/detections"),
     ("write", "events"),
