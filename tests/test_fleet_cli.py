@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from fleet_server_fixtures import PROFILE, device_row, report, write_fleet
 from mqtt_fixtures import make_bundle
 
+from device.errors import ConfigError
 from device.protocol.documents import DeviceFacts, Measured
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
 from toolkit.errors import RolloutError
@@ -150,8 +151,8 @@ def test_a_rollout_that_makes_no_sense_is_not_begun(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "is no folder of a fleet"),
-        ("name = 'x'\n", "broker"),
+        (None, "`tandem fleet init` makes a fleet's folder"),
+        ("name = 'x y'\n", "name"),
         ("name = 'x'\nbrokers = 1\n[broker]\nhost = 'h'\n", "brokers"),
     ],
 )
@@ -160,7 +161,7 @@ def test_a_folder_that_is_no_fleet_is_refused(
 ) -> None:
     if text is not None:
         (tmp_path / "fleet.toml").write_text(text)
-    with pytest.raises(RolloutError, match=message):
+    with pytest.raises(ConfigError, match=message):
         run(tmp_path, "devices")
 
 
