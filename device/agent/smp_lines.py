@@ -12,7 +12,6 @@ from device.update.slots import SlotState
 
 if TYPE_CHECKING:
     from device.smp.inbox import HandedIn
-    from device.smp.server import TtyServer, UdpServer
 
 FOLDER = "smp"  # of the state folder
 

@@ -17,7 +17,7 @@ from device.smp.framing import FRAMINGS, Framing, FramingName
 from device.smp.message import MAX_MESSAGE
 
 LOG = logging.getLogger("tandem.agent")
-SILENCE_S = 1.0  # a message that is broken off for so long is forgotten
+SILENCE_S = 0.5  # a message that is broken off for so long is forgotten
 REOPEN_S = 0.5
 WRITE_S = 5.0  # a client that reads nothing for so long loses the answer
 DATAGRAM_BYTES = 1472  # what an Ethernet frame of 1,500 bytes carries in UDP over IPv4
