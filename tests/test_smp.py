@@ -1,11 +1,10 @@
 """The parsers and the server of SMP, against other people's code and a bad line."""
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
 from smpclient import SMPClient
 from smpclient.exceptions import SMPUploadError
-from smpclient.generics import success
-from smpclient.requests.image_management import ImageErase, ImageStatesRead, ImageStatesWrite
-from smpclient.requests.os_management import EchoWrite, MCUMgrParametersRead, ResetWrite
+from smpclient.requests.os_management import MCUMgrParametersRead
 from smpclient.transport.serial import SMPSerialTransport
 
 from device.errors import ConfigError
@@ -118,10 +115,8 @@ def test_another_decoder_reads_what_is_written(value: object) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_flat_map_or_refused(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         assert isinstance(decode_map(data), dict)
-    except ValueError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -163,9 +158,10 @@ def test_the_stock_decoder_reads_console_frames(message: bytes) -> None:
     assert max(map(len, lines)) <= 127
     decoder = packet.decode()
     next(decoder)
+    for one in lines[:-1]:
+        decoder.send(one)
     with pytest.raises(StopIteration) as ended:
-        for one in lines:
-            decoder.send(one)
+        decoder.send(lines[-1])
     assert ended.value.value == message
 
 
@@ -202,7 +198,7 @@ def test_a_damaged_frame_is_dropped_and_frames_without_an_end_take_no_memory() -
 
 
 def test_an_upload_goes_on_at_the_exact_byte_after_a_restart_of_the_board(tmp_path: Path) -> None:
-    data = random.Random(3).randbytes(100_000)
+    data = random.Random(3).randbytes(60_000)
     head = {"off": 0, "len": len(data), "sha": hashlib.sha256(data).digest()}
     board = Board(tmp_path)
     assert board.ask(2, 1, 1, {**head, "data": data[:30_001]}) == {"off": 30_001}
@@ -212,10 +208,10 @@ def test_an_upload_goes_on_at_the_exact_byte_after_a_restart_of_the_board(tmp_pa
     for off in (30_007, 30_009, 0x7FFF_FFFF):  # doubled and lost requests
         assert again.ask(2, 1, 1, {"off": off, "data": b"zz"}) == {"off": 30_008}
     done = again.ask(2, 1, 1, {"off": 30_008, "data": data[30_008:]})
-    assert done == {"off": 100_000, "match": True}
+    assert done == {"off": 60_000, "match": True}
     assert again.inbox.bundle is not None
     assert again.inbox.bundle.read_bytes() == data
-    assert again.send(data) == {"off": 100_000, "match": True}  # it is there
+    assert again.send(data) == {"off": 60_000, "match": True}  # it is there
 
 
 def test_an_upload_that_was_spoiled_on_the_disk_begins_anew(tmp_path: Path) -> None:
@@ -323,7 +319,9 @@ def test_an_unsigned_bundle_is_for_a_bench_and_one_of_another_board_for_none(
     refused = field.ask(2, 1, 0, ask)
     assert (refused["rc"], field.installs) == (11, [])
     assert "takes only signed ones" in str(refused["rsn"])
-    other = make_bundle(tmp_path / "in", profile="orin-nx", version="2").read_bytes()
+    other = make_bundle(
+        tmp_path / "in", profile="orin-nx", version="2", engine_bytes=3000
+    ).read_bytes()
     bench.send(other)
     refused = bench.ask(2, 1, 0, {"hash": hashlib.sha256(other).digest()})
     assert "the bundle is built for orin-nx, this device is" in str(refused["rsn"])
@@ -455,7 +453,7 @@ def test_a_stock_client_over_udp_beside_noise(board: Board) -> None:
         assert cbor2.loads(reply[HEADER.size :]) == {"buf_size": 1472, "buf_count": 1}
     finally:
         server.stop()
-    with pytest.raises(ConfigError, match="192.0.2.1:9 cannot be used"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:9 cannot be used"):
         UdpServer("192.0.2.1", 9, board.service.handle)
 
 

@@ -77,10 +77,10 @@ class Upload:
                 Code.INVALID,
                 f"the {self.name} has {session.bytes} bytes, the limit is {self._max_bytes}",
             )
-        self._peer, self._heard_s = peer, time.monotonic()
         try:
             if not same:
                 self._open(session)
+            self._peer, self._heard_s = peer, time.monotonic()
             return self._take(0, data)
         except OSError as error:
             raise self._disk(error) from error
