@@ -154,7 +154,7 @@ def open_tty(device: str, baud: int) -> int:
     """Open a tty raw: no echo, no line editing. Raises OSError or termios.error."""
     file = os.open(Path(device), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
     try:
-        tty.setraw(file)
+        tty.setraw(file, termios.TCSANOW)  # what a client has sent already counts
         settings = termios.tcgetattr(file)
         settings[2] |= termios.CLOCAL | termios.CREAD
         settings[4] = settings[5] = speed_of(baud)
