@@ -95,21 +95,27 @@ def _served(name: str, folder: Path) -> Iterator[str]:
     """Serve a line in a process of its own; yield the address that a client opens."""
     master, slave = pty.openpty()
     tty.setraw(slave)
-    server = multiprocessing.get_context("fork").Process(target=_serve, args=(name, folder, master))
+    service = _service(folder)
+    # Bound before the client asks; its thread is started in the child.
+    udp = UdpServer("127.0.0.1", UDP_PORT, service.handle) if name == "udp" else None
+    server = multiprocessing.get_context("fork").Process(
+        target=_serve, args=(name, service, udp, master)
+    )
     server.start()
     try:
         yield "127.0.0.1" if name == "udp" else os.ttyname(slave)
     finally:
         server.terminate()
         server.join()
+        if udp is not None:
+            udp.stop()
         os.close(master)
         os.close(slave)
 
 
-def _serve(name: str, folder: Path, file: int) -> None:
-    """Serve until the process is ended."""
+def _service(folder: Path) -> SmpService:
     state = BoardState(SlotState(), Update(phase="idle"))
-    service = SmpService(
+    return SmpService(
         Inbox(folder),
         device="bench",
         profile="bench",
@@ -118,9 +124,13 @@ def _serve(name: str, folder: Path, file: int) -> None:
         install=lambda _handed_in: None,
         restart=lambda: None,
     )
+
+
+def _serve(name: str, service: SmpService, udp: UdpServer | None, file: int) -> None:
+    """Serve until the process is ended."""
     ended = threading.Event()
-    if name == "udp":
-        UdpServer("127.0.0.1", UDP_PORT, service.handle).start()
+    if udp is not None:
+        udp.start()
         ended.wait()
     framing = FRAMINGS["raw" if name == "raw" else "console"]()
     serve_file(file, framing, service.handle, ended)
