@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import hashlib
 import random
+import re
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,7 @@ from device.smp.server import TtyServer, UdpServer, default_buffer, speed_of
 from device.smp.service import BoardState, SmpService
 from device.update.slots import SlotRecord, SlotState
 
+ROOT = Path(__file__).parents[1]
 SCALARS = st.integers(-(2**64), 2**64 - 1) | st.booleans() | st.none() | st.text() | st.binary()
 KEYS = st.text(max_size=20)
 VALUES = st.recursive(SCALARS, lambda item: st.lists(item) | st.dictionaries(KEYS, item))
@@ -371,16 +374,30 @@ def test_a_killed_stock_client_is_followed_by_one_that_goes_on(board: Board, kin
     assert board.inbox.bundle.read_bytes() == data
 
 
-def test_the_stock_command_reads_echoes_erases_and_resets(board: Board, line: Cable) -> None:
+def test_the_commands_of_the_page_run_with_the_stock_client(
+    tmp_path: Path, board: Board, line: Cable
+) -> None:
     board.state = BoardState(SlotState(active="a", a=record("1")), Update(phase="live"))
-    words = ("--port", line.host)
-    assert "r='hello'" in smpmgr(*words, "os", "echo", "hello")
-    listed = smpmgr(*words, "image", "state-read")
-    assert "version='person 1'" in listed
-    assert record("1").sha256.upper() in listed
-    smpmgr(*words, "image", "erase", "1")
-    assert "slot 0 is not erased" in smpmgr(*words, "image", "erase", "0")
-    smpmgr(*words, "os", "reset")
+    bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
+    statement = tmp_path / "board-1.statement"
+    statement.write_text("{}")
+    places = {"robot.bundle": str(bundle), statement.name: str(statement)}
+    sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    page = (ROOT / "docs" / "flash_serial.md").read_text()
+    page = page.replace("$(sha256sum robot.bundle | cut -c1-64)", sha256)
+    lines = re.findall(r"^\$ smpmgr --port /dev/ttyACM0 (.*)$", page, re.MULTILINE)
+    assert len(lines) == 4
+    for words in map(shlex.split, lines):
+        printed = smpmgr("--port", line.host, *(places.get(word, word) for word in words))
+        assert "rsn" not in printed
+        if "state-read" in words:
+            assert "version='person 1'" in printed
+            assert sha256.upper() in printed
+    assert len(board.installs) == 1
+    assert board.inbox.holds(1, hashlib.sha256(b"{}").hexdigest(), 2)
+    assert "slot 0 is not erased" in smpmgr("--port", line.host, "image", "erase", "0")
+    assert "r='hello'" in smpmgr("--port", line.host, "os", "echo", "hello")
+    assert board.ask(2, 0, 5, {}) == {}
     assert board.restarts == 1
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import select
 import shutil
 import time
@@ -110,8 +111,12 @@ def test_a_board_takes_by_cable_what_its_fleet_has_signed(tmp_path: Path, wire: 
     board.start()
     try:
         bundle, out = make_bundle(tmp_path / "in", version="2"), tmp_path / "cam.statement"
-        words = ("fleet", "statement", str(bundle), "--device", DEVICE, "--out", str(out))
-        done = CliRunner().invoke(tandem, (*words, "--fleet", str(fleet.folder)))
+        page = (Path(__file__).parents[1] / "docs" / "flash_serial.md").read_text()
+        (command,) = re.findall(r"^tandem (fleet statement .*)$", page, re.MULTILINE)
+        places = {"robot.bundle": bundle, "board-1": DEVICE, "board-1.statement": out}
+        words = [str(places.get(word, word)) for word in command.split()]
+        words[-1] = str(fleet.folder)
+        done = CliRunner().invoke(tandem, words)
         assert done.exit_code == 0, done.output
         upload_once("console", wire.host, bundle.read_bytes())
         refused = board.smpmgr("image", "state-write", sha256(bundle))
