@@ -19,6 +19,7 @@ from device.agent.config import (
     BrokerTable,
     PipelineTable,
     PrepareTable,
+    SmpTable,
     SourceTable,
     TlsTable,
     TrustTable,
@@ -122,6 +123,7 @@ TABLES = {
         "prepare": PrepareTable,
         "pipeline": PipelineTable,
         "trust": TrustTable,
+        "smp": SmpTable,
         "source": SourceTable,
     },
 }
@@ -145,6 +147,7 @@ TITLES = {
     PipelineTable: "table `pipeline`",
     SourceTable: "table `source`",
     TrustTable: "table `trust`",
+    SmpTable: "table `smp`",
     TlsTable: "table `broker.tls`",
     documents.ReleaseSpec: "a release",
     documents.InstallPolicy: "a policy",

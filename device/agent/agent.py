@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 from device.agent.config import AgentConfig, load_agent_config
 from device.agent.facts import Facts
 from device.agent.figures import Figures
@@ -40,6 +42,7 @@ from device.agent.preparation import (
 )
 from device.agent.presence import Presence
 from device.agent.sd_notify import READY, STOPPING, Notifier
+from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.trial import Surroundings
 from device.agent.updater import Updater
 from device.agent.verification import (
@@ -79,7 +82,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent
+Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent | SmpEvent
 Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
@@ -103,6 +106,10 @@ class Agent:
             memory_mb=config.prepare.memory_mb,
             total_timeout_s=config.prepare.total_timeout_s,
         )
+        self._smp = None if config.smp is None else SmpLines(config, config.smp, self._put)
+        if self._smp is not None:
+            config = _with_source(config, self._smp.folder)
+        self._restarts = False
         self._updater = Updater(
             config,
             self._store,
@@ -135,16 +142,17 @@ class Agent:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
         self._stops.put(_Stop())
 
-    def run(self) -> None:
-        """Run until `stop`."""
+    def run(self) -> bool:
+        """Run until `stop`, or until a client asks for a new start: then return True."""
         if self._dev_warning:
             LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
         self._presence.start()
         try:
             self._updater.boot()
+            self._start_smp()
             self._notifier.send(READY)
-            while True:
+            while not self._restarts:
                 event = self._next_event()
                 if isinstance(event, _Stop):
                     break
@@ -152,6 +160,14 @@ class Agent:
                 self._advance(time.monotonic())
         finally:
             self._shut_down()
+        return self._restarts
+
+    def _start_smp(self) -> None:
+        if self._smp is None:
+            return
+        earlier = self._smp.start(self._updater.state, self._updater.update)
+        if earlier is not None and self._desired is None:
+            self._on_desired(earlier.document, earlier.repository)
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
@@ -160,7 +176,9 @@ class Agent:
         self._updater.shut_down()
         self._report()
         self._presence.publish_stopped()
-        self._ended.set()
+        self._ended.set()  # puts of other threads end, too
+        if self._smp is not None:
+            self._smp.stop()
         self._presence.close()
         self._store.close()
 
@@ -212,6 +230,10 @@ class Agent:
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
             self._updater.downloads.on_source(event, time.monotonic())
+        elif isinstance(event, SmpInstall):
+            self._on_desired(event.document, event.repository)
+        elif isinstance(event, SmpRestart):
+            self._restarts = True
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
@@ -230,6 +252,8 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
+            if self._smp is not None:
+                self._smp.overtaken()
             self._on_desired(message.payload)
         elif message.topic == self._topics.state:
             self._presence.on_own_state(message.payload)
@@ -244,7 +268,8 @@ class Agent:
             sha256, _, part = path.partition("/")
             self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
 
-    def _on_desired(self, payload: bytes) -> None:
+    def _on_desired(self, payload: bytes, repository: str = "") -> None:
+        """Take a desired document. `repository`: where its metadata are, if elsewhere."""
         try:
             desired, signed = open_desired(payload) if payload else (None, None)
         except ValueError as error:
@@ -254,12 +279,12 @@ class Agent:
             LOG.error("%s", self._desired_problem)
             return
         self._desired_problem, self._desired = "", desired
-        self._updater.on_desired(desired, self._verdict(payload, signed))
+        self._updater.on_desired(desired, self._verdict(payload, signed, repository))
 
-    def _verdict(self, payload: bytes, signed: Signed | None) -> Verdict:
+    def _verdict(self, payload: bytes, signed: Signed | None, repository: str) -> Verdict:
         """Return what is known of a desired document by now."""
         if signed is not None:
-            return self._verification.take(payload, time.monotonic())
+            return self._verification.take(payload, time.monotonic(), repository)
         self._verification.forget()
         return TRUSTED if self._config.dev else Refused(reason=UNSIGNED)
 
@@ -306,8 +331,16 @@ class Agent:
         return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
+        if self._smp is not None:
+            self._smp.note(self._updater.state, self._updater.update)
         self._newest = self._reported()
         self._presence.report(self._newest, time.monotonic())
+
+
+def _with_source(config: AgentConfig, folder: str) -> AgentConfig:
+    """Return the config with a folder as the first source of releases."""
+    update = msgspec.structs.replace(config.update, sources=(folder, *config.update.sources))
+    return msgspec.structs.replace(config, update=update)
 
 
 def _version() -> str:
@@ -319,10 +352,18 @@ def _version() -> str:
 
 def serve(config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
     """Run an agent in this process until SIGTERM or SIGINT."""
-    agent = Agent(config, row)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: agent.stop())
-    agent.run()
+    stopped = threading.Event()
+    while not stopped.is_set():
+        agent = Agent(config, row)
+
+        def stop(_number: int, _frame: object, agent: Agent = agent) -> None:
+            stopped.set()
+            agent.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        if not agent.run():
+            break
 
 
 def make_parser() -> argparse.ArgumentParser:

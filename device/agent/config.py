@@ -103,6 +103,28 @@ class PrepareTable(_Table, frozen=True, kw_only=True):
     memory_mb: Annotated[int, Meta(ge=16)] | None = None
 
 
+class SmpTable(_Table, frozen=True, kw_only=True):
+    """[smp]: take releases over a serial line or UDP, by SMP (mcumgr).
+
+    `device`: the tty; `framing` of it: "console" or "raw"; `baud`: of a UART. `buffer_bytes`: the
+    largest request; None: by the tty. `udp`: "address:port" of this board to listen on; who reaches
+    it may upload, erase uploads and start the agent again.
+    """
+
+    device: Annotated[str, Meta(min_length=1)] | None = None
+    framing: Literal["console", "raw"] = "console"
+    baud: Annotated[int, Meta(ge=1200)] = 115200
+    buffer_bytes: Annotated[int, Meta(ge=256, le=65_000)] | None = None
+    udp: Annotated[str, Meta(pattern=r"^[0-9a-fA-F.:\[\]]+:[0-9]{1,5}\Z")] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a table without a line."""
+        if self.device is None and self.udp is None:
+            raise ValueError("[smp] names no line: set device or udp")
+        if self.udp is not None and not 0 <= split_udp(self.udp)[1] <= 65535:
+            raise ValueError(f"[smp] udp = {self.udp!r}: the port is not from 0 to 65535")
+
+
 class SourceTable(_Table, frozen=True, kw_only=True):
     """[source]: the camera of this board, in place of the one that pipeline.toml names; where that
     has several, [sources.ID] for each."""
@@ -136,6 +158,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
     labels: dict[Label, Label] = {}
+    smp: SmpTable | None = None
     source: SourceTable | None = None
     sources: dict[str, SourceTable] = {}
 
@@ -177,6 +200,12 @@ def load_agent_config(path: Path) -> AgentConfig:
     return msgspec.structs.replace(
         config, state_dir=str(state_dir), profile=profile, broker=broker, trust=trust
     )
+
+
+def split_udp(text: str) -> tuple[str, int]:
+    """Return address and port of `udp` in [smp]."""
+    address, _, port = text.rpartition(":")
+    return address.strip("[]"), int(port)
 
 
 def tls_files(broker: BrokerTable) -> TlsFiles | None:

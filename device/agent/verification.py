@@ -91,6 +91,7 @@ class Verification:
         self._parts: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_PARTS)
         self._run = 0
         self._document = b""
+        self._repository = ""  # of this document; empty: that of agent.toml
         self._digest = b""
         self._verdict: Verdict = CHECKING
         self._tries = 0
@@ -102,9 +103,12 @@ class Verification:
         """When `advance` has something to do."""
         return self._due_s
 
-    def take(self, document: bytes, now_s: float) -> Verdict:
-        """Return what is known of a document; a new one is checked from the next `advance` on."""
-        digest = hashlib.sha256(document).digest()
+    def take(self, document: bytes, now_s: float, repository: str = "") -> Verdict:
+        """Return what is known of a document; a new one is checked from the next `advance` on.
+
+        `repository`: where its metadata are, in place of that of agent.toml.
+        """
+        digest = hashlib.sha256(f"{repository}\0".encode() + document).digest()
         if digest == self._digest:
             self.look_again(now_s)  # a server publishes it again when it is back
             return self._verdict
@@ -115,6 +119,7 @@ class Verification:
                 f"{MAX_DESIRED_BYTES}"
             )
         self._document, self._digest = document, digest
+        self._repository = repository
         self._due_s = max(now_s, self._started_s + MIN_BETWEEN_S)
         return self._verdict
 
@@ -192,7 +197,7 @@ class Verification:
             desired=self._document.decode(errors="replace"),
             trust_dir=self._trust.dir,
             state_dir=str(self._state_dir),
-            repository=self._trust.repository,
+            repository=self._repository or self._trust.repository,
             timeout_s=self._trust.timeout_s,
         )
         pipe = subprocess.PIPE

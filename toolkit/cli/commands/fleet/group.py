@@ -12,12 +12,14 @@ from toolkit.cli.commands.fleet.publish import publish
 from toolkit.cli.commands.fleet.refresh import refresh
 from toolkit.cli.commands.fleet.rollout import rollback, rollout
 from toolkit.cli.commands.fleet.serve import serve
+from toolkit.cli.commands.fleet.statement import statement
 
 SUBCOMMANDS: tuple[click.Command, ...] = (
     init,
     identity,
     keys,
     publish,
+    statement,
     refresh,
     serve,
     rollout,

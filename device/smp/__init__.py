@@ -1,0 +1,1 @@
+"""The board's end of SMP (mcumgr): releases over a serial line or UDP, by stock clients."""
