@@ -18,7 +18,10 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 from device.agent.config import AgentConfig, load_agent_config
+from device.agent.door import Asked, Door, slot_rows
 from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -42,6 +45,7 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.errors import TandemError
+from device.protocol.control import Answer, Ask, Cancel, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
@@ -59,6 +63,7 @@ STATS_S = 1.0
 MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
 # Subcommands, each a program of its own.
 PROGRAMS = {
+    "control": "device.control",
     "enrol": "device.enrol",
     "prepare": "device.runtime.tensorrt",
     "selftest": "device.selftest",
@@ -70,7 +75,9 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Event = LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | SourceEvent | _Stop
+Event = (
+    LinkEvent | PipelineEvent | PreparationEvent | VerificationEvent | SourceEvent | Asked | _Stop
+)
 
 
 class Agent:
@@ -103,8 +110,11 @@ class Agent:
             trust=config.trust,
             state_dir=Path(config.state_dir),
         )
+        self._door = Door(Path(config.state_dir), self._put)
         self._version = _version()
         self._desired: Desired | None = None
+        self._retained = b""  # what MQTT gave last
+        self._handed_over = False  # the desired release came through the door
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
@@ -121,6 +131,7 @@ class Agent:
         self._presence.start()
         try:
             self._updater.boot()
+            self._door.open()
             while True:
                 event = self._next_event()
                 if isinstance(event, _Stop):
@@ -132,6 +143,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
+        self._door.close()
         self._verification.stop()
         self._updater.shut_down()
         self._report()
@@ -185,6 +197,8 @@ class Agent:
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
             self._updater.on_source(event, time.monotonic())
+        elif isinstance(event, Asked):
+            event.reply(self._on_ask(event.ask))
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
@@ -200,7 +214,11 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
-            self._on_desired(message.payload)
+            repeated = self._handed_over and message.payload == self._retained
+            self._retained = message.payload
+            if not repeated:  # each connection brings the retained document again
+                self._handed_over = False
+                self._on_desired(message.payload)
         elif message.topic == self._topics.state:
             self._presence.on_own_state(message.payload)
         elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
@@ -226,16 +244,57 @@ class Agent:
         self._desired_problem, self._desired = "", desired
         self._updater.on_desired(desired, self._verdict(payload, signed))
 
-    def _verdict(self, payload: bytes, signed: Signed | None) -> Verdict:
+    def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
         """Return what is known of a desired document by now."""
         if signed is not None:
-            return self._verification.take(payload, time.monotonic())
+            return self._verification.take(payload, time.monotonic(), repository)
         self._verification.forget()
         return TRUSTED if self._config.dev else Refused(reason=UNSIGNED)
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict)
+
+    # -- the door
+
+    def _on_ask(self, ask: Ask) -> Answer:
+        """Do what a program on this board asks for."""
+        error = ""
+        if isinstance(ask, Install):
+            error = self._install(ask)
+        elif isinstance(ask, Cancel):
+            self._cancel(ask.request)
+        elif isinstance(ask, Rollback):
+            error = self._updater.go_back("it was asked for on the board")
+        return Answer(
+            error=error,
+            device=self._config.device,
+            min_version=self._config.update.min_version,
+            slots=slot_rows(self._updater.state),
+            reported=self._reported(),
+        )
+
+    def _cancel(self, request: str) -> None:
+        if self._desired is not None and self._desired.request == request:
+            self._updater.cancel(request)
+            if self._updater.update.phase != "live":
+                self._verification.forget()
+                self._desired = None
+
+    def _install(self, ask: Install) -> str:
+        """Follow a desired document whose bundle is on this disk; return what is wrong with it."""
+        payload = ask.desired.encode()
+        try:
+            desired, signed = open_desired(payload)
+        except ValueError as error:
+            return f"the desired document is not understood and changes nothing: {error}"
+        if ask.bundle:
+            sources = (ask.bundle, *desired.release.sources)
+            release = msgspec.structs.replace(desired.release, sources=sources)
+            desired = msgspec.structs.replace(desired, release=release)
+        self._desired_problem, self._desired, self._handed_over = "", desired, True
+        self._updater.on_desired(desired, self._verdict(payload, signed, ask.repository))
+        return ""
 
     # -- reports
 
@@ -293,7 +352,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
         "tandem-agent prepare m.engine (finishes segments with TensorRT); "
         "tandem-agent enrol --config agent.toml --claim c.crt --claim-key c.key (asks the fleet "
-        "for a certificate); tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
+        "for a certificate); tandem-agent control facts (asks the agent that runs); "
+        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
         "only a board can)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")

@@ -13,6 +13,7 @@ from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
+from device.update.versions import VERSION_PATTERN
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
@@ -56,6 +57,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
+    `min_version`: the oldest version that is taken, over every way; empty: any.
     `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
     file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
@@ -70,6 +72,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
     stop_grace_s: Seconds = 5.0
+    min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
 
 
 class PipelineTable(_Table, frozen=True, kw_only=True):

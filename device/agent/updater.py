@@ -170,7 +170,13 @@ class Updater:
             self.update = update_of_slots(self.state)
             return
         total_bytes = desired.release.blob.bytes
-        decision = decide(desired, self.state, profile=self._config.profile, verdict=self._verdict)
+        decision = decide(
+            desired,
+            self.state,
+            profile=self._config.profile,
+            verdict=self._verdict,
+            min_version=self._config.update.min_version,
+        )
         if not isinstance(decision, FetchIt):
             self._fetching.pause()
         if isinstance(decision, Live):
@@ -579,19 +585,42 @@ class Updater:
 
     def _give_up_active(self, reason: str) -> None:
         """Go back to the release in the other slot, if it was live and is whole."""
-        other = self.state.record(self.state.idle)
-        if other is None or not other.good:
-            return
-        try:
-            self._store.verify(self.state.idle)
-        except BundleError as error:
-            LOG.error("%s", error)
-            return
         limits = self._config.update
-        reason = (
+        problem = self._fall_back(
             f"it crashed {limits.max_crashes} times within {limits.crash_window_s:g} s "
             f"(max_crashes), the last time: {reason}"
         )
+        if problem:
+            LOG.error("%s", problem)
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live; a download can be resumed."""
+        desired = self._desired
+        if desired is None or desired.request != request or self.update.phase == "live":
+            return
+        self._desired = None
+        if self._on_trial:
+            self._roll_back("it was cancelled during its trial")
+        else:
+            self._reconcile()
+
+    def go_back(self, reason: str) -> str:
+        """End a trial, or go back to the release in the other slot; return why it cannot."""
+        if self.state.trial is None:
+            return self._fall_back(reason)
+        self._resuming = False
+        self._roll_back(reason)
+        return ""
+
+    def _fall_back(self, reason: str) -> str:
+        """Run the release in the other slot, if it was live and is whole; return why it cannot."""
+        earlier = self.state.record(self.state.idle)
+        if self.state.active is None or earlier is None or not earlier.good:
+            return "there is no release to go back to: the other slot has none that was live"
+        try:
+            self._store.verify(self.state.idle)
+        except BundleError as error:
+            return str(error)
         record, desired = self._kept.record(self.state.active), self._desired
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
         if desired is not None and desired.release.blob.sha256 == record.sha256:
@@ -601,6 +630,7 @@ class Updater:
         self._start_active()
         self._prepare_active()
         self._reconcile()
+        return ""
 
     def _restart(self) -> None:
         """Start again what died, or what the system could not start."""

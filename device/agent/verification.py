@@ -91,6 +91,7 @@ class Verification:
         self._parts: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_PARTS)
         self._run = 0
         self._document = b""
+        self._repository = ""
         self._digest = b""
         self._verdict: Verdict = CHECKING
         self._tries = 0
@@ -102,8 +103,11 @@ class Verification:
         """When `advance` has something to do."""
         return self._due_s
 
-    def take(self, document: bytes, now_s: float) -> Verdict:
-        """Return what is known of a document; a new one is checked from the next `advance` on."""
+    def take(self, document: bytes, now_s: float, repository: str = "") -> Verdict:
+        """Return what is known of a document; a new one is checked from the next `advance` on.
+
+        `repository`: where the signed metadata come from; empty: as agent.toml says.
+        """
         digest = hashlib.sha256(document).digest()
         if digest == self._digest:
             self.look_again(now_s)  # a server publishes it again when it is back
@@ -114,7 +118,7 @@ class Verification:
                 reason=f"the desired document has {len(document)} bytes, the limit is "
                 f"{MAX_DESIRED_BYTES}"
             )
-        self._document, self._digest = document, digest
+        self._document, self._digest, self._repository = document, digest, repository
         self._due_s = max(now_s, self._started_s + MIN_BETWEEN_S)
         return self._verdict
 
@@ -192,7 +196,7 @@ class Verification:
             desired=self._document.decode(errors="replace"),
             trust_dir=self._trust.dir,
             state_dir=str(self._state_dir),
-            repository=self._trust.repository,
+            repository=self._repository or self._trust.repository,
             timeout_s=self._trust.timeout_s,
         )
         pipe = subprocess.PIPE
