@@ -13,7 +13,7 @@ A folder (a USB stick, or `inbox` in the state folder) holds
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Union
 
 import msgspec
 from msgspec import Meta
@@ -41,19 +41,22 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     erase: bool = False
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class Missing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="missing"):
     """The numbers of the chunks that the board lacks, and the bytes that it has."""
 
     missing: tuple[int, ...]
     present_bytes: int
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class Taken(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="taken"):
     """The bytes on the board by now; `folder`: all is there and fits its hash."""
 
     received_bytes: int = 0
     folder: str = ""
     error: str = ""
+
+
+Reply = Union[Missing, Taken]  # noqa: UP007  (read by msgspec on 3.10)
 
 
 class BoardFacts(msgspec.Struct, frozen=True, kw_only=True):
