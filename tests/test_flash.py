@@ -102,6 +102,7 @@ def test_a_connection_that_breaks_is_made_again_and_only_differences_are_sent(
     assert not list((board.state_dir / "inbox").glob("*.bundle"))
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
     tmp_path: Path,
     sshd: Sshd,
@@ -124,6 +125,7 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
     assert 0 < rest.sent_bytes < 0.8 * rest.total_bytes
 
 
+@pytest.mark.slow
 def test_a_release_that_fails_is_rolled_back_and_ctrl_c_leaves_the_old_one(
     tmp_path: Path, sshd: Sshd, board: AgentBox
 ) -> None:
@@ -183,7 +185,7 @@ def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
 ) -> None:
     broker = Mosquitto(tmp_path)
     fleet = tmp_path / "fleet"
-    make_fleet(fleet, name="robots", broker=f"127.0.0.1:{broker.port}")
+    make_fleet(fleet, name="robots", broker="127.0.0.1:1")  # the plain one is used
     shutil.copytree(fleet / "trust", tmp_path / "trust")
     box = AgentBox(tmp_path, broker.tls_port, dev=False, ca=broker.ca)
     box.config.write_text(
@@ -236,6 +238,54 @@ def _take_the_stick(box: AgentBox, stick: Path, fleet: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout
     again = json.loads(run(str(good), *to, *device, "--fleet", str(fleet), "--json").stdout)
     assert (again["phase"], again["sent_bytes"]) == ("written", 0)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path: Path, sshd: Sshd) -> None:
+    broker = Mosquitto(tmp_path)
+    make_fleet(tmp_path / "robots", name="robots", broker="127.0.0.1:1")
+    shutil.copytree(tmp_path / "robots" / "trust", tmp_path / "trust")
+    (tmp_path / "usb").mkdir()
+    box = AgentBox(tmp_path, broker.port)
+    box.start()
+    agent = f"{sys.executable} -m device.agent"
+    stands_for = {
+        "board$ tandem-agent control": f"{agent} control --config {box.config}",
+        "$ tandem flash": f"{sys.executable} -m toolkit.cli flash",
+        "ssh://robot@192.168.55.1": f"'{sshd.way(box)}'",
+        "/media/usb": f"{tmp_path}/usb",
+        "192.168.1.10:1883": f"127.0.0.1:{broker.port}",
+    }
+    text = (ROOT / "docs/FLASHING.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) == 10
+    try:
+        client_of(box).close()
+        for number, line in enumerate(lines):
+            if "--erase-cache" not in line:  # each is another release, else it was live already
+                bundle = make_bundle(tmp_path / "in", version=str(number))
+                shutil.copy(bundle, tmp_path / "robot.bundle")
+            command = line
+            for words, other_words in stands_for.items():
+                command = command.replace(words, other_words)
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            assert done.returncode == 0, (line, done.stdout, done.stderr, box.log())
+    finally:
+        box.close()
+        broker.close()
+
+
+@pytest.mark.parametrize("words", [words for words, _ in ssh.CAUSES])
+def test_the_page_has_every_cause_of_ssh(words: str) -> None:
+    assert words in (ROOT / "docs/FLASHING.md").read_text()
 
 
 REPORTED = Reported(
