@@ -1,6 +1,8 @@
 """`tandem flash`: a real agent behind a real sshd, a stick, and a broker."""
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
