@@ -81,7 +81,7 @@ def _read_report(broker: BrokerAddress, device: str) -> Reported:
         while True:
             event = events.get(timeout=max(0.0, until_s - time.monotonic()))
             if isinstance(event, LinkDown):
-                raise BrokerError(f"{event.reason}: is it running, and is the address right?")
+                raise BrokerError(f"{event.reason}: is it running, and is its address right?")
             if isinstance(event, Message) and event.payload:
                 return open_reported(event.payload)
     except queue.Empty as error:

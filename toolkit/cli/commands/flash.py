@@ -13,9 +13,9 @@ from rich.progress import Progress as Bars
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
-from toolkit.cli.commands.deploy import PHASES
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.phases import PHASES
 from toolkit.flash.board import Flashed, Progress
 from toolkit.flash.flash import flash_board
 from toolkit.flash.shipment import Shipment
