@@ -1,5 +1,6 @@
 """A real sshd on loopback, for the user of the tests, with its own keys and known hosts."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -59,12 +60,14 @@ class Sshd:
     def cut(self) -> None:
         """End the connections that there are; new ones are taken."""
         for pid in _children(self._process.pid):
-            for grandchild in _children(pid):
-                os.kill(grandchild, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
+            for one in (*_children(pid), pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it with all connections."""
+        """End it with all connections; once more does nothing."""
+        if self._process.poll() is not None:
+            return
         self._process.send_signal(signal.SIGSTOP)  # it takes no new connection meanwhile
         self.cut()
         self._process.kill()
@@ -75,5 +78,8 @@ class Sshd:
 
 
 def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
     return [int(child) for child in text.split()]

@@ -24,7 +24,7 @@ from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Upd
 from device.update.bundle import BundleInfo, write_bundle
 from toolkit.cli.main import tandem
 from toolkit.flash import ssh
-from toolkit.flash.board import Flashed, Progress, RolledBackError, WayError
+from toolkit.flash.board import Flashed, Progress, RefusedError, RolledBackError, WayError
 from toolkit.flash.checks import refusal
 from toolkit.flash.flash import flash_board
 from toolkit.flash.shipment import Shipment
@@ -82,14 +82,19 @@ def run(*words: str) -> Result:
 
 
 def test_a_connection_that_breaks_is_made_again_and_only_differences_are_sent(
-    tmp_path: Path, sshd: Sshd, board: AgentBox, rng: np.random.Generator
+    tmp_path: Path,
+    sshd: Sshd,
+    board: AgentBox,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine, way = rng.bytes(12 * MEGABYTE), sshd.way(board)
+    monkeypatch.setattr(ssh, "PAUSE_S", 0.1)
+    engine, way = rng.bytes(8 * MEGABYTE), sshd.way(board)
     first = bundle_of(tmp_path / "in", engine, "1")
     cuts: list[int] = []
 
     def cut(progress: Progress) -> None:
-        if progress.phase == "sending" and progress.received_bytes > 6 * MEGABYTE and not cuts:
+        if progress.phase == "sending" and progress.received_bytes > 4 * MEGABYTE and not cuts:
             cuts.append(progress.received_bytes)
             sshd.cut()
 
@@ -157,6 +162,24 @@ def test_a_release_that_fails_is_rolled_back_and_ctrl_c_leaves_the_old_one(
     answer = client.ask(AskProgress())
     client.close()
     assert {row.version: row.role for row in answer.slots}["1"] == "active"
+
+
+FULL_BOARD = """
+import sys
+print('{"kind":"missing","missing":[0,1,2,3,4],"present_bytes":0}', flush=True)
+print('{"kind":"taken","error":"the board\\'s disk failed: No space left on device"}', flush=True)
+"""
+
+
+def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "board.py"
+    script.write_text(FULL_BOARD)
+    board = ssh.ControlBoard(("sh", "-c"), "board-1", (sys.executable, str(script)))
+    board._device = "board-1"
+    shipment = Shipment(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
+    with pytest.raises(RefusedError, match="disk failed: No space left on device"):
+        board.deliver(shipment, lambda _progress: None)
+    shipment.close()
 
 
 def test_a_host_that_is_not_known_is_refused(tmp_path: Path, sshd: Sshd, board: AgentBox) -> None:

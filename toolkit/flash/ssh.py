@@ -34,6 +34,7 @@ OPTIONS = (
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 MAX_TRIES = 4  # one after another without a new byte on the board
+LAST_WORDS_S = 5.0  # a board that takes no more bytes may still say why
 PAUSE_S = 1.0  # before the second try; doubles
 # What ssh, or the shell of the board, says last -> what to do.
 CAUSES = (
@@ -252,12 +253,10 @@ class _Transfer:
                     self.sent_bytes += len(chunk)
                     self._on_progress(Progress("sending", on_board + self.sent_bytes, total))
                 stdin.flush()
-            finally:
-                if child.poll() is None and self._error:
-                    child.terminate()
-                if child.poll() is not None:
-                    reader.join(5.0)
-            reader.join()
+            except BrokenPipeError:
+                reader.join(LAST_WORDS_S)
+            else:
+                reader.join()
         return self._ended()
 
     def _chunk(self, number: int) -> bytes:
