@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -205,9 +206,17 @@ REFUSED = {
 }
 
 
-def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
-    tmp_path: Path, sshd: Sshd
-) -> None:
+@dataclass(frozen=True)
+class Site:
+    """A fleet's folder, a broker and a board that takes signed releases of version 1 and above."""
+
+    fleet: Path
+    broker: Mosquitto
+    box: AgentBox
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
     broker = Mosquitto(tmp_path)
     fleet = tmp_path / "fleet"
     make_fleet(fleet, name="robots", broker="127.0.0.1:1")  # the plain one is used
@@ -217,30 +226,34 @@ def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
         box.config.read_text().replace("[update]\n", '[update]\nmin_version = "1"\n')
     )
     box.start()
-    try:
-        client_of(box).close()
-        stick = tmp_path / "stick"
-        stick.mkdir()
-        ways = (sshd.way(box), f"mqtt://127.0.0.1:{broker.port}/{box.device}")
-        for way in ways:
-            for name, (changes, words) in REFUSED.items():
-                bundle = make_bundle(tmp_path / "in", engine_bytes=3000, **changes)
-                signed = () if name == "unsigned" else ("--fleet", str(fleet))
-                done = run(str(bundle), "--to", way, "--json", *signed)
-                assert (done.exit_code, words in done.stdout) == (3, True), (way, done.output)
-        for version, way in zip(("2.1", "2.2"), ways, strict=True):
-            bundle = make_bundle(tmp_path / "in", version=version)
-            done = run(str(bundle), "--to", way, "--fleet", str(fleet))
-            assert done.exit_code == 0, done.output + box.log()
-            assert f"good {version} is live on {box.device}" in done.stdout
-        _take_the_stick(box, stick, fleet, tmp_path)
-    finally:
-        box.close()
-        broker.close()
+    client_of(box).close()
+    yield Site(fleet, broker, box)
+    box.close()
+    broker.close()
 
 
-def _take_the_stick(box: AgentBox, stick: Path, fleet: Path, tmp_path: Path) -> None:
-    """Write a stick and install it, once for each refusal and once for good."""
+def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
+    tmp_path: Path, sshd: Sshd, site: Site
+) -> None:
+    box, signed = site.box, ("--fleet", str(site.fleet))
+    ways = (sshd.way(box), f"mqtt://127.0.0.1:{site.broker.port}/{box.device}")
+    for way in ways:
+        for name, (changes, words) in REFUSED.items():
+            bundle = make_bundle(tmp_path / "in", engine_bytes=3000, **changes)
+            keys = () if name == "unsigned" else signed
+            done = run(str(bundle), "--to", way, "--json", *keys)
+            assert (done.exit_code, words in done.stdout) == (3, True), (way, done.output)
+    for version, way in zip(("2.1", "2.2"), ways, strict=True):
+        bundle = make_bundle(tmp_path / "in", version=version)
+        done = run(str(bundle), "--to", way, *signed)
+        assert done.exit_code == 0, done.output + box.log()
+        assert f"good {version} is live on {box.device}" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_stick_is_installed_and_refused_as_the_other_ways(tmp_path: Path, site: Site) -> None:
+    box, fleet, stick = site.box, site.fleet, tmp_path / "stick"
+    stick.mkdir()
     control = (sys.executable, "-m", "device.agent", "control", "--config", str(box.config))
     to, device = ("--to", f"dir://{stick}"), ("--device", box.device)
     good = make_bundle(tmp_path / "in", version="3")
