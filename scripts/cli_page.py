@@ -24,7 +24,7 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "bundle", "deploy"),
+        ("model", "pipeline", "run", "bundle", "deploy", "flash"),
     ),
     "fleet.md": ("Commands: fleets", ("fleet",)),
     "machine.md": ("Commands: this machine", ("demo", "completion", "doctor")),

@@ -12,6 +12,8 @@ source scripts/venv.sh
 debian_packages=(
     chromium
     mosquitto
+    openssh-client
+    openssh-server
     faketime
     ffmpeg
     gstreamer1.0-tools

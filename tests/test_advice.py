@@ -17,6 +17,7 @@ import grimp
 import pytest
 
 from device.agent.agent import make_parser as agent_parser
+from device.control.__main__ import make_parser as control_parser
 from device.runtime.tensorrt.__main__ import make_parser as prepare_parser
 from device.selftest.__main__ import make_parser as selftest_parser
 from pipelines.__main__ import make_parser as pipeline_parser
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("toolkit", "calibration", "device", "pipelines")
 OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 NAMED = re.compile(
-    r"\btandem ([a-z]+)|\b(tandem-agent(?: prepare| selftest)?)\b|(python -m pipelines)"
+    r"\btandem ([a-z]+)|\b(tandem-agent(?: control| prepare| selftest)?)\b|(python -m pipelines)"
     r"|\b(build|calibrate)(?: it| again)? with",
     re.IGNORECASE,
 )
@@ -56,6 +57,7 @@ SILENT = {
 }
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent": ("device.agent.agent", agent_parser()),
+    "tandem-agent control": ("device.control.__main__", control_parser()),
     "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
     "tandem-agent selftest": ("device.selftest.__main__", selftest_parser()),
     "python -m pipelines": ("pipelines.__main__", pipeline_parser()),

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from device.agent.config import AgentConfig, load_agent_config
+from device.agent.door import Asked, Door, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
@@ -52,6 +53,7 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.errors import TandemError
+from device.protocol.control import Answer, Ask, Cancel, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
@@ -71,6 +73,7 @@ MAX_WAIT_S = 1.0
 IDLE_WAIT_S = 3.0  # while no pipeline is to be watched
 # Subcommands, each a program of its own.
 PROGRAMS = {
+    "control": "device.control",
     "enrol": "device.enrol",
     "prepare": "device.runtime.tensorrt",
     "selftest": "device.selftest",
@@ -82,7 +85,7 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent | SmpEvent
+Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent | SmpEvent | Asked
 Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
@@ -129,10 +132,13 @@ class Agent:
             state_dir=Path(config.state_dir),
         )
         self._notifier = Notifier()
+        self._door = Door(Path(config.state_dir), self._put)
         self._version = _version()
         self._facts = Facts(config)
         self._figures = Figures()
         self._desired: Desired | None = None
+        self._retained = b""  # what MQTT gave last
+        self._handed_over = False  # the desired release came through the door
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
@@ -151,6 +157,7 @@ class Agent:
         try:
             self._updater.boot()
             self._start_smp()
+            self._door.open()
             self._notifier.send(READY)
             while not self._restarts:
                 event = self._next_event()
@@ -172,6 +179,7 @@ class Agent:
     def _shut_down(self) -> None:
         LOG.info("stopping")
         self._notifier.send(STOPPING)
+        self._door.close()
         self._verification.stop()
         self._updater.shut_down()
         self._report()
@@ -234,6 +242,8 @@ class Agent:
             self._on_desired(event.document, event.repository)
         elif isinstance(event, SmpRestart):
             self._restarts = True
+        elif isinstance(event, Asked):
+            event.reply(self._on_ask(event.ask))
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
@@ -252,9 +262,13 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
-            if self._smp is not None:
-                self._smp.overtaken()
-            self._on_desired(message.payload)
+            repeated = self._handed_over and message.payload == self._retained
+            self._retained = message.payload
+            if not repeated:  # each connection brings the retained document again
+                self._handed_over = False
+                if self._smp is not None:
+                    self._smp.overtaken()
+                self._on_desired(message.payload)
         elif message.topic == self._topics.state:
             self._presence.on_own_state(message.payload)
         elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
@@ -281,7 +295,7 @@ class Agent:
         self._desired_problem, self._desired = "", desired
         self._updater.on_desired(desired, self._verdict(payload, signed, repository))
 
-    def _verdict(self, payload: bytes, signed: Signed | None, repository: str) -> Verdict:
+    def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
         """Return what is known of a desired document by now."""
         if signed is not None:
             return self._verification.take(payload, time.monotonic(), repository)
@@ -296,6 +310,47 @@ class Agent:
         """Return what a trial is judged by beside its pipeline."""
         latest = self._figures.latest(now_s)
         return Surroundings(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
+
+    # -- the door
+
+    def _on_ask(self, ask: Ask) -> Answer:
+        """Do what a program on this board asks for."""
+        error = ""
+        if isinstance(ask, Install):
+            error = self._install(ask)
+        elif isinstance(ask, Cancel):
+            self._cancel(ask.request)
+        elif isinstance(ask, Rollback):
+            error = self._updater.go_back("it was asked for on the board")
+        return Answer(
+            error=error,
+            device=self._config.device,
+            min_version=self._config.update.min_version,
+            slots=slot_rows(self._updater.state),
+            reported=self._reported(),
+        )
+
+    def _cancel(self, request: str) -> None:
+        if self._desired is not None and self._desired.request == request:
+            self._updater.cancel(request)
+            if self._updater.update.phase != "live":
+                self._verification.forget()
+                self._desired = None
+
+    def _install(self, ask: Install) -> str:
+        """Follow a desired document whose bundle is on this disk; return what is wrong with it."""
+        payload = ask.desired.encode()
+        try:
+            desired, signed = open_desired(payload)
+        except ValueError as error:
+            return f"the desired document is not understood and changes nothing: {error}"
+        if ask.bundle:
+            sources = (ask.bundle, *desired.release.sources)
+            release = msgspec.structs.replace(desired.release, sources=sources)
+            desired = msgspec.structs.replace(desired, release=release)
+        self._desired_problem, self._desired, self._handed_over = "", desired, True
+        self._updater.on_desired(desired, self._verdict(payload, signed, ask.repository))
+        return ""
 
     # -- reports
 
@@ -375,7 +430,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
         "tandem-agent prepare m.engine (finishes segments with TensorRT); "
         "tandem-agent enrol --config agent.toml --claim c.crt --claim-key c.key (asks the fleet "
-        "for a certificate); tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
+        "for a certificate); tandem-agent control facts (asks the agent that runs); "
+        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
         "only a board can)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")

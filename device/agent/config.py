@@ -13,6 +13,7 @@ from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
+from device.update.versions import VERSION_PATTERN
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Label = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f,=]*\Z")]
@@ -59,6 +60,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     while the broker is reachable. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
+    `min_version`: the oldest version that is taken, over every way; empty: any.
     `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
     file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
@@ -74,6 +76,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
     stop_grace_s: Seconds = 5.0
+    min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
 
 
 class PipelineTable(_Table, frozen=True, kw_only=True):

@@ -228,26 +228,28 @@ class Runs:
                 self._give_up_active(reason)
 
     def _give_up_active(self, reason: str) -> None:
-        """Go back to the release in the other slot, if it was live and is whole."""
-        state = self._kept.state
-        earlier = state.record(state.idle)
-        if earlier is None or not earlier.good:
-            return
-        too_old = below_floor(earlier.name, earlier.version, state.floors)
-        if too_old is not None:
-            LOG.error(
-                "%s crashes in a loop and stays: %s", self._kept.record(state.active).name, too_old
-            )
-            return
-        try:
-            self._store.verify(state.idle)
-        except BundleError as error:
-            LOG.error("%s", error)
-            return
-        reason = (
+        """Go back to the release in the other slot from one that crashes in a loop."""
+        name = self._kept.record(self._kept.state.active).name
+        problem = self.fall_back(
             f"it crashed {self._config.max_crashes} times within {self._config.crash_window_s:g} s "
             f"(max_crashes), the last time: {reason}"
         )
+        if problem:
+            LOG.error("%s crashes in a loop and stays: %s", name, problem)
+
+    def fall_back(self, reason: str) -> str:
+        """Run the release in the other slot, if it was live and is whole; return why it cannot."""
+        state = self._kept.state
+        earlier = state.record(state.idle)
+        if state.active is None or earlier is None or not earlier.good:
+            return "there is no release to go back to: the other slot has none that was live"
+        too_old = below_floor(earlier.name, earlier.version, state.floors)
+        if too_old is not None:
+            return too_old
+        try:
+            self._store.verify(state.idle)
+        except BundleError as error:
+            return str(error)
         record, desired = self._kept.record(state.active), self._order.desired
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
         if desired is not None and desired.release.blob.sha256 == record.sha256:
@@ -256,6 +258,7 @@ class Runs:
         self._order.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self.start_active()
         self._on_end(True)
+        return ""
 
     def _restart(self) -> None:
         """Start again what died, or what the system could not start."""

@@ -190,6 +190,7 @@ class Updater:
             profile=self._config.profile,
             verdict=self._order.verdict,
             board=self._board(),
+            min_version=self._config.update.min_version,
         )
         if not isinstance(decision, FetchIt):
             self.downloads.pause()
@@ -229,6 +230,25 @@ class Updater:
         self._pipeline.stop("another release is tried")
         self._kept.note(slots.postpone(self.state, self._order.update.reason))
         return True
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live; a download can be resumed."""
+        desired = self._order.desired
+        if desired is None or desired.request != request or self._order.update.phase == "live":
+            return
+        self._order.desired = None
+        if self.runs.on_trial:
+            self.runs.roll_back("it was cancelled during its trial")
+        else:
+            self._reconcile()
+
+    def go_back(self, reason: str) -> str:
+        """End a trial, or go back to the release in the other slot; return why it cannot."""
+        if self.state.trial is None:
+            return self.runs.fall_back(reason)
+        self.runs.waits_for_preparation = False
+        self.runs.roll_back(reason)
+        return ""
 
     def _try_idle(self, desired: Desired) -> None:
         try:

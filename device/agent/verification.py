@@ -106,9 +106,9 @@ class Verification:
     def take(self, document: bytes, now_s: float, repository: str = "") -> Verdict:
         """Return what is known of a document; a new one is checked from the next `advance` on.
 
-        `repository`: where its metadata are, in place of that of agent.toml.
+        `repository`: where the signed metadata come from; empty: as agent.toml says.
         """
-        digest = hashlib.sha256(f"{repository}\0".encode() + document).digest()
+        digest = hashlib.sha256(document).digest()
         if digest == self._digest:
             self.look_again(now_s)  # a server publishes it again when it is back
             return self._verdict
@@ -118,8 +118,7 @@ class Verification:
                 reason=f"the desired document has {len(document)} bytes, the limit is "
                 f"{MAX_DESIRED_BYTES}"
             )
-        self._document, self._digest = document, digest
-        self._repository = repository
+        self._document, self._digest, self._repository = document, digest, repository
         self._due_s = max(now_s, self._started_s + MIN_BETWEEN_S)
         return self._verdict
 

@@ -7,6 +7,7 @@ from device.trust.exchange import Refused, Trusted, Unverified, Verdict
 from device.update.admission import BoardState, no_room, refusal
 from device.update.chunk_table import CHUNK_FORMATS
 from device.update.slots import SlotRecord, SlotState
+from device.update.versions import is_older, too_old
 
 UNSIGNED = (
     "the release is not signed and this device takes only signed ones: deploy it with "
@@ -68,17 +69,18 @@ def decide(
     profile: str,
     verdict: Verdict,
     board: BoardState | None = None,
+    min_version: str = "",
 ) -> Decision:
     """Compare the desired release with the slots, none of which is on trial.
 
-    `verdict`: what its signatures say. A release that was refused is tried again for a new request,
-    one that was rolled back only for a new request with `retry`. `board`: what the release is
-    compared with before a download; None: with nothing.
+    `verdict`: what its signatures say. `min_version`: the oldest that is taken. A release that was
+    refused is tried again for a new request, one that was rolled back only for a new request with
+    `retry`. `board`: what the release is compared with before a download; None: with nothing.
     """
     sha256 = desired.release.blob.sha256
     if _holds(state.record(state.active), sha256):
         return Live()
-    obstacle = _refusal(desired, profile, verdict) or _failed(desired, state)
+    obstacle = _refusal(desired, profile, verdict, min_version) or _failed(desired, state)
     if obstacle is not None:
         return obstacle
     custom = verdict.custom if isinstance(verdict, Trusted) else {}
@@ -111,7 +113,9 @@ def _failed(desired: Desired, state: SlotState) -> Failed | None:
     )
 
 
-def _refusal(desired: Desired, profile: str, verdict: Verdict) -> Refuse | Verify | None:
+def _refusal(
+    desired: Desired, profile: str, verdict: Verdict, min_version: str
+) -> Refuse | Verify | None:
     """Return why the release is refused, or not looked at yet, before a download."""
     release = desired.release
     if desired.format not in READABLE_FORMATS:
@@ -126,13 +130,20 @@ def _refusal(desired: Desired, profile: str, verdict: Verdict) -> Refuse | Verif
             "agent"
         )
     if release.profile != profile:
-        return Refuse(
-            f"the release {release.name} {release.version} is built for {release.profile}, this "
-            f"device is {profile}: build an engine for {profile}"
-        )
+        return Refuse(other_profile(release.name, release.version, release.profile, profile))
+    if min_version and is_older(release.version, min_version):
+        return Refuse(too_old(release.name, release.version, min_version))
     if isinstance(verdict, Refused):
         return Refuse(verdict.reason)
     return Verify(verdict.reason) if isinstance(verdict, Unverified) else None
+
+
+def other_profile(name: str, version: str, built_for: str, profile: str) -> str:
+    """Return the sentence on a release for another module."""
+    return (
+        f"the release {name} {version} is built for {built_for}, this device is {profile}: build "
+        f"an engine for {profile}"
+    )
 
 
 def update_of(desired: Desired, phase: Phase, received_bytes: int = 0, reason: str = "") -> Update:

@@ -3,6 +3,7 @@
 import itertools
 import re
 
+VERSION_PATTERN = r"^(\d{1,9}(\.\d{1,9}){0,7})?\Z"  # of a floor: numbers with dots, or none
 _PARTS = re.compile(r"\d+|[A-Za-z]+")
 
 
@@ -26,3 +27,11 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
 def is_older(version: str, than: str) -> bool:
     """Whether a version comes before another one."""
     return version_key(version) < version_key(than)
+
+
+def too_old(name: str, version: str, floor: str) -> str:
+    """Return the sentence on a release that is below the floor of agent.toml."""
+    return (
+        f"the release {name} {version} is older than {floor}, the min_version of this device: "
+        f"install {floor} or newer"
+    )

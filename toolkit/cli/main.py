@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
+    "flash": ("toolkit.cli.commands.flash", "flash", "Bring a bundle to the board on the desk."),
     "fleet": (
         "toolkit.cli.commands.fleet.group",
         "fleet",

@@ -166,7 +166,7 @@ class _Rollout:
                     self._publish(deployment)
         elif isinstance(event, LinkDown):
             if not self._was_up:
-                raise BrokerError(f"{event.reason}: is it running, and is --broker right?")
+                raise BrokerError(f"{event.reason}: is it running, and is its address right?")
             for deployment in self._deployments:
                 deployment.on_link_down(event.reason)
         else:

@@ -18,8 +18,8 @@ INDEX_SUFFIX = ".index"
 class FolderSource:
     """The bundle in a folder: by one of the names, or any `.bundle` file of its size.
 
-    `place`: `file:///media/usb` or a path. Its index is made of the file itself, unless a file with
-    `.index` behind the name is there.
+    `place`: `file:///media/usb` or a path, of a folder or of the bundle itself. Its index is made
+    of the file itself, unless a file with `.index` behind the name is there.
     """
 
     def __init__(self, place: str, names: Sequence[str]) -> None:
@@ -67,6 +67,9 @@ class FolderSource:
 
     def _candidates(self, blob: BlobSpec) -> Iterator[Path]:
         try:
+            if self._folder.is_file():
+                yield self._folder
+                return
             named = [self._folder / name for name in self._names]
             yield from (path for path in named if path.is_file())
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):

@@ -15,6 +15,7 @@ from device.errors import DeployError, EngineError
 from device.update.bundle import ENGINE, check_bundle
 from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.phases import PHASES
 from toolkit.fleet.deploy import (
     BrokerAddress,
     DeployProgress,
@@ -23,21 +24,6 @@ from toolkit.fleet.deploy import (
     parse_broker,
 )
 
-# Phase in the device's report -> text for the user.
-PHASES = {
-    "waiting": "waiting for the device",
-    "idle": "waiting for the device",
-    "verifying": "checking its signatures",
-    "downloading": "downloading",
-    "staging": "checking and unpacking",
-    "trial": "on trial",
-    "postponed": "postponed, its source gives nothing",
-    "live": "live",
-    "rolled_back": "rolled back",
-    "refused": "refused",
-    "superseded": "superseded",
-    "timeout": "silent",
-}
 # Result other than "live" -> how it reads before the device.
 FAILURES = {"rolled_back": "was rolled back on", "refused": "was refused by"}
 

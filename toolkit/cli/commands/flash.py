@@ -1,0 +1,201 @@
+"""`tandem flash`: bring a bundle to the board on the desk."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+
+from device.control.parcel import BoardFacts
+from device.errors import TandemError
+from toolkit.cli.log import progress_shown
+from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.phases import PHASES
+from toolkit.flash.board import Flashed, Progress
+from toolkit.flash.flash import flash_board
+from toolkit.flash.shipment import Shipment
+from toolkit.flash.ways import USB, open_board, parse_address
+from toolkit.fleet.deploy import BrokerAddress, parse_broker
+
+INTERRUPTED = 130
+# Phase of `Progress` -> text, beside those of `tandem deploy`.
+SENDING = {"sending": "sending", "reconnecting": "connecting again"}
+
+EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    "way",
+    default=USB,
+    show_default=True,
+    metavar="WAY",
+    help="ssh://user@host, dir:///media/usb or mqtt://broker/device-id.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="ID",
+    help="Who shall take a signed release from dir://. Repeatable.",
+)
+@click.option(
+    "--fleet",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Sign with the keys of this fleet's folder; publishes the bundle there.",
+)
+@click.option("--erase-cache", is_flag=True, help="Forget what an earlier transfer has left.")
+@click.option("--username", help="User name for the broker of mqtt://.")
+@click.option(
+    "--password",
+    envvar="TANDEM_MQTT_PASSWORD",
+    show_envvar=True,
+    help="Password for the broker; prefer the environment variable.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(min=0.1),
+    default=120.0,
+    show_default=True,
+    help="Give a device behind mqtt:// up when it is silent for this many seconds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the board and the result as JSON.")
+def flash(
+    bundle: Path,
+    way: str,
+    devices: tuple[str, ...],
+    fleet: Path | None,
+    erase_cache: bool,
+    username: str | None,
+    password: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Bring BUNDLE to one board and wait until it is live there.
+
+    Only the chunks that the board lacks are sent. Ctrl-C leaves the board on its old release; what
+    has arrived stays, and the next flash goes on there. Exit status 0: live, or it was already; 1:
+    the board cannot be reached; 3: it refuses the bundle; 4: it rolled it back; 130: Ctrl-C.
+    """
+    address = parse_address(way, devices)
+    if address.text.startswith("mqtt:"):
+        broker = _broker(address.host, address.port, fleet, username, password)
+        address = replace(address, broker=broker)
+    board = open_board(replace(address, timeout_s=timeout_s))
+    shipment = Shipment(bundle, fleet, erase=erase_cache)
+    with Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        disable=as_json or not progress_shown(),
+    ) as bars:
+        try:
+            result = flash_board(
+                board,
+                way,
+                shipment,
+                on_facts=_say_facts_json if as_json else _say_facts,
+                on_progress=_shower(bars),
+            )
+        except KeyboardInterrupt:
+            bars.stop()
+            click.echo(
+                "stopped: the board stays on its old release, and keeps what has arrived", err=True
+            )
+            sys.exit(INTERRUPTED)
+        except TandemError as error:
+            if as_json:
+                bars.stop()
+                click.echo(msgspec.json.encode({"error": str(error)}).decode())
+                sys.exit(error.exit_status)
+            raise
+        finally:
+            board.close()
+            shipment.close()
+    click.echo(msgspec.json.encode(result).decode() if as_json else _sentence(result))
+
+
+def _broker(
+    host: str, port: int | None, fleet: Path | None, username: str | None, password: str | None
+) -> BrokerAddress:
+    """Return the broker of the address; a fleet has the certificates for it."""
+    text = f"[{host}]" if ":" in host else host
+    address = parse_broker(text if port is None else f"{text}:{port}", username, password)
+    if fleet is None:
+        return address
+    from toolkit.fleet.folder import broker_address, load_settings
+
+    settings = load_settings(fleet).broker
+    if (settings.host, settings.port) != (address.host, address.port):
+        return address
+    return replace(broker_address(fleet), username=username, password=password)
+
+
+def _say_facts(board: BoardFacts) -> None:
+    """Print what the board is, and what it runs."""
+    facts, answer = board.facts, board.answer
+    reported = answer.reported
+    rows = [
+        ("device", answer.device),
+        ("profile", "" if reported is None else reported.profile),
+        ("module", facts.module),
+        ("JetPack", facts.jetpack),
+        ("TensorRT", facts.tensorrt),
+        ("DLA cores", str(facts.dla_cores or "")),
+        ("free space", f"{facts.free_mb} MiB" if facts.free_mb else ""),
+        *((f"slot {row.slot}", f"{row.name} {row.version}, {row.role}") for row in answer.slots),
+    ]
+    if reported is not None and reported.dev:
+        rows.append(("warning", reported.warning))
+    for name, text in rows:
+        click.echo(f"{name:<11} {text or 'not known'}")
+
+
+def _say_facts_json(board: BoardFacts) -> None:
+    click.echo(msgspec.json.encode(board).decode())
+
+
+def _shower(bars: Bars) -> Callable[[Progress], None]:
+    """Return what shows the progress of the one board."""
+    task = bars.add_task("", total=None, visible=False)
+
+    def show(state: Progress) -> None:
+        text = SENDING.get(state.phase) or PHASES.get(state.phase, state.phase)
+        bars.update(
+            task,
+            description=text,
+            completed=state.received_bytes,
+            total=state.total_bytes,
+            visible=True,
+        )
+
+    return show
+
+
+def _sentence(result: Flashed) -> str:
+    """Return the last line."""
+    what = f"{result.name} {result.version}"
+    where = result.device or result.way
+    if result.phase == "same":
+        return f"{where} runs {what} already: nothing was sent"
+    sent = f"{result.sent_bytes / 1e6:.1f} of {result.total_bytes / 1e6:.1f} MB sent"
+    if result.phase == "written":
+        folder = result.way.removeprefix("dir://")
+        return (
+            f"{what} is in {folder} ({sent}); on the board: `tandem-agent control install {folder}`"
+        )
+    text = f"{what} is live on {where} after {result.duration_s:.1f} s ({sent})"
+    if result.measured is None or not result.measured.latency_p50_ms:
+        return text
+    return f"{text}, {result.measured.latency_p50_ms:.1f} ms a frame"

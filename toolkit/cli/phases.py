@@ -1,0 +1,17 @@
+"""The phases of an update, as `tandem deploy` and `tandem flash` show them."""
+
+# Phase in the device's report -> text for the user.
+PHASES = {
+    "waiting": "waiting for the device",
+    "idle": "waiting for the device",
+    "verifying": "checking its signatures",
+    "downloading": "downloading",
+    "staging": "checking and unpacking",
+    "trial": "on trial",
+    "postponed": "postponed, its source gives nothing",
+    "live": "live",
+    "rolled_back": "rolled back",
+    "refused": "refused",
+    "superseded": "superseded",
+    "timeout": "silent",
+}

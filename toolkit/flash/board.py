@@ -1,0 +1,76 @@
+"""The interface of a way to a board, and what it says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from device.control.parcel import BoardFacts
+from device.errors import TandemError
+from device.protocol.documents import Measured
+from toolkit.flash.shipment import Shipment
+
+Phase = Literal["live", "same", "written"]
+
+
+class WayError(TandemError):
+    """The board cannot be reached, or the connection was lost: the next try may go well."""
+
+
+class RefusedError(TandemError):
+    """The board does not take the release; nothing has changed on it."""
+
+    exit_status = 3
+
+
+class RolledBackError(TandemError):
+    """The release was tried, failed, and the board runs the one before."""
+
+    exit_status = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`phase`: "sending" and then those of the board's report; bytes are those on the board."""
+
+    phase: str
+    received_bytes: int
+    total_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flashed:
+    """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick."""
+
+    way: str
+    device: str
+    name: str
+    version: str
+    sha256: str
+    phase: Phase
+    sent_bytes: int
+    total_bytes: int
+    duration_s: float
+    measured: Measured | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Board(Protocol):
+    """One board behind one way. All raise WayError; `close` it."""
+
+    name: str
+
+    def facts(self) -> BoardFacts | None:
+        """Return what the board is; None: nobody answers there, as on a stick."""
+
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
+        """Send what is missing, install it and follow that until it is live.
+
+        Returns the bytes that were sent, and what the board measured. Raises RefusedError or
+        RolledBackError. KeyboardInterrupt leaves the board on its old release.
+        """
+
+    def close(self) -> None:
+        """End the connection."""

@@ -1,0 +1,48 @@
+"""One board, from what it is to a release that is live there."""
+
+import time
+from collections.abc import Callable
+
+from device.control.parcel import BoardFacts
+from toolkit.flash.board import Board, Flashed, OnProgress, Phase, RefusedError
+from toolkit.flash.checks import refusal, runs_already
+from toolkit.flash.shipment import Shipment
+
+
+def flash_board(
+    board: Board,
+    way: str,
+    shipment: Shipment,
+    *,
+    on_facts: Callable[[BoardFacts], None],
+    on_progress: OnProgress,
+) -> Flashed:
+    """Bring a bundle to a board; one that runs it already is left alone.
+
+    Raises RefusedError before anything is sent where the board would refuse it, otherwise as
+    `Board.deliver`.
+    """
+    begun_s, blob = time.monotonic(), shipment.blob.spec
+    facts = board.facts()
+    sent_bytes, measured, same = 0, None, False
+    if facts is not None:
+        on_facts(facts)
+        same = runs_already(facts, blob.sha256)
+        reason = "" if same else refusal(facts, shipment.info, blob.bytes, signed=shipment.signed)
+        if reason:
+            raise RefusedError(reason)
+    if not same:
+        sent_bytes, measured = board.deliver(shipment, on_progress)
+    final: Phase = "same" if same else "written" if facts is None else "live"
+    return Flashed(
+        way=way,
+        device="" if facts is None else facts.answer.device,
+        name=shipment.info.name,
+        version=shipment.info.version,
+        sha256=blob.sha256,
+        phase=final,
+        sent_bytes=sent_bytes,
+        total_bytes=blob.bytes,
+        duration_s=round(time.monotonic() - begun_s, 3),
+        measured=measured,
+    )

@@ -1,0 +1,109 @@
+"""The ways to a board, as addresses: ssh://, dir:// and mqtt://."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import click
+
+from toolkit.flash.board import Board
+from toolkit.fleet.deploy import BrokerAddress, parse_broker
+
+USB = "ssh://192.168.55.1"  # a Jetson at a USB port
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%:-]*\Z")  # never an option of ssh
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The parts of a way. `devices`: of the command line; `broker`: with its login."""
+
+    text: str
+    user: str = ""
+    host: str = ""
+    port: int | None = None
+    path: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    broker: BrokerAddress | None = None
+    timeout_s: float = 120.0
+
+
+def _ssh(address: Address) -> Board:
+    from toolkit.flash.ssh import ssh_board
+
+    if not address.host:
+        raise click.UsageError(f"--to {address.text} names no host: write ssh://user@host")
+    return ssh_board(address)
+
+
+def _folder(address: Address) -> Board:
+    from toolkit.flash.folder import FolderBoard
+
+    if not address.path.startswith("/") or address.host:
+        raise click.UsageError(
+            f"--to {address.text} names no folder by its whole path: write dir:///media/usb"
+        )
+    return FolderBoard(Path(address.path), address.devices)
+
+
+def _mqtt(address: Address) -> Board:
+    from toolkit.flash.mqtt import MqttBoard
+
+    device = address.path.strip("/")
+    if not address.host or not device:
+        raise click.UsageError(f"--to {address.text}: write mqtt://broker:1883/device-id")
+    broker = address.broker or parse_broker(_host_port(address))
+    return MqttBoard(broker, device, address.timeout_s)
+
+
+# Scheme -> what opens it, and the options that its address may have behind "?".
+WAYS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
+    "ssh": (_ssh, frozenset({"agent", "config", "ssh_config"})),
+    "dir": (_folder, frozenset()),
+    "mqtt": (_mqtt, frozenset()),
+}
+
+
+def parse_address(
+    text: str, devices: Sequence[str] = (), broker: BrokerAddress | None = None
+) -> Address:
+    """Return the parts of an address; UsageError says what is wrong with it."""
+    url = urlsplit(text)
+    if url.scheme not in WAYS:
+        names = ", ".join(f"{name}://" for name in WAYS)
+        raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
+    try:
+        port = url.port
+    except ValueError as error:
+        raise click.UsageError(f"--to {text}: {error}") from error
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    for name in sorted(set(options) - WAYS[url.scheme][1]):
+        raise click.UsageError(f"--to {text}: {url.scheme}:// has no option {name!r}")
+    user, host = unquote(url.username or ""), url.hostname or ""
+    for part in filter(None, (user, host)):
+        if _NAME.match(part) is None:
+            raise click.UsageError(f"--to {text}: {part!r} is no name of a host or a user")
+    if url.password is not None:
+        raise click.UsageError("--to takes no password: others could read it in the list of tasks")
+    return Address(
+        text=text,
+        user=user,
+        host=host,
+        port=port,
+        path=unquote(url.path),
+        options=options,
+        devices=tuple(devices),
+        broker=broker,
+    )
+
+
+def open_board(address: Address) -> Board:
+    """Return the board at an address; nothing is connected yet."""
+    return WAYS[urlsplit(address.text).scheme][0](address)
+
+
+def _host_port(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return host if address.port is None else f"{host}:{address.port}"
