@@ -1,6 +1,8 @@
 """Certificates, the broker's files and enrolment, against a real mosquitto with these files."""
 
+import base64
 import datetime as dt
+import errno
 import os
 import queue
 import re
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import WAIT_S, free_port, wait_for_port, write_profile
@@ -392,3 +395,40 @@ def test_old_versions_of_tls_are_refused(fleet: FleetBroker) -> None:
     context = fleet.tls("board-1").context()
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert context.check_hostname
+
+
+def test_a_damaged_request_gets_an_answer_and_nothing_else(fleet: FleetBroker) -> None:
+    """cryptography reads a request part by part: each may fail, in a way of its own."""
+    pem = make_request(new_key(), "board-1")
+    request = bytearray(x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER))
+    service, damaged = Provisioning(fleet.authority), 0
+    for place in range(len(request)):
+        request[place] ^= 1
+        body = base64.encodebytes(request).decode()
+        request[place] ^= 1
+        csr = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
+        response = service.answer(encode(EnrolRequest(device="board-1", csr=csr)))
+        assert response is not None
+        assert response.error
+        damaged += "no PKCS #10" in response.error
+    assert damaged > 100
+
+
+def test_a_disk_that_takes_nothing_refuses_a_device_and_leaves_it_expected(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.expect(fleet.authority, ["full-1"])
+    request = make_request(new_key(), "full-1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    payload = encode(EnrolRequest(device="full-1", csr=request.decode()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert "No space left" in response.error
+    response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert response.certificate

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from device.files import make_folder, replacing
+from device.files import make_folder
 from toolkit.errors import FleetError
 from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
 from toolkit.fleet.identity import (
@@ -29,6 +29,7 @@ from toolkit.fleet.identity import (
     check_device,
     read_certificate,
     write_private,
+    write_public,
 )
 
 RENEW_DAYS = 60  # a certificate that ends sooner is shown as due
@@ -49,11 +50,11 @@ def init_identity(folder: Path, *, fleet: str, hosts: Sequence[str]) -> Authorit
     authority = Authority.create(folder, fleet)
     key, server = authority.issue_server(hosts)
     write_private(folder / "server.key", key)
-    _write(folder / "server.crt", server.pem)
+    write_public(folder / "server.crt", server.pem)
     for name in (SERVER, CLAIM, OPERATOR):
         key, issued = authority.issue(name)
         write_private(folder / f"{name}.key", key)
-        _write(folder / f"{name}.crt", issued.pem)
+        write_public(folder / f"{name}.crt", issued.pem)
     for name in ("devices", "expected"):
         make_folder(folder / name)
     return authority
@@ -65,29 +66,26 @@ def issue_device(authority: Authority, device: str, out: Path) -> Issued:
     For benches: a key that was made on the device never leaves it.
     """
     check_device(device)
-    make_folder(out)
     key, issued = authority.issue(device)
     keep(authority, issued)
     write_private(out / f"{device}.key", key)
-    _write(out / f"{device}.crt", issued.pem)
-    _write(out / "ca.crt", authority.ca_pem)
+    write_public(out / f"{device}.crt", issued.pem)
+    write_public(out / "ca.crt", authority.ca_pem)
     return issued
 
 
 def keep(authority: Authority, issued: Issued) -> None:
     """Store a device's certificate, so that it can be revoked."""
-    folder = authority.folder / "devices" / issued.name
-    make_folder(folder)
-    _write(folder / f"{issued.serial}.crt", issued.pem)
+    path = authority.folder / "devices" / issued.name / f"{issued.serial}.crt"
+    write_public(path, issued.pem)
 
 
 def expect(authority: Authority, devices: Sequence[str]) -> None:
     """Let devices enrol themselves, once each."""
-    make_folder(authority.folder / "expected")
     for device in devices:
         check_device(device)
     for device in devices:
-        _write(authority.folder / "expected" / device, b"")
+        write_public(authority.folder / "expected" / device, b"")
 
 
 def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
@@ -191,8 +189,3 @@ def _serials(authority: Authority, device: str) -> list[int]:
     check_device(device)
     paths = (authority.folder / "devices" / device).glob("*.crt")
     return sorted(int(path.stem) for path in paths if path.stem.isdigit())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from device.files import replacing
+from device.files import make_folder, replacing
 from device.protocol.topics import DeviceId
 from toolkit.errors import FleetError
 
@@ -54,7 +55,7 @@ class Authority:
         """Make a new CA; FleetError if there is one already."""
         if (folder / "ca.key").exists():
             raise FleetError(f"{folder} has a CA already: its devices trust no other")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name(
             [
@@ -77,7 +78,7 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         write_private(folder / "ca.key", _key_pem(key))
-        _write(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+        write_public(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
         authority = cls(folder)
         authority.write_crl()
         return authority
@@ -121,17 +122,17 @@ class Authority:
         Its signature proves that the device has the key; its common name must be the device's id.
         """
         check_device(device)
-        try:
+        try:  # cryptography reads each part only as it is asked for
             request = x509.load_pem_x509_csr(csr_pem)
-        except ValueError as error:
+            is_signed, key = request.is_signature_valid, request.public_key()
+            names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             raise FleetError(f"the request of {device} is no PKCS #10 in PEM: {error}") from error
-        if not request.is_signature_valid:
+        if not is_signed:
             raise FleetError(f"the request of {device} is not signed by its own key")
-        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if [name.value for name in names] != [device]:
             asked = ", ".join(str(name.value) for name in names) or "nothing"
             raise FleetError(f"the request of {device} is for {asked}: a device enrols itself only")
-        key = request.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
             raise FleetError(f"the key of {device} is not on the curve P-256: make one there")
         return key
@@ -183,7 +184,9 @@ class Authority:
         """Add certificates to the revocation list, which the broker then refuses."""
         now = _now().isoformat()
         revoked = {**{str(serial): now for serial in serials}, **self.revoked()}
-        _write(self.folder / "revoked.json", msgspec.json.format(msgspec.json.encode(revoked)))
+        write_public(
+            self.folder / "revoked.json", msgspec.json.format(msgspec.json.encode(revoked))
+        )
         self.write_crl()
 
     def write_crl(self) -> None:
@@ -203,7 +206,7 @@ class Authority:
                 .build()
             )
         crl = builder.sign(self._key, hashes.SHA256())
-        _write(self.folder / "crl.pem", crl.public_bytes(serialization.Encoding.PEM))
+        write_public(self.folder / "crl.pem", crl.public_bytes(serialization.Encoding.PEM))
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -263,13 +266,21 @@ def check_device(device: str) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner reads."""
-    with replacing(path, 0o600) as file:
-        file.write(content)
+    _write(path, content, 0o600)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)
+def write_public(path: Path, content: bytes) -> None:
+    """Write a file that all may read."""
+    _write(path, content, 0o666)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        make_folder(path.parent)
+        with replacing(path, mode) as file:
+            file.write(content)
+    except OSError as error:
+        raise FleetError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _now() -> dt.datetime:
