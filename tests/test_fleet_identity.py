@@ -432,3 +432,46 @@ def test_a_disk_that_takes_nothing_refuses_a_device_and_leaves_it_expected(
     response = Provisioning(fleet.authority).answer(payload)
     assert response is not None
     assert response.certificate
+
+
+def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: FleetBroker) -> None:
+    own = f"fleet/v1/{CLAIM}"
+    with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
+        server.wait(LinkUp)
+        claim = fleet.tls(CLAIM)
+        with Client(
+            fleet, claim, f"{own}/#", "fleet/v1/cast/#", "fleet/provision/v1/+/response"
+        ) as thief:
+            thief.wait(LinkUp)
+            for topic in ("blob/get", "tuf/get", "reported", "state"):
+                thief.link.publish(f"{own}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
+            server.link.publish(f"{own}/blob/aa/0", b"a chunk", qos=1)
+            server.link.publish("fleet/v1/cast/aa/0", b"a chunk", qos=1)
+            server.link.publish("fleet/provision/v1/ff/response", b"mark", qos=1)
+            assert thief.messages("fleet/provision/v1/ff/response") == []
+        server.link.publish("fleet/v1/cast/aa/end", b"mark", qos=1)
+        seen = server.messages("fleet/v1/cast/aa/end")
+    assert not [row for row in seen if b"stolen" in row]
+
+
+def test_a_revoked_id_is_never_given_again(fleet: FleetBroker, tmp_path: Path) -> None:
+    """The broker denies it by its name, and a thief's connection may still be open."""
+    certificates.expect(fleet.authority, ["gone-1"])
+    certificates.enrol(fleet.authority, "gone-1", make_request(new_key(), "gone-1"))
+    certificates.revoke_device(fleet.authority, "gone-1", fleet.files)
+    with pytest.raises(FleetError, match="gone-1 was revoked.*another id"):
+        certificates.expect(fleet.authority, ["fine-1", "gone-1"])
+    with pytest.raises(FleetError, match="gone-1 was revoked"):
+        certificates.issue_device(fleet.authority, "gone-1", tmp_path)
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert (states["gone-1"], states.get("fine-1")) == ("revoked", None)
+
+
+def test_a_broker_of_another_account_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: FleetBroker
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not certificates.reload_broker(fleet.files)

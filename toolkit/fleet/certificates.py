@@ -66,6 +66,7 @@ def issue_device(authority: Authority, device: str, out: Path) -> Issued:
     For benches: a key that was made on the device never leaves it.
     """
     check_device(device)
+    _check_not_revoked(authority, (device,))
     key, issued = authority.issue(device)
     keep(authority, issued)
     write_private(out / f"{device}.key", key)
@@ -84,6 +85,7 @@ def expect(authority: Authority, devices: Sequence[str]) -> None:
     """Let devices enrol themselves, once each."""
     for device in devices:
         check_device(device)
+    _check_not_revoked(authority, devices)
     for device in devices:
         write_public(authority.folder / "expected" / device, b"")
 
@@ -133,7 +135,8 @@ def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Rev
 
 
 def reload_broker(broker: BrokerFiles) -> bool:
-    """Let the broker of this machine read its files again; False if it does not run here."""
+    """Let the broker of this machine read its files again; False if it does not run here, or as
+    another account."""
     try:
         pid = int((broker.folder / "mosquitto.pid").read_text())
         name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -141,7 +144,10 @@ def reload_broker(broker: BrokerFiles) -> bool:
         return False
     if name != "mosquitto":
         return False
-    os.kill(pid, signal.SIGHUP)
+    try:
+        os.kill(pid, signal.SIGHUP)
+    except (ProcessLookupError, PermissionError):  # it has ended, or is another account's
+        return False
     return True
 
 
@@ -171,6 +177,16 @@ def is_due(identity: DeviceIdentity) -> bool:
     if identity.not_after is None:
         return False
     return identity.not_after - dt.datetime.now(dt.timezone.utc) < dt.timedelta(days=RENEW_DAYS)
+
+
+def _check_not_revoked(authority: Authority, devices: Sequence[str]) -> None:
+    """Refuse the ids of revoked devices: the broker denies them by name, for as long as one that
+    was stolen may hold a connection."""
+    revoked = authority.revoked()
+    for device in devices:
+        serials = _serials(authority, device)
+        if serials and all(str(serial) in revoked for serial in serials):
+            raise FleetError(f"the device {device} was revoked: give the board another id")
 
 
 def _issued_for(authority: Authority, device: str, csr_pem: bytes) -> Issued | None:
