@@ -31,9 +31,9 @@ from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
-from toolkit.fleet import certificates
+from toolkit.fleet import certificates, identity
 from toolkit.fleet.broker_files import BrokerFiles, acl_text, write_mosquitto
-from toolkit.fleet.identity import CLAIM, SERVER, Authority
+from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER, Authority
 from toolkit.fleet.provisioning import Provisioning
 
 
@@ -459,7 +459,7 @@ def test_a_revoked_id_is_never_given_again(fleet: FleetBroker, tmp_path: Path) -
     certificates.expect(fleet.authority, ["gone-1"])
     certificates.enrol(fleet.authority, "gone-1", make_request(new_key(), "gone-1"))
     certificates.revoke_device(fleet.authority, "gone-1", fleet.files)
-    with pytest.raises(FleetError, match="gone-1 was revoked.*another id"):
+    with pytest.raises(FleetError, match=r"gone-1 was revoked.*another id"):
         certificates.expect(fleet.authority, ["fine-1", "gone-1"])
     with pytest.raises(FleetError, match="gone-1 was revoked"):
         certificates.issue_device(fleet.authority, "gone-1", tmp_path)
@@ -475,3 +475,45 @@ def test_a_broker_of_another_account_is_not_told(
 
     monkeypatch.setattr(os, "kill", refuse)
     assert not certificates.reload_broker(fleet.files)
+
+
+def is_up(fleet: FleetBroker) -> bool:
+    with Client(fleet, fleet.tls("board-1")) as client:
+        return isinstance(client.events.get(timeout=WAIT_S), LinkUp)
+
+
+def test_a_revocation_list_that_ended_shuts_all_out_until_it_is_renewed(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert certificates.renew_due(fleet.authority, fleet.files) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "CRL_DAYS", 0)
+        fleet.authority.write_crl()
+    certificates.reload_broker(fleet.files)
+    until = time.monotonic() + WAIT_S
+    while is_up(fleet):  # the broker reads its files again at the next turn of its loop
+        assert time.monotonic() < until
+    with Client(fleet, fleet.tls("board-1")) as client:
+        assert certificates.renew_due(fleet.authority, fleet.files) == ("crl.pem",)
+        client.wait(LinkUp)
+    assert certificates.renew_due(fleet.authority, fleet.files) == ()
+
+
+def test_certificates_of_the_fleet_are_renewed_by_their_keys(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("server.crt", f"{SERVER}.crt", f"{CLAIM}.crt", f"{OPERATOR}.crt")
+    before = [identity.read_certificate(fleet.authority.folder / name) for name in names]
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "RENEW_DAYS", 731)
+        assert set(names) <= set(certificates.renew_due(fleet.authority, fleet.files))
+    for old, name in zip(before, names, strict=True):
+        new = identity.read_certificate(fleet.authority.folder / name)
+        assert new.serial_number != old.serial_number
+        assert (new.public_key(), new.subject) == (old.public_key(), old.subject)
+        for kind in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
+            for one, two in zip(old.extensions, new.extensions, strict=True):
+                assert one.oid == two.oid
+                assert not isinstance(one.value, kind) or one.value == two.value
+    with Client(fleet, fleet.tls(SERVER)) as client:
+        client.wait(LinkUp)

@@ -134,6 +134,28 @@ def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Rev
     return Revocation(len(serials), reload_broker(broker))
 
 
+def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
+    """Make anew what of the fleet's own files ends soon, and let the broker read them.
+
+    These are crl.pem and the certificates of the broker and of our clients, by the keys that they
+    have. Returns the names of the files. Without it a broker would take nobody after CRL_DAYS.
+    """
+    soon = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=RENEW_DAYS)
+    renewed = []
+    if authority.crl_end() < soon:
+        authority.write_crl()
+        renewed.append("crl.pem")
+    for name in ("server", SERVER, CLAIM, OPERATOR):
+        path = authority.folder / f"{name}.crt"
+        certificate = read_certificate(path)
+        if certificate.not_valid_after_utc < soon:
+            write_public(path, authority.renew(certificate).pem)
+            renewed.append(path.name)
+    if renewed:
+        reload_broker(broker)
+    return tuple(renewed)
+
+
 def reload_broker(broker: BrokerFiles) -> bool:
     """Let the broker of this machine read its files again; False if it does not run here, or as
     another account."""

@@ -137,6 +137,18 @@ class Authority:
             raise FleetError(f"the key of {device} is not on the curve P-256: make one there")
         return key
 
+    def renew(self, certificate: x509.Certificate, days: int = DEVICE_DAYS) -> Issued:
+        """Issue a certificate again: key, name, use and addresses stay. For our own P-256 ones."""
+        key = certificate.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        name = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        try:
+            san = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            san = None
+        return self._sign(key, str(name), next(iter(usages)), days, san)
+
     def _sign(
         self,
         key: ec.EllipticCurvePublicKey,
@@ -188,6 +200,16 @@ class Authority:
             self.folder / "revoked.json", msgspec.json.format(msgspec.json.encode(revoked))
         )
         self.write_crl()
+
+    def crl_end(self) -> dt.datetime:
+        """When crl.pem ends: from then on a broker takes nobody."""
+        path = self.folder / "crl.pem"
+        try:
+            end = x509.load_pem_x509_crl(path.read_bytes()).next_update_utc
+        except (OSError, ValueError) as error:
+            raise FleetError(f"cannot read the revocation list {path}: {error}") from error
+        assert end is not None  # `write_crl` sets it
+        return end
 
     def write_crl(self) -> None:
         """Write crl.pem anew; it is valid for CRL_DAYS."""
