@@ -7,6 +7,7 @@ user name: the access list follows from it. A device makes its key itself and se
 
 import datetime as dt
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ CLOCK_SKEW = dt.timedelta(hours=1)  # a board without a battery starts in the pa
 SERVER = "fleet.server"  # no device has this name: a device's id has no dot
 CLAIM = "fleet.claim"
 OPERATOR = "fleet.operator"
+BROKER = "fleet.broker"  # its names are in the extension: a common name has 64 letters at most
+HOST = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,252}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Authority:
         name = x509.Name(
             [
                 x509.NameAttribute(NameOID.ORGANIZATION_NAME, fleet),
-                x509.NameAttribute(NameOID.COMMON_NAME, f"{fleet} fleet CA"),
+                x509.NameAttribute(NameOID.COMMON_NAME, "fleet CA"),
             ]
         )
         now = _now()
@@ -97,10 +100,15 @@ class Authority:
             try:
                 names.append(x509.IPAddress(ipaddress.ip_address(host)))
             except ValueError:
+                if not HOST.match(host):
+                    raise FleetError(
+                        f"{host!r} is neither an address nor a name of a host: use letters, digits "
+                        "and . _ -"
+                    ) from None
                 names.append(x509.DNSName(host))
         key = ec.generate_private_key(ec.SECP256R1())
         san = x509.SubjectAlternativeName(names)
-        issued = self._sign(key.public_key(), hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, days, san)
+        issued = self._sign(key.public_key(), BROKER, ExtendedKeyUsageOID.SERVER_AUTH, days, san)
         return _key_pem(key), issued
 
     def issue(self, name: str, days: int = DEVICE_DAYS) -> tuple[bytes, Issued]:
