@@ -20,10 +20,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import WAIT_S, free_port, wait_for_port, write_profile
 
+from device.enrol.__main__ import main as enrol_main
 from device.enrol.request import EnrolRequest, fits_key, make_request, new_key
 from device.errors import BrokerError
 from device.protocol import mqtt
@@ -517,3 +519,37 @@ def test_certificates_of_the_fleet_are_renewed_by_their_keys(
                 assert not isinstance(one.value, kind) or one.value == two.value
     with Client(fleet, fleet.tls(SERVER)) as client:
         client.wait(LinkUp)
+
+
+@pytest.mark.parametrize("content", [b"", b"half of a k", "rsa"])
+def test_a_key_that_cannot_be_used_is_named_before_anything_is_asked(
+    fleet: FleetBroker, tmp_path: Path, content: bytes | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write_board(fleet, tmp_path, "new-2")[4:]
+    if content == "rsa":
+        content = rsa.generate_private_key(65537, 2048).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    assert isinstance(content, bytes)
+    (tmp_path / "device.key").write_bytes(content)
+    assert enrol_main(options) == 1
+    assert "device.key is no unencrypted key on the curve P-256" in capsys.readouterr().err
+    assert (tmp_path / "device.key").read_bytes() == content
+
+
+def test_a_full_disk_of_a_new_device_is_said(
+    fleet: FleetBroker,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = write_board(fleet, tmp_path, "new-3")[4:]
+    monkeypatch.setattr(os, "fsync", full)
+    assert enrol_main(options) == 1
+    assert "device.key: No space left on device" in capsys.readouterr().err
+    assert not (tmp_path / "device.key").exists()
