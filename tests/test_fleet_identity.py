@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -553,3 +555,44 @@ def test_a_full_disk_of_a_new_device_is_said(
     assert enrol_main(options) == 1
     assert "device.key: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "device.key").exists()
+
+
+def test_revocations_at_the_same_time_lose_none(fleet: FleetBroker, tmp_path: Path) -> None:
+    names = [f"many-{number}" for number in range(12)]
+    for name in names:
+        certificates.issue_device(fleet.authority, name, tmp_path)
+    with ThreadPoolExecutor(12) as pool:
+        list(
+            pool.map(
+                lambda name: certificates.revoke_device(fleet.authority, name, fleet.files), names
+            )
+        )
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert {states[name] for name in names} == {"revoked"}
+    acl = (fleet.files.folder / "acl").read_text()
+    assert all(f"user {name}\n" in acl for name in names)
+
+
+def test_a_revocation_that_the_disk_cut_off_is_done_by_the_next_try(
+    fleet: FleetBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.issue_device(fleet.authority, "cut-1", tmp_path)
+    sync = os.fsync
+    for place in range(4):  # revoked.json, crl.pem and the two files of the broker
+
+        def fail_at(handle: int, place: int = place, files: Iterator[int] = count()) -> None:  # noqa: B008
+            if Path(f"/proc/self/fd/{handle}").resolve().suffix == ".tmp" and next(files) == place:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(handle)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail_at)
+            with pytest.raises(FleetError, match="No space left"):
+                certificates.revoke_device(fleet.authority, "cut-1", fleet.files)
+    assert certificates.revoke_device(fleet.authority, "cut-1", fleet.files).certificates == 1
+    assert "user cut-1\n" in (fleet.files.folder / "acl").read_text()
+    serials = {
+        row.serial_number
+        for row in x509.load_pem_x509_crl((fleet.authority.folder / "crl.pem").read_bytes())
+    }
+    assert identity.read_certificate(tmp_path / "cut-1.crt").serial_number in serials

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.files import replacing
+from device.files import make_folder, replacing
 from device.protocol.topics import CAST, PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER
@@ -129,7 +129,6 @@ def write_mosquitto(
     identity = files.identity.resolve()
     if any(character.isspace() for character in f"{folder}{identity}"):
         raise FleetError(f"{folder}: mosquitto takes no path with a space: choose another folder")
-    (into / "data").mkdir(parents=True, exist_ok=True)
     conf = MOSQUITTO.format(
         folder=folder,
         identity=identity,
@@ -137,6 +136,12 @@ def write_mosquitto(
         max_message_bytes=MAX_MESSAGE_BYTES,
         max_queued=MAX_QUEUED,
     )
-    for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
-        with replacing(into / name) as file:
-            file.write(text.encode())
+    try:
+        make_folder(into / "data")
+        for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
+            with replacing(into / name) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise FleetError(
+            f"cannot write the files of the broker in {into}: {error.strerror}"
+        ) from error

@@ -7,7 +7,6 @@ devices/ID/SERIAL.crt                   each certificate of a device
 expected/ID                             a device that may enrol itself, once
 """
 
-import contextlib
 import datetime as dt
 import os
 import signal
@@ -66,9 +65,10 @@ def issue_device(authority: Authority, device: str, out: Path) -> Issued:
     For benches: a key that was made on the device never leaves it.
     """
     check_device(device)
-    _check_not_revoked(authority, (device,))
-    key, issued = authority.issue(device)
-    keep(authority, issued)
+    with authority.locked():
+        _check_not_revoked(authority, (device,))
+        key, issued = authority.issue(device)
+        keep(authority, issued)
     write_private(out / f"{device}.key", key)
     write_public(out / f"{device}.crt", issued.pem)
     write_public(out / "ca.crt", authority.ca_pem)
@@ -96,17 +96,17 @@ def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
     A request that was answered is answered again: the device may have missed it.
     """
     check_device(device)
-    if not (authority.folder / "expected" / device).exists():
-        earlier = _issued_for(authority, device, csr_pem)
-        if earlier is not None:
-            return earlier
-        raise FleetError(
-            f"the device {device} is not expected: allow it with "
-            f"`tandem fleet identity expect {device}`"
-        )
-    issued = authority.sign_request(csr_pem, device)
-    keep(authority, issued)
-    with contextlib.suppress(FileNotFoundError):  # two servers may serve the same request
+    with authority.locked():
+        if not (authority.folder / "expected" / device).exists():
+            earlier = _issued_for(authority, device, csr_pem)
+            if earlier is not None:
+                return earlier
+            raise FleetError(
+                f"the device {device} is not expected: allow it with "
+                f"`tandem fleet identity expect {device}`"
+            )
+        issued = authority.sign_request(csr_pem, device)
+        keep(authority, issued)
         (authority.folder / "expected" / device).unlink()
     return issued
 
@@ -121,16 +121,18 @@ class Revocation:
 
 def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Revocation:
     """Revoke all certificates of a device and shut it out of the broker."""
-    serials = _serials(authority, device)
     expected = authority.folder / "expected" / device
-    if not serials and not expected.exists():
-        raise FleetError(
-            f"there is no certificate of {device}: `tandem fleet identity list` shows the devices"
-        )
-    with contextlib.suppress(FileNotFoundError):
-        expected.unlink()
-    authority.revoke(serials)
-    write_mosquitto(broker, [row.device for row in identities(authority) if row.state == "revoked"])
+    with authority.locked():
+        serials = _serials(authority, device)
+        if not serials and not expected.exists():
+            raise FleetError(
+                f"there is no certificate of {device}: `tandem fleet identity list` shows the "
+                "devices"
+            )
+        expected.unlink(missing_ok=True)
+        authority.revoke(serials)
+        denied = [row.device for row in identities(authority) if row.state == "revoked"]
+        write_mosquitto(broker, denied)
     return Revocation(len(serials), reload_broker(broker))
 
 
@@ -143,7 +145,8 @@ def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
     soon = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=RENEW_DAYS)
     renewed = []
     if authority.crl_end() < soon:
-        authority.write_crl()
+        with authority.locked():
+            authority.write_crl()
         renewed.append("crl.pem")
     for name in ("server", SERVER, CLAIM, OPERATOR):
         path = authority.folder / f"{name}.crt"

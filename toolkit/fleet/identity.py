@@ -6,9 +6,12 @@ user name: the access list follows from it. A device makes its key itself and se
 """
 
 import datetime as dt
+import fcntl
 import ipaddress
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +93,16 @@ class Authority:
     def ca_pem(self) -> bytes:
         """The CA's certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, which ends with the process; wait for another holder."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     # -- certificates
 
@@ -201,7 +214,8 @@ class Authority:
             raise FleetError(f"cannot read {path}: {error}") from error
 
     def revoke(self, serials: Sequence[int]) -> None:
-        """Add certificates to the revocation list, which the broker then refuses."""
+        """Add certificates to the revocation list, which the broker then refuses. The caller holds
+        the lock."""
         now = _now().isoformat()
         revoked = {**{str(serial): now for serial in serials}, **self.revoked()}
         write_public(
