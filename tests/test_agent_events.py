@@ -132,6 +132,16 @@ def test_a_damaged_outbox_is_kept_aside_and_begins_anew(tmp_path: Path) -> None:
     assert len((tmp_path / "outbox.unreadable").read_bytes()) == 5000
 
 
+def test_an_event_that_the_disk_damaged_costs_that_event_alone(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.db")
+    for number in range(3):
+        outbox.add("update", event(number), final=True)
+    with sqlite3.connect(tmp_path / "outbox.db") as other:
+        other.execute("UPDATE waiting SET event = x'7b00ff' WHERE id = '1'")
+    for _ in range(2):
+        assert [row.id for row in outbox.waiting(9)] == ["0", "2"]
+
+
 def test_a_disk_that_takes_nothing_costs_the_disk_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -290,6 +290,15 @@ def sha256_of(library: Library, folder: Path) -> str:
     return blob.spec.sha256
 
 
+def test_a_bundle_that_was_taken_away_costs_that_bundle_alone(
+    tmp_path: Path, library: Library
+) -> None:
+    sha256 = sha256_of(library, tmp_path)
+    (tmp_path / "targets" / "gone.bundle").symlink_to(tmp_path / "nothing")
+    assert library.blob("0" * 64) is None
+    assert library.blob(sha256) is not None
+
+
 def test_devices_are_answered_in_turn(tmp_path: Path, library: Library) -> None:
     sha256, sent = sha256_of(library, tmp_path), Sent()
     server = ChunkServer(library, sent)

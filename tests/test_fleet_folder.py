@@ -17,7 +17,7 @@ from device.errors import TrustError
 from device.update.bundle import verify_folder
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
-from toolkit.fleet.folder import broker_address, make_fleet
+from toolkit.fleet.folder import broker_address, load_settings, make_fleet
 from toolkit.fleet.identity import CLAIM
 
 
@@ -119,7 +119,7 @@ def test_a_fleet_is_made_whole_or_not_at_all(
         make_fleet(folder, name="f", broker=None, root_keys=1, threshold=2)
     with monkeypatch.context() as patch:
         patch.setattr("toolkit.fleet.folder.init_identity", full_disk)
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(FleetError, match="full"):
             make_fleet(folder, name="f", broker=None)
     assert list(tmp_path.iterdir()) == []
     make_fleet(folder, name="f", broker=None)
@@ -132,6 +132,38 @@ def test_a_fleet_is_made_whole_or_not_at_all(
     private = [path for path in folder.rglob("*") if path.suffix in {".key", ".pem"}]
     modes = {path.stat().st_mode & 0o77 for path in private if path.name != "crl.pem"}
     assert modes == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "sentence"),
+    [
+        ("n" * 64, "h" * 70, ""),
+        ("n", "b\u00fccher.example", "neither an address nor a name"),
+        ("n", 'a"b', "neither an address nor a name"),
+        ("n", "a b", "neither an address nor a name"),
+    ],
+)
+def test_names_of_a_broker_are_those_of_hosts(
+    tmp_path: Path, name: str, host: str, sentence: str
+) -> None:
+    folder, broker = tmp_path / "fleet", f"{host}:8883"
+    if not sentence:
+        make_fleet(folder, name=name, broker=broker)
+        assert load_settings(folder).broker.host == host
+        return
+    with pytest.raises(FleetError, match=sentence):
+        make_fleet(folder, name=name, broker=broker)
+    with pytest.raises(FleetError, match=sentence):
+        make_fleet(folder, name=name, broker=None, hosts=[host])
+    assert not folder.exists()
+
+
+def test_the_folder_that_one_is_in_cannot_be_replaced_by_a_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FleetError, match="that you are in"):
+        make_fleet(Path("."), name="n", broker=None)
 
 
 def full_disk(*_: object, **__: object) -> None:

@@ -1,6 +1,8 @@
 """Certificates, the broker's files and enrolment, against a real mosquitto with these files."""
 
+import base64
 import datetime as dt
+import errno
 import os
 import queue
 import re
@@ -12,15 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import WAIT_S, free_port, wait_for_port, write_profile
 
+from device.enrol.__main__ import main as enrol_main
 from device.enrol.request import EnrolRequest, fits_key, make_request, new_key
 from device.errors import BrokerError
 from device.protocol import mqtt
@@ -28,9 +35,9 @@ from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
-from toolkit.fleet import certificates
+from toolkit.fleet import certificates, identity
 from toolkit.fleet.broker_files import BrokerFiles, acl_text, write_mosquitto
-from toolkit.fleet.identity import CLAIM, SERVER, Authority
+from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER, Authority
 from toolkit.fleet.provisioning import Provisioning
 
 
@@ -392,3 +399,200 @@ def test_old_versions_of_tls_are_refused(fleet: FleetBroker) -> None:
     context = fleet.tls("board-1").context()
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert context.check_hostname
+
+
+def test_a_damaged_request_gets_an_answer_and_nothing_else(fleet: FleetBroker) -> None:
+    """cryptography reads a request part by part: each may fail, in a way of its own."""
+    pem = make_request(new_key(), "board-1")
+    request = bytearray(x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER))
+    service, damaged = Provisioning(fleet.authority), 0
+    for place in range(len(request)):
+        request[place] ^= 1
+        body = base64.encodebytes(request).decode()
+        request[place] ^= 1
+        csr = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
+        response = service.answer(encode(EnrolRequest(device="board-1", csr=csr)))
+        assert response is not None
+        assert response.error
+        damaged += "no PKCS #10" in response.error
+    assert damaged > 100
+
+
+def test_a_disk_that_takes_nothing_refuses_a_device_and_leaves_it_expected(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.expect(fleet.authority, ["full-1"])
+    request = make_request(new_key(), "full-1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    payload = encode(EnrolRequest(device="full-1", csr=request.decode()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert "No space left" in response.error
+    response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert response.certificate
+
+
+def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: FleetBroker) -> None:
+    own = f"fleet/v1/{CLAIM}"
+    with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
+        server.wait(LinkUp)
+        claim = fleet.tls(CLAIM)
+        with Client(
+            fleet, claim, f"{own}/#", "fleet/v1/cast/#", "fleet/provision/v1/+/response"
+        ) as thief:
+            thief.wait(LinkUp)
+            for topic in ("blob/get", "tuf/get", "reported", "state"):
+                thief.link.publish(f"{own}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
+            server.link.publish(f"{own}/blob/aa/0", b"a chunk", qos=1)
+            server.link.publish("fleet/v1/cast/aa/0", b"a chunk", qos=1)
+            server.link.publish("fleet/provision/v1/ff/response", b"mark", qos=1)
+            assert thief.messages("fleet/provision/v1/ff/response") == []
+        server.link.publish("fleet/v1/cast/aa/end", b"mark", qos=1)
+        seen = server.messages("fleet/v1/cast/aa/end")
+    assert not [row for row in seen if b"stolen" in row]
+
+
+def test_a_revoked_id_is_never_given_again(fleet: FleetBroker, tmp_path: Path) -> None:
+    """The broker denies it by its name, and a thief's connection may still be open."""
+    certificates.expect(fleet.authority, ["gone-1"])
+    certificates.enrol(fleet.authority, "gone-1", make_request(new_key(), "gone-1"))
+    certificates.revoke_device(fleet.authority, "gone-1", fleet.files)
+    with pytest.raises(FleetError, match=r"gone-1 was revoked.*another id"):
+        certificates.expect(fleet.authority, ["fine-1", "gone-1"])
+    with pytest.raises(FleetError, match="gone-1 was revoked"):
+        certificates.issue_device(fleet.authority, "gone-1", tmp_path)
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert (states["gone-1"], states.get("fine-1")) == ("revoked", None)
+
+
+def test_a_broker_of_another_account_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: FleetBroker
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not certificates.reload_broker(fleet.files)
+
+
+def is_up(fleet: FleetBroker) -> bool:
+    with Client(fleet, fleet.tls("board-1")) as client:
+        return isinstance(client.events.get(timeout=WAIT_S), LinkUp)
+
+
+def test_a_revocation_list_that_ended_shuts_all_out_until_it_is_renewed(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert certificates.renew_due(fleet.authority, fleet.files) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "CRL_DAYS", 0)
+        fleet.authority.write_crl()
+    certificates.reload_broker(fleet.files)
+    until = time.monotonic() + WAIT_S
+    while is_up(fleet):  # the broker reads its files again at the next turn of its loop
+        assert time.monotonic() < until
+    with Client(fleet, fleet.tls("board-1")) as client:
+        assert certificates.renew_due(fleet.authority, fleet.files) == ("crl.pem",)
+        client.wait(LinkUp)
+    assert certificates.renew_due(fleet.authority, fleet.files) == ()
+
+
+def test_certificates_of_the_fleet_are_renewed_by_their_keys(
+    fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("server.crt", f"{SERVER}.crt", f"{CLAIM}.crt", f"{OPERATOR}.crt")
+    before = [identity.read_certificate(fleet.authority.folder / name) for name in names]
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "RENEW_DAYS", 731)
+        assert set(names) <= set(certificates.renew_due(fleet.authority, fleet.files))
+    for old, name in zip(before, names, strict=True):
+        new = identity.read_certificate(fleet.authority.folder / name)
+        assert new.serial_number != old.serial_number
+        assert (new.public_key(), new.subject) == (old.public_key(), old.subject)
+        for kind in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
+            for one, two in zip(old.extensions, new.extensions, strict=True):
+                assert one.oid == two.oid
+                assert not isinstance(one.value, kind) or one.value == two.value
+    with Client(fleet, fleet.tls(SERVER)) as client:
+        client.wait(LinkUp)
+
+
+@pytest.mark.parametrize("content", [b"", b"half of a k", "rsa"])
+def test_a_key_that_cannot_be_used_is_named_before_anything_is_asked(
+    fleet: FleetBroker, tmp_path: Path, content: bytes | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write_board(fleet, tmp_path, "new-2")[4:]
+    if content == "rsa":
+        content = rsa.generate_private_key(65537, 2048).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    assert isinstance(content, bytes)
+    (tmp_path / "device.key").write_bytes(content)
+    assert enrol_main(options) == 1
+    assert "device.key is no unencrypted key on the curve P-256" in capsys.readouterr().err
+    assert (tmp_path / "device.key").read_bytes() == content
+
+
+def test_a_full_disk_of_a_new_device_is_said(
+    fleet: FleetBroker,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = write_board(fleet, tmp_path, "new-3")[4:]
+    monkeypatch.setattr(os, "fsync", full)
+    assert enrol_main(options) == 1
+    assert "device.key: No space left on device" in capsys.readouterr().err
+    assert not (tmp_path / "device.key").exists()
+
+
+def test_revocations_at_the_same_time_lose_none(fleet: FleetBroker, tmp_path: Path) -> None:
+    names = [f"many-{number}" for number in range(12)]
+    for name in names:
+        certificates.issue_device(fleet.authority, name, tmp_path)
+    with ThreadPoolExecutor(12) as pool:
+        list(
+            pool.map(
+                lambda name: certificates.revoke_device(fleet.authority, name, fleet.files), names
+            )
+        )
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert {states[name] for name in names} == {"revoked"}
+    acl = (fleet.files.folder / "acl").read_text()
+    assert all(f"user {name}\n" in acl for name in names)
+
+
+def test_a_revocation_that_the_disk_cut_off_is_done_by_the_next_try(
+    fleet: FleetBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.issue_device(fleet.authority, "cut-1", tmp_path)
+    sync = os.fsync
+    for place in range(4):  # revoked.json, crl.pem and the two files of the broker
+
+        def fail_at(handle: int, place: int = place, files: Iterator[int] = count()) -> None:  # noqa: B008
+            if Path(f"/proc/self/fd/{handle}").resolve().suffix == ".tmp" and next(files) == place:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(handle)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail_at)
+            with pytest.raises(FleetError, match="No space left"):
+                certificates.revoke_device(fleet.authority, "cut-1", fleet.files)
+    assert certificates.revoke_device(fleet.authority, "cut-1", fleet.files).certificates == 1
+    assert "user cut-1\n" in (fleet.files.folder / "acl").read_text()
+    serials = {
+        row.serial_number
+        for row in x509.load_pem_x509_crl((fleet.authority.folder / "crl.pem").read_bytes())
+    }
+    assert identity.read_certificate(tmp_path / "cut-1.crt").serial_number in serials

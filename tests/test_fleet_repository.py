@@ -1,7 +1,9 @@
 """The fleet's folder: keys, published releases, `tandem fleet`, and what power cuts leave of it."""
 
 import contextlib
+import errno
 import json
+import os
 import random
 import re
 import shlex
@@ -96,6 +98,36 @@ def test_what_root_must_sign_needs_its_keys(fleet: Fleet, role: str) -> None:
     assert sorted(fleet.repository.keys.iterdir()) == before
     away.rename(key)
     fleet.repository.rotate(role)
+
+
+def test_a_full_disk_during_a_rotation_leaves_a_fleet_that_signs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TrustError, match="No space left"):
+            FleetRepository(fleet.folder).rotate("timestamp")
+    repository = FleetRepository(fleet.folder)
+    assert len(load_keys(repository.keys, "timestamp")) == 1
+    assert repository.refresh()
+    repository.rotate("timestamp")
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", "1.root.json", "targets.json"])
+@pytest.mark.parametrize("content", [None, b"", b'{"signed": 1}'])
+def test_metadata_that_the_fleet_itself_has_lost_are_named(
+    fleet: Fleet, name: str, content: bytes | None
+) -> None:
+    repository = FleetRepository(fleet.folder)
+    for path in repository.metadata.glob(f"*{name}"):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    with pytest.raises(TrustError, match=rf"{re.escape(name)} is missing or damaged"):
+        repository.expiries()
 
 
 def test_a_key_that_is_away_is_named(fleet: Fleet) -> None:

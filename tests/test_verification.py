@@ -1,6 +1,7 @@
 """The agent's side of a check: the child, its questions, its limits, and when it is asked again."""
 
 import http.server
+import io
 import os
 import queue
 import subprocess
@@ -461,3 +462,27 @@ def test_an_event_of_an_earlier_child_says_nothing(
         VerificationEnded(0, Trusted()),
     ):
         assert verification.on_event(event, 0.0) is None
+
+
+class Flood(io.BytesIO):
+    """Parts without end, of a request that nobody made."""
+
+    parts = 0
+
+    def readline(self, _size: int | None = -1) -> bytes:
+        self.parts += 1
+        return encode_line(Part(id="00", number=0, bytes=4))
+
+    def read(self, _size: int | None = -1) -> bytes:
+        return b"junk"
+
+
+def test_parts_that_nobody_asked_for_fill_no_memory() -> None:
+    flood = Flood()
+    RelayFetcher(flood, io.BytesIO(), time.monotonic() + 60.0)
+    until = time.monotonic() + 30.0
+    while flood.parts < fetchers.MAX_WAITING_PARTS:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert flood.parts <= fetchers.MAX_WAITING_PARTS + 1

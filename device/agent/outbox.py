@@ -62,15 +62,23 @@ class Outbox:
         self._write(insert)
 
     def waiting(self, count: int) -> tuple[Waiting, ...]:
-        """Return the oldest events."""
+        """Return the oldest events; one that the disk has damaged is dropped."""
         query = "SELECT id, topic, event FROM waiting ORDER BY number LIMIT ?"
-        with contextlib.suppress(sqlite3.Error):
+        try:
             rows = self._database.execute(query, (count,)).fetchall()
-            return tuple(
-                Waiting(name, topic, msgspec.json.decode(blob, type=CloudEvent))
-                for name, topic, blob in rows
-            )
-        return ()
+        except sqlite3.Error:
+            return ()
+        waiting, damaged = [], []
+        for name, topic, blob in rows:
+            try:
+                waiting.append(Waiting(name, topic, msgspec.json.decode(blob, type=CloudEvent)))
+            except ValueError as error:
+                LOG.error("an event of the outbox %s is damaged (%s)", self._path, error)
+                damaged.append(name)
+        if damaged:
+            self.sent(damaged)
+            return self.waiting(count)
+        return tuple(waiting)
 
     def sent(self, ids: Iterable[str]) -> None:
         """Forget events that the broker has acknowledged."""

@@ -43,13 +43,15 @@ def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float
         raise ConfigError(
             f"{files.certificate} exists: this device is enrolled. --again asks for a new one"
         )
-    for path in (files.certificate, files.key):
-        make_folder(path.parent)
-    key = files.key.read_bytes() if files.key.exists() else new_key()
-    if not files.key.exists():
-        with replacing(files.key, 0o600) as file:
-            file.write(key)
-    response = _ask(config, claim, make_request(key, config.device), timeout_s)
+    key = _key(files.key)
+    try:
+        request = make_request(key, config.device)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{files.key} is no unencrypted key on the curve P-256 ({error}): remove it, and a new "
+            "one is made"
+        ) from error
+    response = _ask(config, claim, request, timeout_s)
     if response.error:
         raise ConfigError(f"the fleet refused to enrol {config.device}: {response.error}")
     certificate = response.certificate.encode()
@@ -58,9 +60,29 @@ def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float
             f"the answer holds no certificate for the key of {config.device}: another server "
             "answers on this broker"
         )
-    with replacing(files.certificate) as file:
-        file.write(certificate)
+    _write(files.certificate, certificate, 0o666)
     return files.certificate
+
+
+def _key(path: Path) -> bytes:
+    """Return the key of a file, which is made if it is missing."""
+    if not path.exists():
+        key = new_key()
+        _write(path, key, 0o600)
+        return key
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from error
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        make_folder(path.parent)
+        with replacing(path, mode) as file:
+            file.write(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _ask(config: AgentConfig, claim: TlsFiles, csr: bytes, timeout_s: float) -> EnrolResponse:

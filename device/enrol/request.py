@@ -59,14 +59,18 @@ def new_key() -> bytes:
 
 
 def make_request(key_pem: bytes, device: str) -> bytes:
-    """Return the request of a device for a certificate in its name, signed with its key; PEM."""
+    """Return the request of a device for a certificate in its name, signed with its key; PEM.
+
+    Raises ValueError or TypeError: the key is none on the curve P-256, or encrypted.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     key = serialization.load_pem_private_key(key_pem, None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+        raise ValueError("it is of another kind")
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)])
     request = x509.CertificateSigningRequestBuilder().subject_name(name)
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -25,6 +25,7 @@ TARGETS = "targets/"
 BASE = "repository:/"  # the base URL where there is none; paths follow it
 NOT_FOUND = 404
 FIRST_WAIT_S = 3.0  # doubles with each request that is not answered
+MAX_WAITING_PARTS = 16  # of up to 2 MiB; then the agent waits, and drops what does not fit
 _HTTP_TIMEOUT_S = 20
 
 
@@ -97,7 +98,7 @@ class RelayFetcher(WholeFileFetcher):
         super().__init__(BASE)
         self._outgoing = outgoing
         self._deadline_s = deadline_s
-        self._parts: queue.Queue[tuple[Part, bytes]] = queue.Queue()
+        self._parts: queue.Queue[tuple[Part, bytes]] = queue.Queue(MAX_WAITING_PARTS)
         threading.Thread(target=self._take, args=(incoming,), daemon=True).start()
 
     def read(self, path: str) -> bytes:

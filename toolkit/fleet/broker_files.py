@@ -1,4 +1,4 @@
-"""The configuration of the fleet's broker: mosquitto, or RabbitMQ for more than one machine.
+"""The configuration of the fleet's broker, mosquitto.
 
 A device's common name is its user name, and the access list lets it read and write its own tree
 alone. mosquitto's defaults are not safe for a fleet: it would lose retained documents in a power
@@ -8,14 +8,12 @@ cut, and Nagle's algorithm would cost a factor of 35 in downloads.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from device.files import replacing
+from device.files import make_folder, replacing
 from device.protocol.topics import CAST, PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER
 
-BrokerKind = Literal["mosquitto", "rabbitmq"]
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
 MAX_QUEUED = 1000  # messages a client that is away may leave behind
 MAX_FILES = 65536  # one for each device
@@ -111,9 +109,11 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
         f"user {CLAIM}",
         f"topic write {PROVISION}/+/request",
         f"topic read {PROVISION}/+/response",
+        # The patterns are everybody's: without these it could fetch releases in its own name.
+        f"topic deny {PREFIX}/#",
     ]
     for device in revoked:
-        lines += ["", f"user {device}", f"topic deny {PREFIX}/#", f"topic deny {CAST}/#"]
+        lines += ["", f"user {device}", f"topic deny {PREFIX}/#"]
     return "\n".join(lines) + "\n"
 
 
@@ -129,7 +129,6 @@ def write_mosquitto(
     identity = files.identity.resolve()
     if any(character.isspace() for character in f"{folder}{identity}"):
         raise FleetError(f"{folder}: mosquitto takes no path with a space: choose another folder")
-    (into / "data").mkdir(parents=True, exist_ok=True)
     conf = MOSQUITTO.format(
         folder=folder,
         identity=identity,
@@ -137,6 +136,12 @@ def write_mosquitto(
         max_message_bytes=MAX_MESSAGE_BYTES,
         max_queued=MAX_QUEUED,
     )
-    for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
-        with replacing(into / name) as file:
-            file.write(text.encode())
+    try:
+        make_folder(into / "data")
+        for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
+            with replacing(into / name) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise FleetError(
+            f"cannot write the files of the broker in {into}: {error.strerror}"
+        ) from error

@@ -7,7 +7,6 @@ devices/ID/SERIAL.crt                   each certificate of a device
 expected/ID                             a device that may enrol itself, once
 """
 
-import contextlib
 import datetime as dt
 import os
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from device.files import make_folder, replacing
+from device.files import make_folder
 from toolkit.errors import FleetError
 from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
 from toolkit.fleet.identity import (
@@ -29,6 +28,7 @@ from toolkit.fleet.identity import (
     check_device,
     read_certificate,
     write_private,
+    write_public,
 )
 
 RENEW_DAYS = 60  # a certificate that ends sooner is shown as due
@@ -49,11 +49,11 @@ def init_identity(folder: Path, *, fleet: str, hosts: Sequence[str]) -> Authorit
     authority = Authority.create(folder, fleet)
     key, server = authority.issue_server(hosts)
     write_private(folder / "server.key", key)
-    _write(folder / "server.crt", server.pem)
+    write_public(folder / "server.crt", server.pem)
     for name in (SERVER, CLAIM, OPERATOR):
         key, issued = authority.issue(name)
         write_private(folder / f"{name}.key", key)
-        _write(folder / f"{name}.crt", issued.pem)
+        write_public(folder / f"{name}.crt", issued.pem)
     for name in ("devices", "expected"):
         make_folder(folder / name)
     return authority
@@ -65,29 +65,29 @@ def issue_device(authority: Authority, device: str, out: Path) -> Issued:
     For benches: a key that was made on the device never leaves it.
     """
     check_device(device)
-    make_folder(out)
-    key, issued = authority.issue(device)
-    keep(authority, issued)
+    with authority.locked():
+        _check_not_revoked(authority, (device,))
+        key, issued = authority.issue(device)
+        keep(authority, issued)
     write_private(out / f"{device}.key", key)
-    _write(out / f"{device}.crt", issued.pem)
-    _write(out / "ca.crt", authority.ca_pem)
+    write_public(out / f"{device}.crt", issued.pem)
+    write_public(out / "ca.crt", authority.ca_pem)
     return issued
 
 
 def keep(authority: Authority, issued: Issued) -> None:
     """Store a device's certificate, so that it can be revoked."""
-    folder = authority.folder / "devices" / issued.name
-    make_folder(folder)
-    _write(folder / f"{issued.serial}.crt", issued.pem)
+    path = authority.folder / "devices" / issued.name / f"{issued.serial}.crt"
+    write_public(path, issued.pem)
 
 
 def expect(authority: Authority, devices: Sequence[str]) -> None:
     """Let devices enrol themselves, once each."""
-    make_folder(authority.folder / "expected")
     for device in devices:
         check_device(device)
+    _check_not_revoked(authority, devices)
     for device in devices:
-        _write(authority.folder / "expected" / device, b"")
+        write_public(authority.folder / "expected" / device, b"")
 
 
 def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
@@ -96,17 +96,17 @@ def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
     A request that was answered is answered again: the device may have missed it.
     """
     check_device(device)
-    if not (authority.folder / "expected" / device).exists():
-        earlier = _issued_for(authority, device, csr_pem)
-        if earlier is not None:
-            return earlier
-        raise FleetError(
-            f"the device {device} is not expected: allow it with "
-            f"`tandem fleet identity expect {device}`"
-        )
-    issued = authority.sign_request(csr_pem, device)
-    keep(authority, issued)
-    with contextlib.suppress(FileNotFoundError):  # two servers may serve the same request
+    with authority.locked():
+        if not (authority.folder / "expected" / device).exists():
+            earlier = _issued_for(authority, device, csr_pem)
+            if earlier is not None:
+                return earlier
+            raise FleetError(
+                f"the device {device} is not expected: allow it with "
+                f"`tandem fleet identity expect {device}`"
+            )
+        issued = authority.sign_request(csr_pem, device)
+        keep(authority, issued)
         (authority.folder / "expected" / device).unlink()
     return issued
 
@@ -121,21 +121,47 @@ class Revocation:
 
 def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Revocation:
     """Revoke all certificates of a device and shut it out of the broker."""
-    serials = _serials(authority, device)
     expected = authority.folder / "expected" / device
-    if not serials and not expected.exists():
-        raise FleetError(
-            f"there is no certificate of {device}: `tandem fleet identity list` shows the devices"
-        )
-    with contextlib.suppress(FileNotFoundError):
-        expected.unlink()
-    authority.revoke(serials)
-    write_mosquitto(broker, [row.device for row in identities(authority) if row.state == "revoked"])
+    with authority.locked():
+        serials = _serials(authority, device)
+        if not serials and not expected.exists():
+            raise FleetError(
+                f"there is no certificate of {device}: `tandem fleet identity list` shows the "
+                "devices"
+            )
+        expected.unlink(missing_ok=True)
+        authority.revoke(serials)
+        denied = [row.device for row in identities(authority) if row.state == "revoked"]
+        write_mosquitto(broker, denied)
     return Revocation(len(serials), reload_broker(broker))
 
 
+def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
+    """Make anew what of the fleet's own files ends soon, and let the broker read them.
+
+    These are crl.pem and the certificates of the broker and of our clients, by the keys that they
+    have. Returns the names of the files. Without it a broker would take nobody after CRL_DAYS.
+    """
+    soon = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=RENEW_DAYS)
+    renewed = []
+    if authority.crl_end() < soon:
+        with authority.locked():
+            authority.write_crl()
+        renewed.append("crl.pem")
+    for name in ("server", SERVER, CLAIM, OPERATOR):
+        path = authority.folder / f"{name}.crt"
+        certificate = read_certificate(path)
+        if certificate.not_valid_after_utc < soon:
+            write_public(path, authority.renew(certificate).pem)
+            renewed.append(path.name)
+    if renewed:
+        reload_broker(broker)
+    return tuple(renewed)
+
+
 def reload_broker(broker: BrokerFiles) -> bool:
-    """Let the broker of this machine read its files again; False if it does not run here."""
+    """Let the broker of this machine read its files again; False if it does not run here, or as
+    another account."""
     try:
         pid = int((broker.folder / "mosquitto.pid").read_text())
         name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -143,7 +169,10 @@ def reload_broker(broker: BrokerFiles) -> bool:
         return False
     if name != "mosquitto":
         return False
-    os.kill(pid, signal.SIGHUP)
+    try:
+        os.kill(pid, signal.SIGHUP)
+    except (ProcessLookupError, PermissionError):  # it has ended, or is another account's
+        return False
     return True
 
 
@@ -175,6 +204,16 @@ def is_due(identity: DeviceIdentity) -> bool:
     return identity.not_after - dt.datetime.now(dt.timezone.utc) < dt.timedelta(days=RENEW_DAYS)
 
 
+def _check_not_revoked(authority: Authority, devices: Sequence[str]) -> None:
+    """Refuse the ids of revoked devices: the broker denies them by name, for as long as one that
+    was stolen may hold a connection."""
+    revoked = authority.revoked()
+    for device in devices:
+        serials = _serials(authority, device)
+        if serials and all(str(serial) in revoked for serial in serials):
+            raise FleetError(f"the device {device} was revoked: give the board another id")
+
+
 def _issued_for(authority: Authority, device: str, csr_pem: bytes) -> Issued | None:
     """Return the certificate that was issued for the key of a request, unless it was revoked."""
     key = authority.check_request(csr_pem, device)
@@ -191,8 +230,3 @@ def _serials(authority: Authority, device: str) -> list[int]:
     check_device(device)
     paths = (authority.folder / "devices" / device).glob("*.crt")
     return sorted(int(path.stem) for path in paths if path.stem.isdigit())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)

@@ -93,8 +93,10 @@ def make_fleet(
         write_mosquitto(_broker_files(folder, settings), into=temporary / BROKER)
         _write_settings(temporary, settings)
         os.rename(temporary, folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise FleetError(f"cannot make the fleet {folder}: {error.strerror}") from error
         raise
     sync_folder(folder.resolve().parent)
     return settings
@@ -104,6 +106,8 @@ def _check_empty(folder: Path) -> None:
     """Refuse a folder that holds a fleet, or anything else."""
     if (folder / SETTINGS).exists() or (folder / "keys").exists():
         raise TrustError(f"{folder} holds a fleet already: choose another folder")
+    if folder.exists() and folder.samefile(Path.cwd()):
+        raise FleetError(f"{folder} is the folder that you are in: name a new one for the fleet")
     if folder.exists() and any(folder.iterdir()):
         raise FleetError(f"{folder} is not empty: choose a new folder for the fleet")
 

@@ -6,18 +6,23 @@ user name: the access list follows from it. A device makes its key itself and se
 """
 
 import datetime as dt
+import fcntl
 import ipaddress
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from device.files import replacing
+from device.files import make_folder, replacing
 from device.protocol.topics import DeviceId
 from toolkit.errors import FleetError
 
@@ -28,6 +33,8 @@ CLOCK_SKEW = dt.timedelta(hours=1)  # a board without a battery starts in the pa
 SERVER = "fleet.server"  # no device has this name: a device's id has no dot
 CLAIM = "fleet.claim"
 OPERATOR = "fleet.operator"
+BROKER = "fleet.broker"  # its names are in the extension: a common name has 64 letters at most
+HOST = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,252}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +61,12 @@ class Authority:
         """Make a new CA; FleetError if there is one already."""
         if (folder / "ca.key").exists():
             raise FleetError(f"{folder} has a CA already: its devices trust no other")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name(
             [
                 x509.NameAttribute(NameOID.ORGANIZATION_NAME, fleet),
-                x509.NameAttribute(NameOID.COMMON_NAME, f"{fleet} fleet CA"),
+                x509.NameAttribute(NameOID.COMMON_NAME, "fleet CA"),
             ]
         )
         now = _now()
@@ -77,7 +84,7 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         write_private(folder / "ca.key", _key_pem(key))
-        _write(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+        write_public(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
         authority = cls(folder)
         authority.write_crl()
         return authority
@@ -86,6 +93,16 @@ class Authority:
     def ca_pem(self) -> bytes:
         """The CA's certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, which ends with the process; wait for another holder."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     # -- certificates
 
@@ -96,10 +113,15 @@ class Authority:
             try:
                 names.append(x509.IPAddress(ipaddress.ip_address(host)))
             except ValueError:
+                if not HOST.match(host):
+                    raise FleetError(
+                        f"{host!r} is neither an address nor a name of a host: use letters, digits "
+                        "and . _ -"
+                    ) from None
                 names.append(x509.DNSName(host))
         key = ec.generate_private_key(ec.SECP256R1())
         san = x509.SubjectAlternativeName(names)
-        issued = self._sign(key.public_key(), hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, days, san)
+        issued = self._sign(key.public_key(), BROKER, ExtendedKeyUsageOID.SERVER_AUTH, days, san)
         return _key_pem(key), issued
 
     def issue(self, name: str, days: int = DEVICE_DAYS) -> tuple[bytes, Issued]:
@@ -121,20 +143,32 @@ class Authority:
         Its signature proves that the device has the key; its common name must be the device's id.
         """
         check_device(device)
-        try:
+        try:  # cryptography reads each part only as it is asked for
             request = x509.load_pem_x509_csr(csr_pem)
-        except ValueError as error:
+            is_signed, key = request.is_signature_valid, request.public_key()
+            names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             raise FleetError(f"the request of {device} is no PKCS #10 in PEM: {error}") from error
-        if not request.is_signature_valid:
+        if not is_signed:
             raise FleetError(f"the request of {device} is not signed by its own key")
-        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if [name.value for name in names] != [device]:
             asked = ", ".join(str(name.value) for name in names) or "nothing"
             raise FleetError(f"the request of {device} is for {asked}: a device enrols itself only")
-        key = request.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
             raise FleetError(f"the key of {device} is not on the curve P-256: make one there")
         return key
+
+    def renew(self, certificate: x509.Certificate, days: int = DEVICE_DAYS) -> Issued:
+        """Issue a certificate again: key, name, use and addresses stay. For our own P-256 ones."""
+        key = certificate.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        name = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        try:
+            san = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            san = None
+        return self._sign(key, str(name), next(iter(usages)), days, san)
 
     def _sign(
         self,
@@ -180,11 +214,24 @@ class Authority:
             raise FleetError(f"cannot read {path}: {error}") from error
 
     def revoke(self, serials: Sequence[int]) -> None:
-        """Add certificates to the revocation list, which the broker then refuses."""
+        """Add certificates to the revocation list, which the broker then refuses. The caller holds
+        the lock."""
         now = _now().isoformat()
         revoked = {**{str(serial): now for serial in serials}, **self.revoked()}
-        _write(self.folder / "revoked.json", msgspec.json.format(msgspec.json.encode(revoked)))
+        write_public(
+            self.folder / "revoked.json", msgspec.json.format(msgspec.json.encode(revoked))
+        )
         self.write_crl()
+
+    def crl_end(self) -> dt.datetime:
+        """When crl.pem ends: from then on a broker takes nobody."""
+        path = self.folder / "crl.pem"
+        try:
+            end = x509.load_pem_x509_crl(path.read_bytes()).next_update_utc
+        except (OSError, ValueError) as error:
+            raise FleetError(f"cannot read the revocation list {path}: {error}") from error
+        assert end is not None  # `write_crl` sets it
+        return end
 
     def write_crl(self) -> None:
         """Write crl.pem anew; it is valid for CRL_DAYS."""
@@ -203,7 +250,7 @@ class Authority:
                 .build()
             )
         crl = builder.sign(self._key, hashes.SHA256())
-        _write(self.folder / "crl.pem", crl.public_bytes(serialization.Encoding.PEM))
+        write_public(self.folder / "crl.pem", crl.public_bytes(serialization.Encoding.PEM))
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -263,13 +310,21 @@ def check_device(device: str) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner reads."""
-    with replacing(path, 0o600) as file:
-        file.write(content)
+    _write(path, content, 0o600)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)
+def write_public(path: Path, content: bytes) -> None:
+    """Write a file that all may read."""
+    _write(path, content, 0o666)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        make_folder(path.parent)
+        with replacing(path, mode) as file:
+            file.write(content)
+    except OSError as error:
+        raise FleetError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _now() -> dt.datetime:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.signer import CryptoSigner
 
 from device.errors import TrustError
-from device.files import sync_folder
+from device.files import replacing, sync_folder
 
 PASSPHRASE = "TANDEM_FLEET_PASSPHRASE"
 RETIRED = "retired"  # folder of keys that were rotated away
@@ -29,25 +29,21 @@ RETIRED = "retired"  # folder of keys that were rotated away
 def make_key(folder: Path, name: str) -> CryptoSigner:
     """Make a key and write it as `name`.pem, or `name`.2.pem and so on where that exists.
 
-    With TANDEM_FLEET_PASSPHRASE in the environment the file is encrypted.
+    With TANDEM_FLEET_PASSPHRASE in the environment the file is encrypted. The caller holds the
+    fleet's lock.
     """
     private = Ed25519PrivateKey.generate()
     data = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, _encryption())
-    for number in range(1, 10_000):
-        path = folder / (f"{name}.pem" if number == 1 else f"{name}.{number}.pem")
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise TrustError(f"cannot write the key {path}: {error.strerror}") from error
-        with os.fdopen(handle, "wb") as file:
+    names = (name, *(f"{name}.{number}" for number in range(2, 10_000)))
+    path = next((path for one in names if not (path := folder / f"{one}.pem").exists()), None)
+    if path is None:
+        raise TrustError(f"{folder} has 9999 keys of {name}: take old ones away")
+    try:
+        with replacing(path, 0o600) as file:  # half a key would stop all signing
             file.write(data)
-            file.flush()
-            os.fsync(handle)
-        sync_folder(folder)
-        return CryptoSigner(private)
-    raise TrustError(f"{folder} has 9999 keys of {name}: take old ones away")
+    except OSError as error:
+        raise TrustError(f"cannot write the key {path}: {error.strerror}") from error
+    return CryptoSigner(private)
 
 
 def load_keys(folder: Path, name: str) -> dict[str, CryptoSigner]:

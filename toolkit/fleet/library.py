@@ -73,7 +73,11 @@ class Library:
             if blob is not None and blob.spec.sha256 == sha256:
                 return blob
         for path in sorted(self._paths(f"*{SUFFIX}")):
-            facts = path.stat()
+            try:
+                facts = path.stat()
+            except OSError as error:  # taken away meanwhile, or a link to nothing
+                LOG.error("cannot read %s: %s", path, error.strerror)
+                continue
             key = path, facts.st_size, facts.st_mtime_ns
             known = self._hashed.get(key)
             if known is None:

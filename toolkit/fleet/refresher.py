@@ -1,4 +1,4 @@
-"""Keeps the signatures of a fleet's repository fresh while its server runs."""
+"""Keeps what ends with time fresh while a fleet's server runs: signatures and certificates."""
 
 import logging
 import threading
@@ -6,13 +6,15 @@ import threading
 from device.errors import TandemError
 from toolkit.fleet.admission import is_signed
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.folder import IDENTITY, broker_files
 
 LOG = logging.getLogger("tandem.fleet")
 LOOK_S = 600.0
 
 
 class Refresher:
-    """Signs timestamp and snapshot again where half of their time is over."""
+    """Signs timestamp and snapshot again where half of their time is over, and renews the fleet's
+    revocation list and own certificates."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -20,9 +22,8 @@ class Refresher:
         self._thread = threading.Thread(target=self._run, name="refresher", daemon=True)
 
     def start(self) -> None:
-        """Begin; a fleet without keys has nothing to sign."""
-        if is_signed(self._fleet.folder):
-            self._thread.start()
+        """Begin; a bench has nothing to sign."""
+        self._thread.start()
 
     def close(self) -> None:
         """Stop."""
@@ -31,12 +32,26 @@ class Refresher:
             self._thread.join(5.0)
 
     def _run(self) -> None:
+        while not self._stopped.is_set():
+            for step in (self._sign, self._renew):
+                try:
+                    step()
+                except (TandemError, OSError) as error:  # an operator mends it; there is time
+                    LOG.error("%s", error)
+            self._stopped.wait(LOOK_S)
+
+    def _sign(self) -> None:
         from toolkit.fleet.repository import FleetRepository
 
-        while not self._stopped.is_set():
-            try:
-                if FleetRepository(self._fleet.folder).refresh(due_only=True):
-                    LOG.info("signed the timestamp again")
-            except (TandemError, OSError) as error:  # an operator mends it; devices still have time
-                LOG.error("cannot sign the timestamp again: %s", error)
-            self._stopped.wait(LOOK_S)
+        folder = self._fleet.folder
+        if is_signed(folder) and FleetRepository(folder).refresh(due_only=True):
+            LOG.info("signed the timestamp again")
+
+    def _renew(self) -> None:
+        from toolkit.fleet.certificates import renew_due
+        from toolkit.fleet.identity import Authority
+
+        identity = self._fleet.folder / IDENTITY
+        if (identity / "ca.key").exists():
+            for name in renew_due(Authority(identity), broker_files(self._fleet.folder)):
+                LOG.info("renewed %s", name)

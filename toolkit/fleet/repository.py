@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from securesystemslib.exceptions import StorageError
 from securesystemslib.signer import CryptoSigner
+from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import (
     Metadata,
     MetaFile,
@@ -277,19 +279,31 @@ class FleetRepository:
 
     def _load_root(self) -> Metadata[Root]:
         versions = [int(path.name.split(".")[0]) for path in self.metadata.glob("*.root.json")]
-        return Metadata[Root].from_file(str(self.metadata / f"{max(versions)}.root.json"))
+        return self._read(Root, f"{max(versions, default=1)}.root.json")
 
     def _load(self, role: type[T]) -> Metadata[T]:
         """Return the metadata that timestamp.json leads to."""
-        timestamp = Metadata[Timestamp].from_file(str(self.metadata / "timestamp.json"))
         name = "timestamp.json"
         if role is not Timestamp:
-            version = timestamp.signed.snapshot_meta.version
-            name = f"{version}.snapshot.json"
+            timestamp = self._read(Timestamp, name)
+            name = f"{timestamp.signed.snapshot_meta.version}.snapshot.json"
         if role is Targets:
-            snapshot = Metadata[Snapshot].from_file(str(self.metadata / name))
+            snapshot = self._read(Snapshot, name)
             name = f"{snapshot.signed.meta['targets.json'].version}.targets.json"
-        return Metadata[T].from_file(str(self.metadata / name))
+        return self._read(role, name)
+
+    def _read(self, role: type[T], name: str) -> Metadata[T]:
+        path = self.metadata / name
+        try:
+            metadata: Metadata[T] = Metadata.from_file(str(path))
+        except (RepositoryError, StorageError) as error:
+            raise TrustError(
+                f"{path} is missing or damaged ({error}): bring the fleet's folder back from a "
+                "backup"
+            ) from error
+        if not isinstance(metadata.signed, role):
+            raise TrustError(f"{path} is {metadata.signed.type}: another file has its name")
+        return metadata
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ def init(
     """Make FOLDER: keys, a repository without releases, certificates, the broker's configuration,
     and what every board gets.
 
-    Keys are encrypted with the passphrase in TANDEM_FLEET_PASSPHRASE, if there is one. Copy
+    FOLDER/keys is encrypted with the passphrase in TANDEM_FLEET_PASSPHRASE, if there is one. Copy
     FOLDER/trust to each board, and keep FOLDER/keys to yourself.
     """
     from toolkit.fleet.folder import make_fleet
