@@ -432,3 +432,19 @@ def test_an_agent_without_a_broker_sleeps_until_another_source_is_due(
     assert fetching.next_request(CAST_BEGIN_S + 1.0, online=False) is None
     assert fetching.wake_offline_at_s == MQTT_SILENT_S
     fetching.remove()
+
+
+def test_servers_are_asked_over_mqtt_again_however_long_the_other_source_is_down(
+    tmp_path: Path, blob: Blob
+) -> None:
+    fetching = begun(tmp_path / "d", blob, MQTT, "/nowhere")
+    asked_s = []
+    for now_s in map(float, range(600)):
+        assert fetching.advance(now_s) == ""
+        if fetching.next_request(now_s) is not None:
+            asked_s.append(now_s)
+        for number in range(30):  # the one in use is among them
+            peer = f"source-{number}"
+            fetching.on_source(SourceEnded(blob.spec.sha256, peer, "down", gone=False), now_s)
+    assert asked_s[-1] > 600 - 2 * MQTT_SILENT_S - AGAIN_S[-1]
+    fetching.remove()

@@ -162,7 +162,9 @@ class Fetching:
         if fetch is None or fetch.download.complete:
             return ""
         received_bytes, since_s = self._progress
-        if since_s is None or fetch.download.received_bytes > received_bytes:
+        if self._choice.waits(now_s):
+            pass  # nobody is asked, so nobody is silent
+        elif since_s is None or fetch.download.received_bytes > received_bytes:
             if fetch.download.received_bytes > received_bytes:
                 self._choice.on_good()
             self._progress = fetch.download.received_bytes, now_s
