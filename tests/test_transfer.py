@@ -1,5 +1,6 @@
 """Downloads over networks that lose, repeat, reorder and garble, in virtual time."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -428,6 +429,28 @@ def test_a_restart_finds_its_chunks_by_hashing(tmp_path: Path) -> None:
     request = again.download.next_request(0.0)
     assert request is not None
     assert request.chunks == (1, 2, 3, 4)
+    again.file.close()
+
+
+def test_a_chunk_that_the_disk_does_not_give_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = blob_of(20)
+    fetch = Fetch(tmp_path, spec_of(blob), WINDOW_MAX)
+    fetch.on_part("index", index_of(blob), 0.0)
+    for number in range(20):
+        fetch.on_part(str(number), blob[number * CHUNK : (number + 1) * CHUNK], 0.0)
+    fetch.file.close()
+    read = os.pread
+
+    def bad_sector(file: int, size: int, offset: int) -> bytes:
+        if offset == 7 * CHUNK:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", bad_sector)
+    again = Fetch(tmp_path, spec_of(blob), WINDOW_MAX)
+    assert again.download.missing == (7,)
     again.file.close()
 
 
