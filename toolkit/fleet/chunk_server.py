@@ -169,7 +169,9 @@ def serve(
     """
     if shared is None:
         try:
-            shared = probe_version(address.host, address.port) == MQTTProtocolVersion.MQTTv5
+            context = None if address.tls is None else address.tls.context()
+            version = probe_version(address.host, address.port, context)
+            shared = version == MQTTProtocolVersion.MQTTv5
         except OSError as error:
             raise BrokerError(
                 f"cannot reach the broker at {address.host}:{address.port}: "
@@ -183,6 +185,7 @@ def serve(
         subscriptions=((SHARED_BLOB_GET if shared else BLOB_GET_OF_ALL, 0),),
         username=address.username,
         password=address.password,
+        tls=address.tls,
     )
     events: queue.Queue[LinkEvent | None] = queue.Queue(MAX_EVENTS)
     link = Link(settings, queue_putter(events, ended))
