@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from mqtt_fixtures import (
     make_bundle,
 )
 
+from device.errors import BrokerError
 from device.protocol.documents import (
     DOCUMENT_FORMAT,
     BlobGet,
@@ -32,12 +34,14 @@ from device.protocol.documents import (
     encode,
 )
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
+from device.protocol.tls import TlsFiles
 from device.protocol.topics import Topics
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import start_broker
 from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer
+from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer, serve
 from toolkit.fleet.deploy import BrokerAddress
+from toolkit.fleet.identity import Authority
 from toolkit.fleet.library import Library
 
 
@@ -258,6 +262,20 @@ def test_a_server_that_cannot_serve_says_why(words: tuple[str, str], message: st
     assert ended.stderr.startswith("chunk_server: ")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_an_address_with_tls_is_never_spoken_to_in_plain(tmp_path: Path, broker: Mosquitto) -> None:
+    Authority.create(tmp_path / "id", "test")
+    files = TlsFiles(tmp_path / "id" / "ca.crt")
+    plain = BrokerAddress("127.0.0.1", broker.port, "me", "secret", files)
+    blob, library = Blob(make_bundle(tmp_path / "targets")), Library(tmp_path / "targets")
+    with pytest.raises(BrokerError, match="cannot reach the broker"):
+        cast_bundle(plain, blob)
+    ended = threading.Event()
+    with pytest.raises(BrokerError, match="cannot reach the broker"):
+        serve(plain, library, ended, on_up=ended.set)
+    blob.close()
+    library.close()
 
 
 # -- without a network

@@ -1,5 +1,6 @@
 """Golden inputs on the way of a release: before its trial, in a child, with the policy's limits."""
 
+import errno
 import sys
 import time
 from collections.abc import Iterator
@@ -51,7 +52,15 @@ class Board:
     def deploy(
         self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
     ) -> Desired:
-        """Give the updater a bundle whose golden inputs will agree so far."""
+        """Give the updater a bundle whose golden inputs will agree so far, and let it go on."""
+        asked = self.download(agreement, request, policy, golden=golden)
+        self.updater.advance(time.monotonic())
+        return asked
+
+    def download(
+        self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
+    ) -> Desired:
+        """Give the updater all parts of a bundle whose golden inputs will agree so far."""
         for name, text in (("e", "engine"), ("p", "p"), ("l", "l")):
             (self.folder / name).write_text(text)
         (self.folder / "g").write_text(RESULT % agreement)
@@ -75,7 +84,6 @@ class Board:
         self.updater.on_desired(asked, TRUSTED)
         for part, payload in parts.items():
             self.updater.downloads.on_part(blob.spec.sha256, part, payload, 0.0)
-        self.updater.advance(time.monotonic())
         return asked
 
     def pump(self) -> None:
@@ -147,5 +155,33 @@ def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) ->
     board.pump()
     assert board.updater.state.trial is None
     board.updater.on_desired(asked, TRUSTED)
+    board.pump()
+    assert board.updater.update.phase == "trial"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("subprocess.Popen", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_a_system_that_starts_no_process_refuses_no_release_for_good(
+    board: Board, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
+) -> None:
+    def fail(*_of: object, **_more: object) -> None:
+        raise error
+
+    board.deploy(1.0, "before", InstallPolicy(), golden=False)
+    board.updater.runs.commit(time.monotonic())
+    asked = board.download(0.97, "r", InstallPolicy())
+    with monkeypatch.context() as patch:
+        patch.setattr(what, fail)
+        board.updater.advance(time.monotonic())
+        assert board.events
+    board.pump()
+    assert board.updater.update.phase == "refused"
+    assert "can be started" in board.updater.update.reason
+    board.updater.on_desired(asked, TRUSTED)  # as after each connection
     board.pump()
     assert board.updater.update.phase == "trial"

@@ -1,5 +1,6 @@
 """Downloads over networks that lose, repeat, reorder and garble, in virtual time."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -20,7 +21,7 @@ from device.update.chunk_table import ChunkTable, decode_index
 from device.update.fetching import Fetching, FetchOptions
 from device.update.part_file import Fetch, PartFile
 from device.update.peers import MAX_CORRUPT_IN_A_ROW
-from device.update.transfer import STALL_MAX_S, STALL_S, Download
+from device.update.transfer import CAST_SPREAD_S, STALL_MAX_S, STALL_S, Download
 from device.update.window import WINDOW_MAX, WINDOW_START, RateLimit, Window
 
 CHUNK = 4096
@@ -407,6 +408,19 @@ def test_chunks_that_do_not_exist_are_dropped(number: int) -> None:
     assert not download.on_chunk(0, blob[: CHUNK - 1], 0.0)
 
 
+def test_a_broadcast_that_ends_is_no_silence_of_a_server() -> None:
+    blob = blob_of(20)
+    download = Download(spec_of(blob), cast=True)
+    assert download.next_request(0.0) is None
+    download.set_index(table_of(blob))
+    download.on_cast(1.0)
+    assert download.on_chunk(0, blob[:CHUNK], 1.0)
+    download.on_cast(1.5, over=True)
+    request = download.next_request(1.5 + CAST_SPREAD_S)
+    assert request is not None
+    assert len(request.chunks) == WINDOW_START
+
+
 # -- the disk
 
 
@@ -428,6 +442,28 @@ def test_a_restart_finds_its_chunks_by_hashing(tmp_path: Path) -> None:
     request = again.download.next_request(0.0)
     assert request is not None
     assert request.chunks == (1, 2, 3, 4)
+    again.file.close()
+
+
+def test_a_chunk_that_the_disk_does_not_give_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = blob_of(20)
+    fetch = Fetch(tmp_path, spec_of(blob), WINDOW_MAX)
+    fetch.on_part("index", index_of(blob), 0.0)
+    for number in range(20):
+        fetch.on_part(str(number), blob[number * CHUNK : (number + 1) * CHUNK], 0.0)
+    fetch.file.close()
+    read = os.pread
+
+    def bad_sector(file: int, size: int, offset: int) -> bytes:
+        if offset == 7 * CHUNK:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", bad_sector)
+    again = Fetch(tmp_path, spec_of(blob), WINDOW_MAX)
+    assert again.download.missing == (7,)
     again.file.close()
 
 

@@ -17,8 +17,11 @@ from mqtt_fixtures import WAIT_S, make_bundle
 
 from device.update.fetching import MQTT_SILENT_S, Fetching, FetchOptions
 from device.update.source_choice import AGAIN_S, SourceChoice
-from device.update.sources.reader import MQTT, SourceEvent, is_source
-from device.update.sources.source import file_names
+from device.update.sources.folder import FolderSource
+from device.update.sources.http import HttpSource
+from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, is_source
+from device.update.sources.source import SourceReadError, file_names
+from device.update.transfer import CAST_BEGIN_S
 from toolkit.fleet.blob import Blob, write_index
 
 TARGET = "robot/1/test-board.bundle"
@@ -186,6 +189,16 @@ def test_a_stick_without_the_release_ends_the_download_with_a_sentence(
     device.fetching.remove()
 
 
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, blob: Blob) -> None:
+    stick = tmp_path / "stick"
+    stick.mkdir()
+    (stick / "0.bundle").symlink_to(stick / "gone")
+    (stick / f"{blob.spec.sha256}.bundle").write_bytes(blob.file.read(0, blob.spec.bytes))
+    source = FolderSource(str(stick), ("1.bundle",))
+    assert source.index(blob.spec) == blob.index
+    source.close()
+
+
 # -- HTTP
 
 
@@ -231,6 +244,32 @@ def test_a_site_that_cannot_serve_is_left_for_the_next_source(
         device = Device(tmp_path / "d", blob, bad.url, good.url)
         assert device.run() == ""
         assert sentence in device.fetching.complaint
+        check_whole(device, blob)
+
+
+def test_an_index_that_does_not_fit_is_left_for_the_next_source_at_once(
+    tmp_path: Path, blob: Blob
+) -> None:
+    path = path_of(blob)
+    with web(site_of(blob)) as portal, web(site_of(blob)) as good:
+        portal.files[f"{path}.index"] = b"<html>Please sign in</html>"
+        source = HttpSource(portal.url, (path,))
+        with pytest.raises(SourceReadError, match="no index of the bundle"):
+            source.index(blob.spec)
+        source.close()
+        device = Device(tmp_path / "d", blob, portal.url, good.url)
+        assert device.run() == ""
+        check_whole(device, blob)
+
+
+def test_a_release_that_is_asked_for_again_is_looked_for_by_its_new_names(
+    tmp_path: Path, blob: Blob
+) -> None:
+    with web(site_of(blob)) as site:
+        device = Device(tmp_path / "d", blob, site.url, names=("nothing",))
+        options = FetchOptions({}, places=(site.url,), names=(path_of(blob),))
+        device.fetching.begin(blob.spec, options)
+        assert device.run() == ""
         check_whole(device, blob)
 
 
@@ -350,4 +389,62 @@ def test_a_broker_that_is_silent_is_left_for_another_source(tmp_path: Path, blob
     assert fetching.advance(MQTT_SILENT_S + 0.1) == ""
     assert "nobody answered over MQTT" in fetching.complaint
     assert fetching.next_request(MQTT_SILENT_S + 0.2) is None  # the folder is asked
+    fetching.remove()
+
+
+def begun(folder: Path, blob: Blob, *places: str, cast: bool = False) -> Fetching:
+    folder.mkdir()
+    fetching = Fetching(folder, 16)
+    fetching.begin(blob.spec, FetchOptions({}, places=places, cast=cast))
+    return fetching
+
+
+def test_what_is_late_over_mqtt_ends_no_other_source(tmp_path: Path, blob: Blob) -> None:
+    (tmp_path / "s").mkdir()
+    fetching = begun(tmp_path / "d", blob, MQTT, str(tmp_path / "s"))
+    assert fetching.next_request(0.0) is not None
+    assert fetching.advance(0.0) == ""
+    late_s = MQTT_SILENT_S + 0.1
+    assert fetching.advance(late_s) == ""
+    fetching.take(blob.spec.sha256, "none/fleet", b"it is not here", late_s + 0.1)
+    assert fetching.advance(late_s + 5.0) == ""
+    assert "it is not here" not in fetching.complaint
+    fetching.remove()
+
+
+def test_a_pause_between_sources_is_slept_through(tmp_path: Path, blob: Blob) -> None:
+    fetching = begun(tmp_path / "d", blob, "http://127.0.0.1:9", cast=True)
+    assert fetching.next_request(0.0) is None  # it waits for the broadcast
+    ended = SourceEnded(blob.spec.sha256, "source-1", "it is down", gone=False)
+    fetching.on_source(ended, CAST_BEGIN_S - 0.1)
+    now_s = CAST_BEGIN_S + 0.1
+    assert fetching.next_request(now_s) is None
+    assert fetching.wake_at_s == CAST_BEGIN_S - 0.1 + AGAIN_S[0]
+    fetching.remove()
+
+
+def test_an_agent_without_a_broker_sleeps_until_another_source_is_due(
+    tmp_path: Path, blob: Blob
+) -> None:
+    fetching = begun(tmp_path / "d", blob, MQTT, "http://127.0.0.1:9", cast=True)
+    assert fetching.advance(0.0) == ""
+    assert fetching.next_request(0.0) is None
+    assert fetching.next_request(CAST_BEGIN_S + 1.0, online=False) is None
+    assert fetching.wake_offline_at_s == MQTT_SILENT_S
+    fetching.remove()
+
+
+def test_servers_are_asked_over_mqtt_again_however_long_the_other_source_is_down(
+    tmp_path: Path, blob: Blob
+) -> None:
+    fetching = begun(tmp_path / "d", blob, MQTT, "/nowhere")
+    asked_s = []
+    for now_s in map(float, range(600)):
+        assert fetching.advance(now_s) == ""
+        if fetching.next_request(now_s) is not None:
+            asked_s.append(now_s)
+        for number in range(30):  # the one in use is among them
+            peer = f"source-{number}"
+            fetching.on_source(SourceEnded(blob.spec.sha256, peer, "down", gone=False), now_s)
+    assert asked_s[-1] > 600 - 2 * MQTT_SILENT_S - AGAIN_S[-1]
     fetching.remove()

@@ -39,8 +39,7 @@ class Downloads:
 
     def wake_at_s(self, *, online: bool) -> float | None:
         """Return when `next_request` has something to do without a message."""
-        wakes = online or not self._fetching.needs_broker
-        return self._fetching.wake_at_s if wakes else None
+        return self._fetching.wake_at_s if online else self._fetching.wake_offline_at_s
 
     def begin(self, desired: Desired) -> None:
         """Begin or resume the download of the release."""

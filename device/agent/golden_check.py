@@ -40,11 +40,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class GoldenEnded:
-    """The child has ended. `result` None: without one, `problem` says how."""
+    """The child has ended. `result` None: without one, `problem` says how.
+
+    `passing`: the system is to blame, and another try may go well.
+    """
 
     run: int
     result: Result | None
     problem: str = ""
+    passing: bool = False
 
 
 def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
@@ -113,11 +117,19 @@ class GoldenCheck:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            self._put(GoldenEnded(self._run, None, f"no process can be started: {error.strerror}"))
-            return True
+            return self._cannot_start(f"no process can be started: {error.strerror}")
         self._child = child
         run = self._run
-        threading.Thread(target=lambda: self._put(self._wait(run, child)), daemon=True).start()
+        waiter = threading.Thread(target=lambda: self._put(self._wait(run, child)), daemon=True)
+        try:
+            waiter.start()
+        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
+            self.stop()
+            return self._cannot_start(f"no thread can be started: {error}")
+        return True
+
+    def _cannot_start(self, problem: str) -> bool:
+        self._put(GoldenEnded(self._run, None, problem, passing=True))
         return True
 
     def ended(self, event: GoldenEnded) -> bool:

@@ -398,7 +398,8 @@ class Updater:
             return
         reason = golden_refusal(event, desired.policy)
         if reason is not None:
-            self._kept.refuse(desired, reason)
+            if not event.passing:
+                self._kept.refuse(desired, reason)
             self._order.refuse(desired, reason)
             return
         assert event.result is not None

@@ -83,25 +83,34 @@ class Fetching:
         """When `next_request` is due without a message."""
         if self._fetch is None or self.complete:
             return None
-        moments = [self._choice.wait_until_s, self._fetch.download.wake_at_s]
-        if self._has_rivals and self._progress[1] is not None:
-            moments.append(self._progress[1] + MQTT_SILENT_S)
+        if self._choice.wait_until_s is not None:
+            return self._choice.wait_until_s
+        moments = [self._rival_at_s, self._fetch.download.wake_at_s]
         return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def wake_offline_at_s(self) -> float | None:
+        """The same while the broker is away: nothing is asked for over MQTT."""
+        if self._choice.place != MQTT:
+            return self.wake_at_s
+        return None if self._fetch is None or self.complete else self._rival_at_s
+
+    @property
+    def _rival_at_s(self) -> float | None:
+        """When another source is asked if nobody answers over MQTT."""
+        since_s = self._progress[1]
+        return since_s + MQTT_SILENT_S if self._has_rivals and since_s is not None else None
 
     @property
     def _has_rivals(self) -> bool:
         """Whether another source is asked if nobody answers over MQTT."""
         return self._choice.place == MQTT and self._choice.count > 1
 
-    @property
-    def needs_broker(self) -> bool:
-        """Whether there is nothing to do while the broker is away."""
-        return self._choice.place == MQTT and self._choice.count <= 1
-
     def begin(self, blob: BlobSpec, options: FetchOptions | None = None) -> None:
         """Begin or resume this download in place of any other."""
         options = FetchOptions({}) if options is None else options
         if self._fetch is not None and self._fetch.download.spec == blob:
+            self._options = options
             self._fetch.download.limit_to(RateLimit(options.bytes_per_s))
             self._choose(options.places)
             return
@@ -124,6 +133,8 @@ class Fetching:
         fetch = self._fetch
         if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
             return
+        if self._reader is not None and part.partition("/")[0] == "none":
+            return  # a late answer over MQTT: the source in use says for itself what it lacks
         fetch.on_part(part, payload, now_s)
 
     def take_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
@@ -151,7 +162,9 @@ class Fetching:
         if fetch is None or fetch.download.complete:
             return ""
         received_bytes, since_s = self._progress
-        if since_s is None or fetch.download.received_bytes > received_bytes:
+        if self._choice.waits(now_s):
+            pass  # nobody is asked, so nobody is silent
+        elif since_s is None or fetch.download.received_bytes > received_bytes:
             if fetch.download.received_bytes > received_bytes:
                 self._choice.on_good()
             self._progress = fetch.download.received_bytes, now_s

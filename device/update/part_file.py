@@ -64,13 +64,21 @@ class PartFile:
             file.write(blob)
 
     def present(self, table: ChunkTable) -> list[int]:
-        """Return the numbers of the chunks that are present, by their hashes."""
+        """Return the numbers of the chunks that are present, by their hashes.
+
+        One that the disk does not give is fetched again: a new write may go to a good sector.
+        """
         if os.fstat(self._file).st_blocks == 0:
             return []
         numbers = []
         for number in range(table.count):
             start, size = table.starts[number], table.size(number)
-            if table.fits(number, os.pread(self._file, size, start)):
+            try:
+                chunk = os.pread(self._file, size, start)
+            except OSError as error:
+                LOG.warning("chunk %d is fetched again: %s", number, error)
+                continue
+            if table.fits(number, chunk):
                 numbers.append(number)
                 self._prefix.add(start, start + size)
         return numbers

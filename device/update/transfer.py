@@ -278,6 +278,7 @@ class Download:
             self._cast_until_s = now_s + CAST_BEGIN_S
         if self._cast and self._cast_until_s is not None and now_s >= self._cast_until_s:
             self._cast = False
+            self._quiet_since_s = None  # nobody was asked, so nobody is silent
         return self._cast
 
     def _request(self, now_s: float) -> BlobGet | None:

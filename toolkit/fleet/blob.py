@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from device.errors import BundleError, TandemError
@@ -26,14 +27,17 @@ class Blob:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.file = FileBytes(path)
-            whole = hashlib.sha256()
-            for offset in range(0, self.file.size, _READ_BYTES):
-                whole.update(self.file.read(offset, _READ_BYTES))
-            self.table, chunk_bytes = cut_bundle(self.file)
-        except OSError as error:
-            raise BundleError(f"cannot read {path}: {error.strerror}") from error
+        with ExitStack() as stack:
+            try:
+                self.file = FileBytes(path)
+                stack.callback(self.file.close)
+                whole = hashlib.sha256()
+                for offset in range(0, self.file.size, _READ_BYTES):
+                    whole.update(self.file.read(offset, _READ_BYTES))
+                self.table, chunk_bytes = cut_bundle(self.file)
+            except OSError as error:
+                raise BundleError(f"cannot read {path}: {error.strerror}") from error
+            stack.pop_all()
         self.index = encode_index(self.table)
         self._compared = bytearray(self.table.count)
         self.spec = BlobSpec(

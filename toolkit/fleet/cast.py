@@ -41,6 +41,7 @@ def cast_bundle(
         client_id=f"tandem-cast-{blob.spec.sha256[:12]}",
         username=address.username,
         password=address.password,
+        tls=address.tls,
     )
     link = Link(settings, queue_putter(events, ended))
     link.start()

@@ -37,12 +37,13 @@ from device.protocol.mqtt import (
 )
 from device.protocol.mqtt_version import probe_version
 from device.protocol.topics import BLOB_GET_OF_ALL, PREFIX, SHARED_BLOB_GET, Topics
-from toolkit.fleet.blob import INDEX_PART
+from toolkit.fleet.blob import INDEX_PART, Blob
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
 from toolkit.fleet.library import Library
 
 LOG = logging.getLogger("tandem.chunks")
 SHARED_PEER = "fleet"  # the name of all servers of a shared subscription: any of them may answer
+GONE_PART = "none"
 TARGETS = Path("repository", "targets")
 MAX_PENDING = 256 * 1024  # parts of all devices; what is dropped is asked for again
 MAX_EVENTS = 4096
@@ -105,21 +106,15 @@ class ChunkServer:
         self._parts -= 1
         if parts:
             self._pending[device] = parts
-        answer = self._answer(part)
-        if answer is not None:
-            name, payload = answer
-            if self._send(Topics(device).chunk(part.sha256, name, self._peer), payload):
-                self.sent_bytes += len(payload)
+        name, payload = self._answer(part)
+        if self._send(Topics(device).chunk(part.sha256, name, self._peer), payload):
+            self.sent_bytes += len(payload)
 
     def _take(self, device: str, request: BlobGet) -> None:
         blob = self._library.blob(request.sha256)
         if blob is None:
-            reason = (
-                f"the chunk server {self._peer} does not have the bundle "
-                f"{request.sha256[:12]}...: publish it again, then roll it out again"
-            )
-            topic = Topics(device).chunk(request.sha256, "none", self._peer)
-            self._send(topic, reason.encode())
+            topic = Topics(device).chunk(request.sha256, GONE_PART, self._peer)
+            self._send(topic, self._gone(request.sha256))
             return
         queued = self._pending.setdefault(device, deque())
         known = {(row.sha256, row.part) for row in queued}
@@ -131,20 +126,31 @@ class ChunkServer:
         if not queued:
             del self._pending[device]
 
-    def _answer(self, part: _Part) -> tuple[int | str, bytes] | None:
-        """Return the name and the payload of an answer; None: the bundle is not there any more."""
-        blob = self._library.blob(part.sha256)
-        if blob is None:
-            return None
-        try:
-            if part.part != INDEX_PART and part.bases:
-                payload = self._library.delta(blob, int(part.part), part.bases)
-                if payload is not None:
-                    return f"d{part.part}", payload
-            return part.part, blob.read(part.part)
-        except (BundleError, OSError) as error:
-            LOG.error("%s", error)
-            return None
+    def _answer(self, part: _Part) -> tuple[int | str, bytes]:
+        """Return the name and the payload of an answer, which says so where the bundle is gone."""
+        for _ in range(2):  # a file that was changed or is not read is looked for again, once
+            blob = self._library.blob(part.sha256)
+            if blob is None:
+                break
+            try:
+                return self._read(blob, part)
+            except (BundleError, OSError) as error:
+                LOG.error("%s", error)
+                self._library.forget(part.sha256)
+        return GONE_PART, self._gone(part.sha256)
+
+    def _read(self, blob: Blob, part: _Part) -> tuple[int | str, bytes]:
+        if part.part != INDEX_PART and part.bases:
+            payload = self._library.delta(blob, int(part.part), part.bases)
+            if payload is not None:
+                return f"d{part.part}", payload
+        return part.part, blob.read(part.part)
+
+    def _gone(self, sha256: str) -> bytes:
+        return (
+            f"the chunk server {self._peer} does not have the bundle {sha256[:12]}...: publish it "
+            "again, then roll it out again"
+        ).encode()
 
 
 def serve(
@@ -163,7 +169,9 @@ def serve(
     """
     if shared is None:
         try:
-            shared = probe_version(address.host, address.port) == MQTTProtocolVersion.MQTTv5
+            context = None if address.tls is None else address.tls.context()
+            version = probe_version(address.host, address.port, context)
+            shared = version == MQTTProtocolVersion.MQTTv5
         except OSError as error:
             raise BrokerError(
                 f"cannot reach the broker at {address.host}:{address.port}: "
@@ -177,6 +185,7 @@ def serve(
         subscriptions=((SHARED_BLOB_GET if shared else BLOB_GET_OF_ALL, 0),),
         username=address.username,
         password=address.password,
+        tls=address.tls,
     )
     events: queue.Queue[LinkEvent | None] = queue.Queue(MAX_EVENTS)
     link = Link(settings, queue_putter(events, ended))

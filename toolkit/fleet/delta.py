@@ -85,7 +85,7 @@ class DeltaEncoder:
     def _differences(self, spans: list[_Span]) -> bytes:
         rows, residuals = [], []
         for span in spans:
-            data = self._bundle.read(span.start, span.stop - span.start)
+            data = _read(self._bundle, span.start, span.stop - span.start)
             if span.base is None or not _is_subtracted(span):
                 rows.append(OPERATION.pack(0, len(data), PLAIN, 1))
                 residuals.append(data)
@@ -93,7 +93,7 @@ class DeltaEncoder:
             offset = span.base.start + span.start - span.part.start
             item_bytes = ITEM_BYTES[span.part.dtype]
             rows.append(OPERATION.pack(offset, len(data), DIFFERENCE, item_bytes))
-            residuals.append(_subtract(data, self._base.read(offset, len(data)), item_bytes))
+            residuals.append(_subtract(data, _read(self._base, offset, len(data)), item_bytes))
         frame = self._compressor.compress(b"".join(residuals))
         return HEAD.pack(DELTA_FORMAT, self.base_number, len(rows)) + b"".join(rows) + frame
 
@@ -105,14 +105,21 @@ class DeltaEncoder:
         first = max(span.base.start, min(middle, span.base.stop) - MAX_PATCH_BYTES // 2)
         last = min(span.base.stop, first + MAX_PATCH_BYTES)
         dictionary = zstandard.ZstdCompressionDict(
-            self._base.read(first, last - first), dict_type=zstandard.DICT_TYPE_RAWCONTENT
+            _read(self._base, first, last - first), dict_type=zstandard.DICT_TYPE_RAWCONTENT
         )
         compressor = zstandard.ZstdCompressor(
             level=ZSTD_LEVEL, dict_data=dictionary, write_content_size=False, write_dict_id=False
         )
         row = OPERATION.pack(first, last - first, PATCH, 1)
         head = HEAD.pack(DELTA_FORMAT, self.base_number, 1)
-        return head + row + compressor.compress(self._bundle.read(span.start, size))
+        return head + row + compressor.compress(_read(self._bundle, span.start, size))
+
+
+def _read(source: ByteSource, offset: int, length: int) -> bytes:
+    data = source.read(offset, length)
+    if len(data) != length:
+        raise OSError("the file was cut off after it was opened")
+    return data
 
 
 def _is_subtracted(span: _Span) -> bool:

@@ -1,6 +1,7 @@
 """The bundles of a folder by their SHA-256, and their differences from each other."""
 
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ ROW_BYTES = 512  # that each of them takes besides
 ABSENT_S = 2.0  # a bundle that was not there is not looked for again for so long
 MAX_ABSENT = 1024
 SUFFIX = ".bundle"
+_NAMED = re.compile(r"[0-9a-f]{64}\.")  # the name of a file begins with its SHA-256
 
 
 class Library:
@@ -57,8 +59,18 @@ class Library:
         for base_number, sha256 in enumerate(bases):
             base = self.blob(sha256)
             if base is not None and sha256 != blob.spec.sha256:
-                return self._delta(blob, number, base, base_number)
+                try:
+                    return self._delta(blob, number, base, base_number)
+                except OSError as error:
+                    LOG.error("no difference from %s: %s", base.path, error)
+                    self.forget(sha256)
         return None
+
+    def forget(self, sha256: str) -> None:
+        """Look for a bundle anew when it is next asked for: its file was changed or is not read."""
+        blob = self._blobs.pop(sha256, None)
+        if blob is not None:
+            self._close(blob)
 
     def close(self) -> None:
         """Close all files."""
@@ -69,46 +81,45 @@ class Library:
 
     def _find(self, sha256: str) -> Blob | None:
         for path in self._paths(f"{sha256}.*"):
-            blob = self._open(path)
-            if blob is not None and blob.spec.sha256 == sha256:
-                return blob
+            if self._open(path, sha256) == sha256:
+                return self._blobs[sha256]
         for path in sorted(self._paths(f"*{SUFFIX}")):
+            if _NAMED.match(path.name):
+                continue
             try:
                 facts = path.stat()
-            except OSError as error:  # taken away meanwhile, or a link to nothing
-                LOG.error("cannot read %s: %s", path, error.strerror)
+            except OSError:  # it was removed meanwhile, or is a link to nothing
                 continue
             key = path, facts.st_size, facts.st_mtime_ns
-            known = self._hashed.get(key)
-            if known is None:
-                blob = self._open(path)
-                self._hashed[key] = "" if blob is None else blob.spec.sha256
-                if blob is not None and blob.spec.sha256 == sha256:
-                    return blob
-            elif known == sha256:
-                return self._open(path)
+            if self._hashed.get(key, sha256) == sha256:
+                self._hashed[key] = self._open(path, sha256)
+                if self._hashed[key] == sha256:
+                    return self._blobs[sha256]
         return None
 
     def _paths(self, pattern: str) -> Iterator[Path]:
         for folder in self._folders:
             yield from folder.rglob(pattern)
 
-    def _open(self, path: Path) -> Blob | None:
+    def _open(self, path: Path, sha256: str) -> str:
+        """Return the SHA-256 of a file, "" if it cannot be read; keep it open if it is the one."""
         try:
             blob = Blob(path)
         except BundleError as error:
             LOG.error("%s", error)
-            return None
-        rival = self._blobs.pop(blob.spec.sha256, None)
-        if rival is not None:
-            rival.close()
-        self._blobs[blob.spec.sha256] = blob
+            return ""
+        if blob.spec.sha256 != sha256:
+            blob.close()
+            return blob.spec.sha256
+        self._blobs[sha256] = blob
         if len(self._blobs) > MAX_OPEN:
-            sha256, oldest = self._blobs.popitem(last=False)
-            for key in [key for key in self._encoders if sha256 in key]:
-                del self._encoders[key]
-            oldest.close()
-        return blob
+            self._close(self._blobs.popitem(last=False)[1])
+        return sha256
+
+    def _close(self, blob: Blob) -> None:
+        for key in [key for key in self._encoders if blob.spec.sha256 in key]:
+            del self._encoders[key]
+        blob.close()
 
     def _delta(self, blob: Blob, number: int, base: Blob, base_number: int) -> bytes | None:
         pair = blob.spec.sha256, base.spec.sha256

@@ -30,16 +30,20 @@ class FolderSource:
 
     def index(self, blob: BlobSpec) -> bytes:
         """Return the index of the first file whose index is that of the blob."""
+        problem: OSError | None = None
         for path in self._candidates(blob):
             try:
                 self.close()
                 self._file = FileBytes(path)
                 index = self._index_of(path, blob)
             except OSError as error:
-                raise SourceReadError(f"cannot read {path}: {error.strerror}") from error
+                problem = problem or error
+                continue
             if index is not None:
                 return index
         self.close()
+        if problem is not None:
+            raise SourceReadError(f"cannot read {self._folder}: {problem}") from problem
         raise SourceGoneError(
             f"{self._folder} has no bundle {blob.sha256[:12]}...: copy it there, or name another "
             "source"
@@ -73,7 +77,7 @@ class FolderSource:
             named = [self._folder / name for name in self._names]
             yield from (path for path in named if path.is_file())
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-                if path not in named and path.stat().st_size == blob.bytes:
+                if path not in named and path.is_file() and path.stat().st_size == blob.bytes:
                     yield path
         except OSError as error:
             raise SourceReadError(f"cannot read {self._folder}: {error.strerror}") from error

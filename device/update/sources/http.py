@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
+from device.update.chunk_table import index_fits
 from device.update.sources.folder import INDEX_SUFFIX
 from device.update.sources.source import SourceGoneError, SourceReadError
 
@@ -34,14 +35,19 @@ class HttpSource:
     def index(self, blob: BlobSpec) -> bytes:
         """Return the index that lies beside the bundle; at the first URL that has one."""
         gone: SourceGoneError | None = None
+        problem = ""
         for url in self._urls(blob):
             try:
                 index = b"".join(self._get(url + INDEX_SUFFIX, None))
             except SourceGoneError as error:
                 gone = gone or error
                 continue
-            self._url = url
-            return index
+            if index_fits(index, blob):
+                self._url = url
+                return index
+            problem = problem or f"{url}{INDEX_SUFFIX} is no index of the bundle: write it again"
+        if problem:  # a proxy may have answered, so this is not for good
+            raise SourceReadError(problem)
         assert gone is not None
         raise gone
 
