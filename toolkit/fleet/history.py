@@ -48,7 +48,7 @@ def _event_text(event: v.Event, device: str) -> str:
         return "is in this rollout" if any(m.device == device for m in event.members) else ""
     if isinstance(event, v.Superseded):
         return f"is taken over by rollout {event.by}" if device in event.devices else ""
-    if isinstance(event, v.Ordered | v.Tick) or event.device != device:
+    if isinstance(event, v.Ordered | v.Reconnected | v.Tick) or event.device != device:
         return ""
     if isinstance(event, v.Joined):
         return "joins this rollout late"

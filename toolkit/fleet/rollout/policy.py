@@ -52,6 +52,14 @@ def with_window(policy: InstallPolicy, text: str) -> InstallPolicy:
     return replace(policy, not_before=begin, not_after=end)
 
 
+def going_back(policy: InstallPolicy) -> InstallPolicy:
+    """Return the policy of the way back: at once, and without the limits of the release that is
+    left, which the one before need not hold."""
+    return InstallPolicy(
+        confirm_after_s=policy.confirm_after_s, max_bytes_per_s=policy.max_bytes_per_s
+    )
+
+
 def longest_wait_s(policy: InstallPolicy) -> float:
     """Return the longest that a device may wait for its window, in seconds; 0: it has none."""
     if not (policy.not_before and policy.not_after):
