@@ -197,7 +197,8 @@ def test_a_time_in_which_nobody_was_heard_makes_no_device_late() -> None:
     run = Run(spec(on_failure="rollback"), 2, 1)
     run.now_s = 1000.0  # the server was away, or its broker
     run.do(v.Reconnected(at_s=1000.0))
-    assert run.phases()["d0"] == "sent" and run.state.status == "running"
+    assert run.phases()["d0"] == "sent"
+    assert run.state.status == "running"
     run.wait(99.0)
     assert run.phases()["d0"] == "sent"
     run.wait(1.0)
