@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from postgresql_fixtures import postgresql
 
 from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
-from device.protocol.mqtt import LinkDown, LinkUp
+from device.protocol.mqtt import LinkDown, LinkUp, Message
 from toolkit.errors import RolloutError
 from toolkit.fleet import control as control_module
 from toolkit.fleet.control import Control
@@ -21,7 +21,7 @@ from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.operations import label_device, make_plan, order, start_rollout
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
-from toolkit.fleet.rollout.targets import parse_requirements
+from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 from toolkit.fleet.server import FleetServer
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
@@ -276,6 +276,35 @@ def test_a_server_without_its_broker_lets_no_time_pass(store: Database, tmp_path
         server._events.put(event)
     server._round(bench.control, NoLink())
     assert len(log.events_of(store, 1)) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"measured": {"sha256": "a" * 64, "frames": 10**400}},
+        {"measured": {"sha256": "a" * 64, "frames": 1, "errors": -1}},
+        {"facts": {"free_mb": 10**400}},
+    ],
+)
+def test_a_report_whose_numbers_cannot_be_is_not_taken(
+    store: Database, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a", gates=parse_gates("frames>1, errors<1%")))
+    bench.round()
+    (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
+    server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
+    answer = report("a", "live", bench.desired["d0"].request)
+    payload = msgspec.json.encode({**msgspec.to_builtins(answer), **fields})
+    for event in (LinkUp(1, "5"), Message("fleet/v1/d0/reported", payload)):
+        server._events.put(event)
+    server._round(bench.control, NoLink())
+    assert bench.control.states[1].devices["d0"].phase == "sent"
+
+
+def test_a_version_of_any_length_is_compared() -> None:
+    target = Target("d", PROFILE, DeviceFacts(jetpack="9" * 5000))
+    assert unfit(target, release("a"), parse_requirements("jetpack>=6")) == ()
 
 
 def test_a_release_goes_back_at_once_and_whatever_the_gates_of_the_other_ask(
