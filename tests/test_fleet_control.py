@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -376,6 +377,20 @@ def test_labels_that_cannot_be_read_are_refused(store: Database, text: str) -> N
         label_device(store, "d0", [text], "ana")
     with pytest.raises(RolloutError, match="the fleet has no device 'd9'; it has d0"):
         label_device(store, "d9", ["a=b"], "ana")
+
+
+def test_two_operators_at_once_lose_no_labels(store: Database, tmp_path: Path) -> None:
+    Bench(store, 1)
+
+    def label(who: str) -> None:
+        own = open_database("sqlite:///fleet.db", tmp_path)
+        for number in range(20):
+            label_device(own, "d0", [f"{who}{number}=x"], who)
+        own.close()
+
+    with ThreadPoolExecutor(2) as operators:
+        list(operators.map(label, ["ana", "ben"]))
+    assert len(load_devices(store)[0].labels) == 40
 
 
 def test_labels_are_set_and_taken_away(store: Database) -> None:
