@@ -1,6 +1,7 @@
 """Rollouts in memory and in the store: rounds, kills between them, several rollouts at once."""
 
 import contextlib
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,13 +13,16 @@ from fleet_server_fixtures import PROFILE, device_row, release, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgresql_fixtures import postgresql
+from rich.console import Console
 
 from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
 from device.protocol.mqtt import LinkDown, LinkUp, Message
+from toolkit.cli.commands.fleet.tables import device_table, rollout_table
 from toolkit.errors import RolloutError
 from toolkit.fleet import control as control_module
 from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.history import history_of
 from toolkit.fleet.operations import label_device, make_plan, order, start_rollout
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
@@ -27,6 +31,7 @@ from toolkit.fleet.server import FleetServer
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import load_devices
+from toolkit.fleet.views import device_views, rollout_views
 
 
 def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:
@@ -301,6 +306,19 @@ def test_a_report_whose_numbers_cannot_be_is_not_taken(
         server._events.put(event)
     server._round(bench.control, NoLink())
     assert bench.control.states[1].devices["d0"].phase == "sent"
+
+
+def test_what_a_device_says_steers_no_terminal(store: Database) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.answer("d0", "refused", reason="no \x1b]0;room\x07\n\x1b[2J")
+    texts = [row.text for row in history_of(store, "d0")]
+    assert texts[-1] == "does not run the release: no  ]0;room   [2J"
+    console = Console(file=io.StringIO(), record=True)
+    console.print(rollout_table(rollout_views(store)[0]), device_table(device_views(store)[0]))
+    assert "[2J" in (shown := console.export_text())
+    assert "\x1b" not in shown
 
 
 def test_a_version_of_any_length_is_compared() -> None:

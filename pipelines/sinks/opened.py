@@ -147,8 +147,8 @@ class OpenSinks:
         try:
             opened = self._exchange(leaving, fresh)
         except TandemError:
-            for before, sink in adjusted:
-                sink.adjust(before)
+            for earlier, adjustable in adjusted:
+                adjustable.adjust(earlier)
             raise
         self._open = tuple((kept | opened)[number] for number in range(len(configs)))
 
