@@ -18,7 +18,7 @@ MAX_INDEX_BYTES = 1024**2  # one message for every broker
 MAX_CHUNKS_A_REQUEST = 256
 MAX_BASES = 2  # a device has two slots
 
-Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[int, Meta(ge=0, le=10**15)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
