@@ -36,7 +36,10 @@ def with_gates(policy: InstallPolicy, gates: Sequence[Gate]) -> InstallPolicy:
             side = "max_" if gate.compare in ("<", "<=") else "min_"
             is_measured = limit != "min_shadow_agreement" or policy.shadow_s > 0.0
             if limit.startswith(side) and is_measured:
-                policy = replace(policy, **{limit: gate.limit})
+                tighter = min if side == "max_" else max
+                known = getattr(policy, limit)
+                value = gate.limit if known is None else tighter(known, gate.limit)
+                policy = replace(policy, **{limit: value})
     return policy
 
 
