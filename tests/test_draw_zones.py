@@ -62,9 +62,9 @@ def test_what_is_counted_changes_the_picture_and_an_image_without_places_stays()
 
 
 def test_a_video_shows_its_zones(tmp_path: Path) -> None:
-    writer = VideoFileWriter(tmp_path / "seen.mp4", 10.0, places=Places(zones=(ZONE,)))
+    writer = VideoFileWriter(tmp_path / "seen.mp4", 10.0)
     for _ in range(3):
-        writer.write(gray_frame(0, *SIZE), no_detections(), (), 0.0)
+        writer.write(gray_frame(0, *SIZE), no_detections(), (), 0.0, places=Places(zones=(ZONE,)))
     writer.close()
     video = cv2.VideoCapture(str(writer.path))
     frame = video.read()[1]
@@ -75,7 +75,9 @@ def test_a_video_shows_its_zones(tmp_path: Path) -> None:
 def result() -> FrameResult:
     frame = frame_of(gray_frame(9, *SIZE))
     event = make_event("test", frame, no_detections(), (), {"total": 1.0})
-    return FrameResult(frame, no_detections(), event, encode_event(event))
+    return FrameResult(
+        frame, no_detections(), event, encode_event(event), places=Places(zones=(ZONE,))
+    )
 
 
 def test_a_window_without_a_screen_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +117,7 @@ def test_a_window_shows_frames_and_ends_the_run(how: str, monkeypatch: pytest.Mo
         "destroyAllWindows": lambda: None,
     }.items():
         monkeypatch.setattr(window_module.cv2, name, double)
-    with Window((), stop, Places(zones=(ZONE,))) as window:
+    with Window((), stop) as window:
         for _ in range(3):
             if not stop.is_set():
                 window.on_result(result())

@@ -1,7 +1,9 @@
 """Rollouts in memory and in the store: rounds, kills between them, several rollouts at once."""
 
 import contextlib
+import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +13,25 @@ from fleet_server_fixtures import PROFILE, device_row, release, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgresql_fixtures import postgresql
+from rich.console import Console
 
-from device.protocol.documents import Desired, DeviceFacts, Measured
+from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
+from device.protocol.mqtt import LinkDown, LinkUp, Message
+from toolkit.cli.commands.fleet.tables import device_table, rollout_table
 from toolkit.errors import RolloutError
 from toolkit.fleet import control as control_module
 from toolkit.fleet.control import Control
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.history import history_of
 from toolkit.fleet.operations import label_device, make_plan, order, start_rollout
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
-from toolkit.fleet.rollout.targets import parse_requirements
+from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
+from toolkit.fleet.server import FleetServer
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import load_devices
+from toolkit.fleet.views import device_views, rollout_views
 
 
 def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:
@@ -218,6 +227,122 @@ def test_documents_are_renewed_before_they_expire(
     assert bench.round() == []
 
 
+def test_a_document_that_is_due_for_renewal_gives_way_to_a_new_release(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.answer("d0")
+    bench.start(spec_of("b"))  # and no server runs for a month
+    now_s = store.now_s()
+    monkeypatch.setattr(Database, "now_s", lambda self: now_s + control_module.EXPIRES_S)
+    bench.restart()
+    assert bench.round() == ["d0"]
+    assert bench.desired["d0"].release.blob.sha256[0] == "b"
+
+
+def test_a_server_that_was_away_for_long_calls_no_device_late(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(store, 2, running="b")
+    bench.start(spec_of("a", on_failure="rollback"))
+    bench.round()
+    now_s = store.now_s()
+    monkeypatch.setattr(Database, "now_s", lambda self: now_s + 7200.0)  # the time-out is 3600 s
+    bench.restart()
+    assert bench.control.advance({}, reconnected=True) == []
+    assert bench.control.states[1].status == "running"
+    bench.answer("d0")
+    bench.answer("d1")
+    assert bench.control.states[1].status == "finished"
+
+
+class NoLink:
+    """A connection that takes everything."""
+
+    def publish(self, *args: object, **rest: object) -> bool:
+        return True
+
+
+def test_a_server_without_its_broker_lets_no_time_pass(store: Database, tmp_path: Path) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
+    server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
+    server._round(bench.control, NoLink())
+    assert bench.control.desired == {}
+    up = LinkUp(1, "5")
+    server._events.put(up)
+    server._round(bench.control, NoLink())
+    assert set(bench.control.desired) == {"d0"}
+    kinds = [msgspec.json.decode(text)["event"] for text in log.events_of(store, 1)]
+    assert kinds == ["started", "reconnected", "tick"]
+    for event in (LinkDown("gone"), up):  # too short to make anybody late
+        server._events.put(event)
+    server._round(bench.control, NoLink())
+    assert len(log.events_of(store, 1)) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"measured": {"sha256": "a" * 64, "frames": 10**400}},
+        {"measured": {"sha256": "a" * 64, "frames": 1, "errors": -1}},
+        {"facts": {"free_mb": 10**400}},
+    ],
+)
+def test_a_report_whose_numbers_cannot_be_is_not_taken(
+    store: Database, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a", gates=parse_gates("frames>1, errors<1%")))
+    bench.round()
+    (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
+    server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
+    answer = report("a", "live", bench.desired["d0"].request)
+    payload = msgspec.json.encode({**msgspec.to_builtins(answer), **fields})
+    for event in (LinkUp(1, "5"), Message("fleet/v1/d0/reported", payload)):
+        server._events.put(event)
+    server._round(bench.control, NoLink())
+    assert bench.control.states[1].devices["d0"].phase == "sent"
+
+
+def test_what_a_device_says_steers_no_terminal(store: Database) -> None:
+    bench = Bench(store, 1)
+    bench.start(spec_of("a"))
+    bench.round()
+    bench.answer("d0", "refused", reason="no \x1b]0;room\x07\n\x1b[2J")
+    texts = [row.text for row in history_of(store, "d0")]
+    assert texts[-1] == "does not run the release: no  ]0;room   [2J"
+    console = Console(file=io.StringIO(), record=True)
+    console.print(rollout_table(rollout_views(store)[0]), device_table(device_views(store)[0]))
+    assert "[2J" in (shown := console.export_text())
+    assert "\x1b" not in shown
+
+
+def test_a_version_of_any_length_is_compared() -> None:
+    target = Target("d", PROFILE, DeviceFacts(jetpack="9" * 5000))
+    assert unfit(target, release("a"), parse_requirements("jetpack>=6")) == ()
+
+
+def test_a_release_goes_back_at_once_and_whatever_the_gates_of_the_other_ask(
+    store: Database,
+) -> None:
+    bench = Bench(store, 1, running="b")
+    policy = InstallPolicy(
+        max_latency_p95_ms=30.0, shadow_s=60.0, min_shadow_agreement=0.9, max_bytes_per_s=5000,
+        not_before="22:00", not_after="23:00",
+    )  # fmt: skip
+    bench.start(spec_of("a", policy=policy))
+    bench.round()
+    assert bench.desired["d0"].policy == policy
+    bench.answer("d0")
+    order(store, 1, "rollback", "ana")
+    bench.round()
+    assert bench.desired["d0"].policy == InstallPolicy(max_bytes_per_s=5000)
+
+
 def test_counters_rise_also_after_the_store_was_lost(store: Database, tmp_path: Path) -> None:
     bench = Bench(store, 1)
     bench.start(spec_of("a"))
@@ -270,6 +395,20 @@ def test_labels_that_cannot_be_read_are_refused(store: Database, text: str) -> N
         label_device(store, "d0", [text], "ana")
     with pytest.raises(RolloutError, match="the fleet has no device 'd9'; it has d0"):
         label_device(store, "d9", ["a=b"], "ana")
+
+
+def test_two_operators_at_once_lose_no_labels(store: Database, tmp_path: Path) -> None:
+    Bench(store, 1)
+
+    def label(who: str) -> None:
+        own = open_database("sqlite:///fleet.db", tmp_path)
+        for number in range(20):
+            label_device(own, "d0", [f"{who}{number}=x"], who)
+        own.close()
+
+    with ThreadPoolExecutor(2) as operators:
+        list(operators.map(label, ["ana", "ben"]))
+    assert len(load_devices(store)[0].labels) == 40
 
 
 def test_labels_are_set_and_taken_away(store: Database) -> None:

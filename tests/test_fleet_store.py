@@ -120,6 +120,28 @@ def test_a_transaction_is_kept_whole_or_not_at_all(store: Database) -> None:
     assert [row.body for row in log.rows_after(store, 0)] == ["kept"]
 
 
+def test_a_transaction_that_ends_badly_says_why_and_leaves_the_store_usable(tmp_path: Path) -> None:
+    store = open_database("sqlite:///fleet.db", tmp_path)
+
+    def fail() -> None:
+        with store.write():
+            store.rows("ROLLBACK")  # as SQLite does itself, for example where the disk is full
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    store.rows("PRAGMA foreign_keys = ON")
+    with store.write():
+        store.run("CREATE TABLE parent (id BIGINT PRIMARY KEY)")
+        store.run("CREATE TABLE child (id BIGINT REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(RolloutError, match="FOREIGN KEY"), store.write():
+        store.run("INSERT INTO child VALUES (1)")  # which the commit refuses
+    with store.write():
+        store.run("INSERT INTO parent VALUES (1)")
+    assert store.rows("SELECT * FROM child") == []
+    store.close()
+
+
 def test_devices_keep_the_operators_labels_when_they_report(store: Database) -> None:
     reported = Reported(
         agent="1", profile="p", dev=True, warning="", session=3,

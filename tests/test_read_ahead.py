@@ -103,6 +103,14 @@ def test_a_stall_holds_nothing_up_and_is_called_away() -> None:
     assert file.count == -1
 
 
+def test_a_fault_of_the_reader_ends_the_run_and_is_no_silence() -> None:
+    file = Stalling(threading.Event())
+    file.poll = lambda: 1 // 0  # type: ignore[method-assign]
+    source = ReadAhead(file, SourceConfig(uri=file.name), Waiting(threading.Event()))
+    with source, pytest.raises(ZeroDivisionError):
+        wait_for(lambda: source.poll() and False, PATIENCE_S, "it fails")
+
+
 def test_it_reads_no_further_ahead_than_its_bound() -> None:
     file = Stalling(threading.Event())
     file.count = 10  # it neither stalls nor fails

@@ -30,10 +30,10 @@ from pipelines.config import parse_pipeline
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.runtime.reload import FileWatch, ReloadFile, hangups
-from pipelines.sink_config import JsonlSink, PrometheusSink, VideoSink
+from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink, VideoSink
 from pipelines.sinks.opened import OpenSinks
 from pipelines.sinks.result import SinkContext
-from pipelines.sinks.table import Broker, FrameResult
+from pipelines.sinks.table import SINKS, Broker, FrameResult
 
 PLAIN = """
 [preprocess]
@@ -171,6 +171,54 @@ def test_a_sink_that_cannot_be_opened_leaves_those_of_before(tmp_path: Path) -> 
     assert Path(video.path).stat().st_size > 0
 
 
+class Adjustable:
+    """A sink that takes any configuration, and may fail to close."""
+
+    def __init__(self, config: object, context: object = None, fails: bool = False) -> None:
+        self.config, self.closed, self.fails = config, False, fails
+        self.dropped: dict[str, int] = {}
+
+    def adjust(self, config: object) -> bool:
+        self.config = config
+        return True
+
+    def __enter__(self) -> "Adjustable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+        if self.fails:
+            raise PipelineError("the disk is full")
+
+
+def test_a_sink_that_was_adjusted_is_as_before_where_another_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SINKS, MqttSink, Adjustable)
+    before, after = MqttSink(max_hz=1.0), MqttSink(max_hz=2.0)
+    with OpenSinks([before], SinkContext(LABELS)) as sinks:
+        with pytest.raises(PipelineError, match="cannot write"):
+            sinks.change([after, JsonlSink(path=str(tmp_path / "no" / "c.jsonl"))])
+        (sink,) = sinks.sinks
+        assert sink.config == before
+
+
+def test_a_sink_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_one(config: object, context: object) -> Adjustable:
+        opened.append(Adjustable(config, fails=len(opened) == 1))
+        return opened[-1]
+
+    monkeypatch.setitem(SINKS, MqttSink, open_one)
+    with (
+        pytest.raises(PipelineError, match="disk is full"),
+        OpenSinks([MqttSink(), MqttSink()], SinkContext(LABELS)),
+    ):
+        pass
+    assert [one.closed for one in opened] == [True, True]
+
+
 def test_a_port_changes_hands() -> None:
     port = free_port()
     one, other = PrometheusSink(port=port), PrometheusSink(port=port, host="0.0.0.0")
@@ -187,16 +235,17 @@ def test_a_file_is_read_once_it_has_settled_or_when_it_is_asked_for(tmp_path: Pa
     path.write_text("a")
     file = ReloadFile(path)
     with FileWatch(file) as watch:
-        time.sleep(0.15)
-        assert watch.take() is None
-        path.write_text("b")
         taken: list[str] = []
 
         def take() -> bool:
             taken.extend(text for text in [watch.take()] if text is not None)
             return bool(taken)
 
-        wait_for(take, PATIENCE_S, "the change")
+        wait_for(take, PATIENCE_S, "the first look")
+        time.sleep(0.15)
+        assert watch.take() is None
+        path.write_text("b")
+        wait_for(lambda: take() and taken[-1] == "b", PATIENCE_S, "the change")
         path.unlink()
         time.sleep(0.15)
         assert watch.take() is None
@@ -208,6 +257,31 @@ def test_a_file_is_read_once_it_has_settled_or_when_it_is_asked_for(tmp_path: Pa
         file.now.set()
         wait_for(take, PATIENCE_S, "it was asked for")
         assert taken == ["c"]
+
+
+def test_an_edit_while_engines_were_loaded_is_taken(tmp_path: Path) -> None:
+    moving(tmp_path / "in")
+    base = HEAD.format(uri=f"images://{tmp_path}/in?fps=300") + "loop = true\n" + TRACKED
+    path = tmp_path / "p.toml"
+    path.write_text(base + ZONE)  # after `base` was read
+    messages: list[ChildMessage] = []
+    stop = threading.Event()
+
+    def watch(result: FrameResult) -> None:
+        if result.places.zones or result.frame.seq > 3000:
+            stop.set()
+
+    run_pipeline(
+        parse_pipeline(base, path),
+        Model(ColourDetector(), LABELS, ""),
+        emit=messages.append,
+        stop=stop,
+        watch=watch,
+        reload=ReloadFile(path),
+    )
+    assert [one for one in messages if isinstance(one, Reload)] == [
+        Reload(changes=("zones: yard new",))
+    ]
 
 
 def test_a_hangup_asks_for_the_file_and_ends_a_run_whose_terminal_has_gone(
@@ -312,6 +386,8 @@ def test_a_file_that_is_edited_again_and_again_loses_no_frame(tmp_path: Path) ->
     first, last = others[0]["seq"], others[-1]["seq"]
     assert [row["seq"] for row in others] == list(range(first, last + 1))
     assert all("zones" in row for row in others)
+    drawn = {one.frame.seq: bool(one.places.zones) for one in editor.results}
+    assert [number for number in numbers if drawn[number]] == [row["seq"] for row in others]
 
 
 def test_a_classifier_takes_other_classes_while_it_runs(tmp_path: Path) -> None:

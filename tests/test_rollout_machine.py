@@ -193,6 +193,29 @@ def test_figures_that_never_come_pause_the_rollout() -> None:
     assert run.state.reason == "the group canary has not measured fps of d0 within 100 s"
 
 
+def test_a_time_in_which_nobody_was_heard_makes_no_device_late() -> None:
+    run = Run(spec(on_failure="rollback"), 2, 1)
+    run.now_s = 1000.0  # the server was away, or its broker
+    run.do(v.Reconnected(at_s=1000.0))
+    assert run.phases()["d0"] == "sent"
+    assert run.state.status == "running"
+    run.wait(99.0)
+    assert run.phases()["d0"] == "sent"
+    run.wait(1.0)
+    assert run.state.status == "rolling_back"
+
+
+def test_a_pause_of_the_operator_takes_no_time_from_figures_that_are_waited_for() -> None:
+    run = Run(spec(gates=parse_gates("p95_latency_ms<30"), on_failure="rollback"), 1, 1)
+    run.answer(True, "d0")
+    run.order("pause")
+    run.wait(1000.0)
+    run.order("resume")
+    assert run.state.status == "running"
+    run.do(v.Figures(at_s=run.now_s, device="d0", measured=measured(latency_p95_ms=20.0)))
+    assert run.phases()["d1"] == "sent"
+
+
 def test_approval_is_asked_for_after_each_group_but_the_last() -> None:
     run = Run(spec(approval=True), 1, 1)
     assert run.answer(True, "d0") == []
@@ -290,7 +313,11 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
     for _ in range(draw(st.integers(0, 40))):
         at_s += draw(st.sampled_from([0.0, 0.1, 1.0, 60.0]))
         device = st.sampled_from([*DEVICES, "stranger"])
-        kind = draw(st.sampled_from(["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join"]))
+        kind = draw(
+            st.sampled_from(
+                ["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join", "reconnect"]
+            )
+        )
         if kind == "tick":
             events.append(v.Tick(at_s=at_s))
         elif kind == "answer":
@@ -301,6 +328,8 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
             events.append(v.Figures(at_s=at_s, device=draw(device), measured=fps))
         elif kind == "order":
             events.append(v.Ordered(at_s=at_s, order=draw(st.sampled_from(ORDERS))))
+        elif kind == "reconnect":
+            events.append(v.Reconnected(at_s=at_s))
         elif draw(st.booleans()):
             events.append(v.Joined(at_s=at_s, device=draw(device)))
         else:

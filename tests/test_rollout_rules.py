@@ -9,7 +9,7 @@ from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Meas
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout.gates import broken_by_bundle, judge_gates, parse_gates
 from toolkit.fleet.rollout.groups import assign, parse_groups
-from toolkit.fleet.rollout.policy import longest_wait_s, with_window
+from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
 from toolkit.fleet.rollout.rates import parse_rate
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 
@@ -204,6 +204,12 @@ def test_rates_grow_with_successes_up_to_their_most() -> None:
 def test_rates_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(RolloutError, match="rate"):
         parse_rate(text)
+
+
+def test_of_two_gates_on_one_figure_the_device_holds_to_the_tighter() -> None:
+    text = "p95_latency_ms<30, p95_latency_ms<50, golden_agreement>0.9, score_agreement>0.8"
+    policy = with_gates(InstallPolicy(), parse_gates(text))
+    assert policy == InstallPolicy(max_latency_p95_ms=30.0, min_golden_agreement=0.9)
 
 
 def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:

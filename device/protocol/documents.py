@@ -18,6 +18,7 @@ MAX_INDEX_BYTES = 1024**2  # one message for every broker
 MAX_CHUNKS_A_REQUEST = 256
 MAX_BASES = 2  # a device has two slots
 
+Amount = Annotated[int, Meta(ge=0, le=10**15)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
@@ -143,8 +144,8 @@ class Update(_Document, frozen=True, kw_only=True):
     phase: Phase
     sha256: str = ""
     request: str = ""
-    received_bytes: int = 0
-    total_bytes: int = 0
+    received_bytes: Amount = 0
+    total_bytes: Amount = 0
     reason: str = ""
 
 
@@ -157,9 +158,9 @@ class DeviceFacts(_Document, frozen=True, kw_only=True):
     module: str = ""
     jetpack: str = ""
     tensorrt: str = ""
-    dla_cores: int = 0
-    memory_mb: int = 0
-    free_mb: int = 0
+    dla_cores: Amount = 0
+    memory_mb: Amount = 0
+    free_mb: Amount = 0
     power_mode: str = ""
     labels: dict[str, str] = {}
     bundles: tuple[str, ...] = ()
@@ -172,15 +173,15 @@ class Measured(_Document, frozen=True, kw_only=True):
     """
 
     sha256: Sha256
-    frames: int = 0
-    errors: int = 0
+    frames: Amount = 0
+    errors: Amount = 0
     fps: float = 0.0
     latency_p50_ms: float = 0.0
     latency_p95_ms: float = 0.0
     temperature_c: float | None = None
     golden_agreement: float | None = None
     shadow_agreement: float | None = None
-    shadow_frames: int = 0
+    shadow_frames: Amount = 0
 
 
 class Reported(_Document, frozen=True, kw_only=True):

@@ -22,7 +22,6 @@ from device.errors import PipelineError
 from device.protocol.messages import ChildMessage, Ready, Stats
 from pipelines.preview.page import PAGE
 from pipelines.sinks.draw import annotate
-from pipelines.sinks.draw_zones import NO_PLACES, Places
 from pipelines.sinks.table import FrameResult
 from pipelines.vision import cv2
 
@@ -69,9 +68,8 @@ def parse_address(text: str) -> tuple[str, int]:
 class Preview:
     """The latest result of each camera, served over HTTP while the `with` block is open."""
 
-    def __init__(self, address: str, labels: Sequence[str], places: Places = NO_PLACES) -> None:
+    def __init__(self, address: str, labels: Sequence[str]) -> None:
         self._labels = labels
-        self._places = places
         self._changed = threading.Condition()
         self._latest: dict[str, FrameResult] = {}
         self._stats: Stats | None = None
@@ -178,7 +176,7 @@ class Preview:
         """Return a result as JPEG, with what was found drawn on it."""
         latency_ms = result.event.latency_ms["total"]
         image = annotate(result.frame.image, result.decoded, self._labels, latency_ms)
-        self._places.draw(image, result.zones)
+        result.places.draw(image, result.zones)
         height, width = image.shape[:2]
         if width > WIDTH:
             size = (WIDTH, max(1, height * WIDTH // width))

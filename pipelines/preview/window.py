@@ -9,7 +9,6 @@ from types import TracebackType
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage
 from pipelines.sinks.draw import annotate
-from pipelines.sinks.draw_zones import NO_PLACES, Places
 from pipelines.sinks.result import FrameResult
 from pipelines.vision import cv2
 
@@ -26,9 +25,7 @@ class Window:
     OpenCV's windows belong to one thread: make and use it in the one that runs the pipeline.
     """
 
-    def __init__(
-        self, labels: Sequence[str], stop: threading.Event, places: Places = NO_PLACES
-    ) -> None:
+    def __init__(self, labels: Sequence[str], stop: threading.Event) -> None:
         """Raises PipelineError: there is no screen, or OpenCV has no windows."""
         if not any(os.environ.get(name) for name in DISPLAYS):
             raise PipelineError(
@@ -50,7 +47,6 @@ class Window:
             )
         self._labels = labels
         self._stop = stop
-        self._places = places
         self._open: set[str] = set()
 
     def __enter__(self) -> "Window":
@@ -76,7 +72,7 @@ class Window:
             return
         latency_ms = result.event.latency_ms["total"]
         image = annotate(result.frame.image, result.decoded, self._labels, latency_ms)
-        self._places.draw(image, result.zones)
+        result.places.draw(image, result.zones)
         try:
             cv2.imshow(title, image)
         except cv2.error as error:

@@ -28,6 +28,7 @@ from pipelines.runtime.network import (
     spares_of,
 )
 from pipelines.sinks.controls import Controls
+from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
@@ -81,6 +82,7 @@ class BatchRunner:
         self.pace = Pace()
         self.warm_up_s = 0.0
         self._config = config
+        self._places = places_of(config)
         self._labels = model.labels
         self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
         self._describers = {
@@ -138,6 +140,7 @@ class BatchRunner:
         for scene in self._scenes.values():
             scene.change(config)
         self._config = config
+        self._places = places_of(config)
 
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
@@ -271,7 +274,9 @@ class BatchRunner:
         facts = replace(facts, dropped={} if source is None else source.dropped)
         event = make_event(self._config.name, frame, decoded, self._labels, times_ms, facts)
         payload = encode_event(event)
-        result = FrameResult(frame, decoded, event, payload, facts.zones, facts.models)
+        result = FrameResult(
+            frame, decoded, event, payload, facts.zones, facts.models, self._places
+        )
         for sink in sinks:
             sink.write(result)
         done_ns = time.monotonic_ns()

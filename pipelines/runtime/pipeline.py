@@ -23,7 +23,6 @@ from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.reload import FileWatch, Reloader, ReloadFile
 from pipelines.sinks.controls import Controls
-from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.opened import OpenSinks
 from pipelines.sinks.table import Broker, FrameResult, SinkContext
@@ -108,7 +107,6 @@ def iter_results(
             controls=controls,
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
-            places=places_of(config),
         )
         sinks = stack.enter_context(OpenSinks(config.sinks, context))
         parts = _Parts(

@@ -24,6 +24,8 @@ from pipelines.sources.uri import redact
 POLL_S = 0.25
 TERMINAL = "/dev/tty"  # that of this process, whatever its output goes to
 
+Signature = tuple[int, int, int] | None  # time of change, size, inode
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,8 @@ class Changeable(Protocol):
 
 
 class FileWatch:
-    """Reads a file when it has changed and then stayed as it is for one look."""
+    """Reads a file once at first, as it may have changed while engines were loaded, and then when
+    it has changed; always once it has stayed as it is for one look."""
 
     def __init__(self, file: ReloadFile) -> None:
         self._file = file
@@ -55,7 +58,7 @@ class FileWatch:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="reload", daemon=True)
-        self._signature = _signature(file.path)
+        self._signature: Signature = None  # of what was read last
 
     def __enter__(self) -> "FileWatch":
         self._thread.start()
@@ -81,7 +84,7 @@ class FileWatch:
         return text
 
     def _watch(self) -> None:
-        before = self._signature
+        before: Signature = None
         while not self._closing.is_set():
             asked = self._file.now.wait(POLL_S)
             self._file.now.clear()
@@ -166,7 +169,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _signature(path: Path) -> Signature:
     try:
         status = os.stat(path)
     except OSError:

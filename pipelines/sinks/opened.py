@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -97,12 +98,14 @@ class OpenSinks:
         self.close()
 
     def close(self) -> None:
-        """Close all sinks, the last one first, and wait for those that are closing."""
+        """Close all sinks, the last one first, and wait for those that are closing; also where one
+        of them raises."""
         pairs, self._open = self._open, ()
-        for _, sink in reversed(pairs):
-            self._finish(sink)
-        for closer in self._closers:
-            closer.join(CLOSE_S)
+        with ExitStack() as stack:
+            for closer in self._closers:
+                stack.callback(closer.join, CLOSE_S)
+            for _, sink in pairs:
+                stack.callback(self._finish, sink)
 
     def tick(self) -> None:
         """Let sinks do what is due without a frame."""
@@ -132,12 +135,21 @@ class OpenSinks:
             if pair is not None:
                 leaving.remove(pair)
                 kept[number] = pair
+        adjusted: list[tuple[SinkConfig, AdjustableSink]] = []  # with their configurations before
         for number, config in enumerate(configs):
             if number not in kept and (pair := _adjusted(leaving, config)):
+                before, sink = pair
                 leaving.remove(pair)
-                kept[number] = (config, pair[1])
+                kept[number] = (config, sink)
+                if isinstance(sink, AdjustableSink):
+                    adjusted.append((before, sink))
         fresh = {n: config for n, config in enumerate(configs) if n not in kept}
-        opened = self._exchange(leaving, fresh)
+        try:
+            opened = self._exchange(leaving, fresh)
+        except TandemError:
+            for earlier, adjustable in adjusted:
+                adjustable.adjust(earlier)
+            raise
         self._open = tuple((kept | opened)[number] for number in range(len(configs)))
 
     def _exchange(

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class FrameResult:
     """Everything that is known about one frame; `payload` is the event as JSON.
 
-    `decoded` is of the first model, `models` of those beside it, by name.
+    `decoded` is of the first model, `models` of those beside it, by name; `places`: the zones and
+    lines that held for it.
     """
 
     frame: Frame
@@ -34,6 +35,7 @@ class FrameResult:
     payload: bytes
     zones: ZoneFrame = NO_ZONES
     models: Mapping[str, ModelResult] = field(default_factory=dict)
+    places: Places = NO_PLACES
 
     @property
     def detections(self) -> Detections:
@@ -74,7 +76,7 @@ class SinkContext:
     """What sinks need beyond their own configuration.
 
     `cameras`: the ids of the sources; `lost_s`: after how long an object has gone that was not
-    seen; `places`: zones and lines to draw.
+    seen.
     """
 
     labels: Sequence[str]
@@ -83,7 +85,6 @@ class SinkContext:
     controls: Controls = field(default_factory=Controls)
     cameras: Sequence[str] = ("",)
     lost_s: float = 1.0
-    places: Places = NO_PLACES
 
 
 class Sink(AbstractContextManager[Any], Protocol):

@@ -112,7 +112,6 @@ class VideoOut:
                 path if len(context.cameras) == 1 else path.with_stem(f"{path.stem}-{camera}"),
                 config.fps,
                 context.files,
-                context.places,
             )
             for camera in context.cameras
         }
@@ -146,7 +145,14 @@ class VideoOut:
         latency_ms = result.event.latency_ms["total"]
         writer = self._writers[result.frame.camera]
         image = result.frame.image
-        writer.write(image, result.decoded, self._labels, latency_ms, zones=result.zones)
+        writer.write(
+            image,
+            result.decoded,
+            self._labels,
+            latency_ms,
+            zones=result.zones,
+            places=result.places,
+        )
 
 
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {

@@ -29,18 +29,11 @@ class VideoFileWriter:
     """Encodes annotated frames; `failed` counts those that no encoder took, `over_quota` those
     that found no room."""
 
-    def __init__(
-        self,
-        path: Path,
-        fps: float,
-        files: OutputFiles | None = None,
-        places: Places = NO_PLACES,
-    ) -> None:
+    def __init__(self, path: Path, fps: float, files: OutputFiles | None = None) -> None:
         """Claim the file; PipelineError if it may not be written (see `OutputFiles`)."""
         self.failed = 0
         self.over_quota = 0
         self._fps = fps
-        self._places = places
         self._files = files or OutputFiles()
         self._writer: FrameWriter | None = None
         self._full = False
@@ -55,6 +48,7 @@ class VideoFileWriter:
         latency_ms: float,
         *,
         zones: ZoneFrame = NO_ZONES,
+        places: Places = NO_PLACES,
     ) -> None:
         """Draw on a copy of the image and encode it; the first one gives the video its size."""
         if not self._files.has_room():
@@ -68,7 +62,7 @@ class VideoFileWriter:
             self.failed += 1
             return
         annotated = annotate(image, decoded, labels, latency_ms)
-        self._places.draw(annotated, zones)
+        places.draw(annotated, zones)
         try:
             self._writer.write(_fit(annotated, *self._size))
         except PipelineError as error:

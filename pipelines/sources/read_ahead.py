@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from math import inf
 from types import TracebackType
 
-from device.errors import TandemError
 from pipelines.config import SourceConfig
 from pipelines.frame import Away, Frame
 from pipelines.sources.files import VideoFile
@@ -36,7 +35,7 @@ class ReadAhead:
         self._room = AHEAD if config.frames == "every" else 1
         self._closing = threading.Event()
         self._frames: deque[Frame] = deque()
-        self._error: TandemError | None = None
+        self._error: Exception | None = None
         self._file_ended = False
         self._alive_s = time.monotonic()
         self._thread = threading.Thread(target=self._read, name="read ahead", daemon=True)
@@ -103,7 +102,7 @@ class ReadAhead:
                 continue
             try:
                 frame = self._file.poll()
-            except TandemError as error:
+            except Exception as error:  # noqa: BLE001  (`poll` raises it)
                 self._finish(error)
                 return
             if self._file.ended:
@@ -121,7 +120,7 @@ class ReadAhead:
             self._frames.append(frame)
             self._arrived.notify_all()
 
-    def _finish(self, error: TandemError | None) -> None:
+    def _finish(self, error: Exception | None) -> None:
         with self._arrived:
             self._error, self._file_ended = error, error is None
             self.ended = self._file_ended and not self._frames

@@ -6,7 +6,7 @@ sent: after a kill at any moment the next server begins with what was kept, and 
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -15,6 +15,7 @@ from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, enc
 from toolkit.fleet.reports import event_of, request_of
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import step
+from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.store import lease, log, rollouts
@@ -60,21 +61,27 @@ class Control:
         """The state of each rollout."""
         return self._states
 
-    def advance(self, changed: Mapping[str, DeviceRow]) -> list[DesiredRow]:
-        """Do a round; return the documents that are new. `changed`: devices that were heard.
+    def advance(
+        self, changed: Mapping[str, DeviceRow], *, reconnected: bool = False
+    ) -> list[DesiredRow]:
+        """Do a round; return the documents that are new. `changed`: devices that were heard;
+        `reconnected`: the server heard nobody for a while, and does now.
 
         RolloutError: the store cannot be used, or another server has the lease.
         """
         at_s = self._database.now_s()
-        if not changed and not self._is_due(at_s):
+        if not changed and not reconnected and not self._is_due(at_s):
             return []
         with self._database.write():
             lease.check(self._database, self._holder)
             this = _Round(dict(self._states))
             self._take_log(this)
+            if reconnected:
+                self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
             self._tick(this, at_s)
-            documents = [*self._documents(this, at_s), *self._renewed(at_s)]
+            documents = self._documents(this, at_s)
+            documents += self._renewed(at_s, but={row.device for row in documents})
             self._keep(this, changed, documents, at_s)
         self._states = this.states
         self.devices.update(changed)
@@ -126,6 +133,11 @@ class Control:
                     self._take_over(this, row.rollout, devices, event.at_s)
         if labels_changed:
             self._labels = load_labels(self._database)
+
+    def _begin_waits_anew(self, this: _Round, at_s: float) -> None:
+        for number, state in list(this.states.items()):
+            if _is_open(state):
+                self._note(this, number, [v.Reconnected(at_s=at_s)])
 
     def _apply(self, this: _Round, number: int, events: list[v.Event]) -> None:
         state = this.states.get(number, v.RolloutState())
@@ -205,8 +217,9 @@ class Control:
             for device, (number, action) in last.items()
         ]
 
-    def _renewed(self, at_s: float) -> list[DesiredRow]:
-        """Return documents that would expire, anew: the device runs what it ran."""
+    def _renewed(self, at_s: float, but: Set[str]) -> list[DesiredRow]:
+        """Return documents that would expire, anew: the device runs what it ran. `but`: devices
+        that something else is sent to."""
         return [
             self._document(
                 row.rollout,
@@ -217,7 +230,7 @@ class Control:
                 at_s,
             )
             for row in self.desired.values()
-            if self._is_old(row, at_s)
+            if row.device not in but and self._is_old(row, at_s)
         ]
 
     @staticmethod
@@ -245,7 +258,7 @@ class Control:
             device=device,
             counter=counter,
             expires=dt.datetime.fromtimestamp(int(expires_s), dt.timezone.utc).isoformat(),
-            policy=spec.policy,
+            policy=going_back(spec.policy) if undo else spec.policy,
         )
         return DesiredRow(
             device, counter, number, undo, release.blob.sha256, expires_s,

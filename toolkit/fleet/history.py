@@ -34,6 +34,11 @@ def history_of(database: Database, device: str) -> Iterator[Happened]:
             yield Happened(row.at_s, row.rollout, text)
 
 
+def printable(text: str) -> str:
+    """Return a device's text with blanks for what would steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def _document_text(body: str, device: str) -> str:
     row = msgspec.json.decode(body)
     if row["device"] != device:
@@ -48,7 +53,7 @@ def _event_text(event: v.Event, device: str) -> str:
         return "is in this rollout" if any(m.device == device for m in event.members) else ""
     if isinstance(event, v.Superseded):
         return f"is taken over by rollout {event.by}" if device in event.devices else ""
-    if isinstance(event, v.Ordered | v.Tick) or event.device != device:
+    if isinstance(event, v.Ordered | v.Reconnected | v.Tick) or event.device != device:
         return ""
     if isinstance(event, v.Joined):
         return "joins this rollout late"
@@ -60,5 +65,5 @@ def _event_text(event: v.Event, device: str) -> str:
         (True, True): "runs the release before again",
         (True, False): "did not get back to the release before",
     }
-    reason = f": {event.reason}" if event.reason else ""
+    reason = f": {printable(event.reason)}" if event.reason else ""
     return f"{words[event.undo, event.live]}{reason}"

@@ -173,17 +173,17 @@ def newest(database: Database) -> int:
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:
     """Set labels (KEY=VALUE) of a device, or take them away (KEY=)."""
     parsed = [_parse_label(change) for change in changes]
-    row = load_device(database, device)
-    if row is None:
-        raise RolloutError(unknown_device(database, device))
-    labels = {**row.labels, **dict(parsed)}
-    labels = {key: value for key, value in labels.items() if value}
-    if len(labels) > MAX_LABELS:
-        raise RolloutError(
-            f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some away "
-            "with KEY="
-        )
-    with database.write():
+    with database.write():  # of two operators at once, neither loses labels
+        row = load_device(database, device)
+        if row is None:
+            raise RolloutError(unknown_device(database, device))
+        labels = {**row.labels, **dict(parsed)}
+        labels = {key: value for key, value in labels.items() if value}
+        if len(labels) > MAX_LABELS:
+            raise RolloutError(
+                f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
+                "away with KEY="
+            )
         set_labels(database, device, labels)
         body = msgspec.json.encode({"device": device, "labels": labels}).decode()
         log.append(database, [log.Note(who, LABEL, body)], database.now_s())

@@ -6,6 +6,7 @@ others stand by.
 """
 
 import logging
+import math
 import queue
 import re
 import threading
@@ -32,6 +33,7 @@ MAX_EVENTS = 4096
 ROUND_S = 0.1  # events are gathered for so long, then carried out together
 STANDBY_S = 1.0
 SEND_AFTER = 64  # events
+AWAY_S = 30.0  # a connection that was away for longer made devices late
 AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -86,6 +88,10 @@ class FleetServer:
         self._holder = lease.holder_name()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
+        self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
+        self._is_connected = False
+        self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
+        self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
 
     def serve(self, stopped: threading.Event) -> None:
@@ -140,7 +146,6 @@ class FleetServer:
 
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
-        changed: dict[str, DeviceRow] = {}
         taken, until_s = 0, time.monotonic() + ROUND_S
         while (wait_s := until_s - time.monotonic()) > 0.0:
             try:
@@ -148,31 +153,36 @@ class FleetServer:
             except queue.Empty:
                 self._send(link)
                 continue
-            self._take(event, control, changed)
+            self._take(event, control)
             taken += 1
             if taken % SEND_AFTER == 0:  # the connection has room again
                 self._send(link)
-        for row in control.advance(changed):
+        if not self._is_connected:
+            return  # nobody can be heard: no device may count as late
+        for row in control.advance(self._heard, reconnected=self._reconnected):
             self._unsent[row.device] = row.document.encode()
+        self._heard, self._reconnected = {}, False
         self._send(link)
 
-    def _take(self, event: LinkEvent, control: Control, changed: dict[str, DeviceRow]) -> None:
+    def _take(self, event: LinkEvent, control: Control) -> None:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
+            self._is_connected = True
+            self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
             self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
         elif isinstance(event, LinkDown):
             LOG.warning("%s", event.reason)
+            if self._is_connected:
+                self._is_connected, self._away_since_s = False, time.monotonic()
         else:
-            self._take_message(event, control, changed)
+            self._take_message(event, control)
 
-    def _take_message(
-        self, message: Message, control: Control, changed: dict[str, DeviceRow]
-    ) -> None:
+    def _take_message(self, message: Message, control: Control) -> None:
         device, _, kind = message.topic.removeprefix(f"{PREFIX}/").partition("/")
         if not message.payload or not _DEVICE.match(device):
             return
-        row = changed.get(device) or control.devices.get(device)
+        row = self._heard.get(device) or control.devices.get(device)
         row = row or DeviceRow(device, 0.0, None, None, {})
         state, reported = row.state, row.reported
         try:
@@ -186,7 +196,7 @@ class FleetServer:
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
-        changed[device] = DeviceRow(device, time.time(), state, reported, row.labels)
+        self._heard[device] = DeviceRow(device, time.time(), state, reported, row.labels)
 
     def _send(self, link: Link) -> None:
         """Publish documents as far as the connection takes them."""

@@ -32,7 +32,6 @@ from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
-from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -108,11 +107,10 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview | Window] = [view]
-        places = places_of(config)
         if request.window:
-            viewers.append(stack.enter_context(Window(model.labels, stop, places)))
+            viewers.append(stack.enter_context(Window(model.labels, stop)))
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, model.labels, places))
+            preview = stack.enter_context(Preview(request.preview, model.labels))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:

@@ -236,8 +236,10 @@ def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
     elif event.order == "approve":
         number = draft.state.group
         draft.groups[number] = replace(draft.groups[number], accepted=True)
-    elif event.order == "resume" and cause in ("failures", "group"):
-        _accept(draft, cause)
+    elif event.order == "resume":
+        _wait_anew_for_figures(draft)
+        if cause in ("failures", "group"):
+            _accept(draft, cause)
 
 
 def _accept(draft: _Draft, cause: v.Cause) -> None:
@@ -249,6 +251,19 @@ def _accept(draft: _Draft, cause: v.Cause) -> None:
             tolerated=group.failures,
             accepted=group.accepted or cause == "group" or group.open == 0,
         )
+
+
+def _on_reconnected(draft: _Draft, event: v.Reconnected) -> None:
+    """Nobody could be heard: no device is late for that, nor are its figures."""
+    for device in draft.in_phases("sent", "undoing"):
+        draft.put(device, replace(draft.devices[device], since_s=event.at_s))
+    _wait_anew_for_figures(draft)
+
+
+def _wait_anew_for_figures(draft: _Draft) -> None:
+    draft.groups = [
+        group if group.full_s is None else replace(group, full_s=None) for group in draft.groups
+    ]
 
 
 def _skip_pending(draft: _Draft, at_s: float, reason: str) -> None:
@@ -283,9 +298,11 @@ def _on_tick(draft: _Draft, event: v.Tick) -> None:
 
 
 def _time_out(draft: _Draft, at_s: float) -> None:
-    limit_s = draft.spec.timeout_s + longest_wait_s(draft.spec.policy)
+    window_s = longest_wait_s(draft.spec.policy)
     for device in draft.in_phases("sent", "undoing"):
-        if at_s - draft.devices[device].since_s >= limit_s:
+        state = draft.devices[device]
+        limit_s = draft.spec.timeout_s + (window_s if state.phase == "sent" else 0.0)
+        if at_s - state.since_s >= limit_s:
             draft.move(device, "timeout", at_s, f"no final answer within {limit_s:g} s")
 
 
@@ -382,5 +399,6 @@ HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
     v.Figures: _on_figures,
     v.Superseded: _on_superseded,
     v.Ordered: _on_ordered,
+    v.Reconnected: _on_reconnected,
     v.Tick: _on_tick,
 }

@@ -36,7 +36,10 @@ def with_gates(policy: InstallPolicy, gates: Sequence[Gate]) -> InstallPolicy:
             side = "max_" if gate.compare in ("<", "<=") else "min_"
             is_measured = limit != "min_shadow_agreement" or policy.shadow_s > 0.0
             if limit.startswith(side) and is_measured:
-                policy = replace(policy, **{limit: gate.limit})
+                tighter = min if side == "max_" else max
+                known = getattr(policy, limit)
+                value = gate.limit if known is None else tighter(known, gate.limit)
+                policy = replace(policy, **{limit: value})
     return policy
 
 
@@ -50,6 +53,14 @@ def with_window(policy: InstallPolicy, text: str) -> InstallPolicy:
             "for example 22:00-04:30"
         )
     return replace(policy, not_before=begin, not_after=end)
+
+
+def going_back(policy: InstallPolicy) -> InstallPolicy:
+    """Return the policy of the way back: at once, and without the limits of the release that is
+    left, which the one before need not hold."""
+    return InstallPolicy(
+        confirm_after_s=policy.confirm_after_s, max_bytes_per_s=policy.max_bytes_per_s
+    )
 
 
 def longest_wait_s(policy: InstallPolicy) -> float:

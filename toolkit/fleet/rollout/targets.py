@@ -31,7 +31,7 @@ LABEL = "label."
 _REQUIREMENT = re.compile(
     r"\s*(?P<name>[A-Za-z_][\w.-]*?)\s*(?P<compare>!=|<=|>=|==|<|>|=)\s*(?P<value>[^<>=!]+?)\s*\Z"
 )
-_VERSION = re.compile(r"\d+(\.\d+)*")
+_VERSION = re.compile(r"\d{1,9}(\.\d{1,9})*")
 _MB = 1024**2
 
 

@@ -132,11 +132,15 @@ class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
     by: str = ""
 
 
+class Reconnected(_Event, frozen=True, kw_only=True, tag="reconnected"):
+    """The server heard nobody for a while, and does now: what is waited for has its time anew."""
+
+
 class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
     """Time has passed. The machine decides and sends at ticks alone."""
 
 
-Event = Started | Joined | Answered | Figures | Superseded | Ordered | Tick
+Event = Started | Joined | Answered | Figures | Superseded | Ordered | Reconnected | Tick
 
 
 class Send(_Value, frozen=True, kw_only=True):
@@ -215,5 +219,5 @@ class RolloutState(_Value, frozen=True, kw_only=True):
 
 
 EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
-    Started | Joined | Answered | Figures | Superseded | Ordered | Tick
+    Started | Joined | Answered | Figures | Superseded | Ordered | Reconnected | Tick
 )

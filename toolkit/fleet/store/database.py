@@ -1,7 +1,7 @@
 """One connection to a store."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,13 @@ class Database:
         self._writing = True
         try:
             yield
-        except BaseException:
-            with self._explained():
-                self._connection.execute("ROLLBACK")
-            raise
-        else:
             with self._explained():
                 self._connection.execute("COMMIT")
+        except BaseException:
+            # The database may have rolled back itself; what is raised says why.
+            with suppress(*self.dialect.errors()):
+                self._connection.execute("ROLLBACK")
+            raise
         finally:
             self._writing = False
 

@@ -61,6 +61,7 @@ def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
 
     from device.protocol.mqtt import Link, LinkEvent, Message, queue_putter
     from device.protocol.topics import Topics
+    from toolkit.fleet.history import printable
     from toolkit.fleet.views import utc
 
     root = Topics(device).root
@@ -81,8 +82,7 @@ def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
                     row = {"at": at, "topic": topic, "payload": text}
                     yield msgspec.json.encode(row).decode()
                 else:
-                    printable = "".join(c if c.isprintable() else " " for c in text)
-                    yield f"{at}  {topic}  {printable}"
+                    yield f"{at}  {topic}  {printable(text)}"
     finally:
         ended.set()
         link.close()

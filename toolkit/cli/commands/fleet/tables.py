@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from toolkit.fleet.history import printable
 from toolkit.fleet.operations import STATUS_WORDS, Plan
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.views import DeviceView, GroupView, RolloutView
@@ -31,8 +32,8 @@ def rollouts_table(views: Sequence[RolloutView]) -> RenderableType:
     for view in views:
         table.add_row(
             str(view.number),
-            Text(f"{view.name} {view.version}"),
-            Text(view.profile),
+            _text(f"{view.name} {view.version}"),
+            _text(view.profile),
             _status(view),
             f"{view.live} of {view.devices}",
             view.created,
@@ -53,11 +54,11 @@ def rollout_table(view: RolloutView) -> RenderableType:
     parts: list[RenderableType] = [head, table]
     if view.total_bytes:
         received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
-        parts.append(Text(f"{received:.1f} of {total:.1f} MB downloaded"))
+        parts.append(_text(f"{received:.1f} of {total:.1f} MB downloaded"))
     if view.failures:
         rows = _table("device", "group", "phase", "reason")
         for failure in view.failures:
-            rows.add_row(failure.device, Text(failure.group), failure.phase, Text(failure.reason))
+            rows.add_row(failure.device, _text(failure.group), failure.phase, _text(failure.reason))
         parts.append(rows)
     return _with_server(Group(*parts), [view])
 
@@ -72,13 +73,13 @@ def _group_cells(group: GroupView) -> list[RenderableType]:
     ]
     live = phases.get("live", 0)
     return [
-        Text(group.name),
+        _text(group.name),
         str(group.devices),
         str(live),
         ProgressBar(total=max(1, group.devices), completed=live, width=20),
         str(phases.get("pending", 0)),
         str(phases.get("sent", 0)),
-        Text(str(failed), style="red" if failed else ""),
+        _text(str(failed), style="red" if failed else ""),
         ", ".join(others),
     ]
 
@@ -89,15 +90,15 @@ def devices_table(views: Sequence[DeviceView]) -> RenderableType:
     for view in views:
         table.add_row(
             Text.assemble(view.id, (" dev", "red") if view.dev else ""),
-            Text(view.state, style="" if view.state == "online" else "yellow"),
-            Text(view.profile),
+            _text(view.state, style="" if view.state == "online" else "yellow"),
+            _text(view.profile),
             _running(view),
             _update(view),
             f"{view.rollout} {view.phase}" if view.rollout else "",
-            Text(_labels(view)),
+            _text(_labels(view)),
             str(len(view.problems)) if view.problems else "",
         )
-    return Group(table, Text(f"{len(views)} devices"))
+    return Group(table, _text(f"{len(views)} devices"))
 
 
 def device_table(view: DeviceView) -> RenderableType:
@@ -133,26 +134,26 @@ def device_table(view: DeviceView) -> RenderableType:
     rows += [("problem", problem) for problem in (*view.problems, view.warning) if problem]
     for name, value in rows:
         if value:
-            table.add_row(Text(name, style="dim"), Text(value))
-    return Group(Text(view.id, style="bold"), table)
+            table.add_row(_text(name, style="dim"), _text(value))
+    return Group(_text(view.id, style="bold"), table)
 
 
 def plan_table(plan: Plan) -> RenderableType:
     """Return what a rollout would do."""
     release = plan.release
-    head = Text(
+    head = _text(
         f"{release.name} {release.version} for {release.profile}, {release.blob.bytes / 1e6:.1f} MB"
     )
     groups = _table("group", "devices", "the first of them")
     for group in plan.groups:
         first = ", ".join(group.devices[:PLANNED])
         more = ", ..." if len(group.devices) > PLANNED else ""
-        groups.add_row(Text(group.name), str(len(group.devices)), f"{first}{more}")
+        groups.add_row(_text(group.name), str(len(group.devices)), f"{first}{more}")
     parts: list[RenderableType] = [head, groups]
     if plan.unfit:
         unfit = _table("does not fit", "because")
         for row in plan.unfit:
-            unfit.add_row(row.device, Text("; ".join(row.reasons)))
+            unfit.add_row(row.device, _text("; ".join(row.reasons)))
         parts.append(unfit)
     members = sum(len(group.devices) for group in plan.groups)
     notes = (
@@ -161,22 +162,22 @@ def plan_table(plan: Plan) -> RenderableType:
         (len(plan.unsigned), "take unsigned releases (dev = true)"),
         (members - len(plan.before), "run no release of this fleet: they cannot be rolled back"),
     )
-    parts += [Text(f"{count} devices {text}") for count, text in notes if count]
+    parts += [_text(f"{count} devices {text}") for count, text in notes if count]
     return Group(*parts)
 
 
 def _with_server(what: RenderableType, views: Sequence[RolloutView]) -> RenderableType:
     if views and not views[0].server:
-        return Group(what, Text(NO_SERVER, style="yellow"))
+        return Group(what, _text(NO_SERVER, style="yellow"))
     return what
 
 
 def _status(view: RolloutView) -> Text:
-    return Text(STATUS_WORDS[view.status], style=COLOURS[view.status])
+    return _text(STATUS_WORDS[view.status], style=COLOURS[view.status])
 
 
 def _running(view: DeviceView) -> Text:
-    return Text(
+    return _text(
         "nothing" if view.running is None else f"{view.running.name} {view.running.version}"
     )
 
@@ -184,10 +185,10 @@ def _running(view: DeviceView) -> Text:
 def _update(view: DeviceView) -> Text:
     update = view.update
     if update is None:
-        return Text("")
+        return _text("")
     if update.phase == "downloading" and update.total_bytes:
-        return Text(f"downloading {100 * update.received_bytes // update.total_bytes} %")
-    return Text(update.phase, style="red" if update.phase in ("refused", "rolled_back") else "")
+        return _text(f"downloading {100 * update.received_bytes // update.total_bytes} %")
+    return _text(update.phase, style="red" if update.phase in ("refused", "rolled_back") else "")
 
 
 def _pipeline(view: DeviceView) -> str:
@@ -205,3 +206,8 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text of which nothing steers the terminal: devices say much of it."""
+    return Text(printable(text), style=style)
