@@ -38,7 +38,6 @@ from pipelines.results import ClassScores
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.feed import DeviceFeed
 from pipelines.stages.preprocess import fit, inner_size, preprocess
-from pipelines.stages.scene import Scene
 from pipelines.vision import cv2
 from scripts import bench_frames
 from toolkit.cli.main import tandem
@@ -283,10 +282,10 @@ def test_a_pipeline_gives_bgr_no_larger_than_the_input_shows_it(
         target = FrameInput(engine, session, 1, {})
         feed = DeviceFeed(config, target)
         frame = Frame(image, 0, Stamp.now(), Stamp.now(), "test")
-        crop = feed.put(0, frame, Scene(PIPELINE, ()))
-        assert crop.shape == image.shape
+        placed = feed.put(0, frame)
+        assert placed.shape == image.shape
         expected, geometry = preprocess(image, config)
-        assert crop.geometry == geometry
+        assert placed.geometry == geometry
         assert np.abs(target.image(0) - expected[0]).max() <= 1.01 / 255
         is_copied = image.nbytes in {len(block) for block in gpu.memory.values()}
         assert is_copied == (size == (20, 24))

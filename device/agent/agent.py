@@ -137,6 +137,7 @@ class Agent:
         self._facts = Facts(config)
         self._figures = Figures()
         self._desired: Desired | None = None
+        self._carried = False  # somebody brought the desired release to the board
         self._retained = b""  # what MQTT gave last
         self._handed_over = False  # the desired release came through the door
         self._desired_problem = ""
@@ -174,7 +175,7 @@ class Agent:
             return
         earlier = self._smp.start(self._updater.state, self._updater.update)
         if earlier is not None and self._desired is None:
-            self._on_desired(earlier.document, earlier.repository)
+            self._on_desired(earlier.document, earlier.repository, carried=True)
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
@@ -239,7 +240,7 @@ class Agent:
         elif isinstance(event, SourcePart | SourceEnded):
             self._updater.downloads.on_source(event, time.monotonic())
         elif isinstance(event, SmpInstall):
-            self._on_desired(event.document, event.repository)
+            self._on_desired(event.document, event.repository, carried=True)
         elif isinstance(event, SmpRestart):
             self._restarts = True
         elif isinstance(event, Asked):
@@ -282,8 +283,9 @@ class Agent:
             sha256, _, part = path.partition("/")
             self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
 
-    def _on_desired(self, payload: bytes, repository: str = "") -> None:
-        """Take a desired document. `repository`: where its metadata are, if elsewhere."""
+    def _on_desired(self, payload: bytes, repository: str = "", *, carried: bool = False) -> None:
+        """Take a desired document. `repository`: where its metadata are, if elsewhere; `carried`:
+        somebody brought it to the board."""
         try:
             desired, signed = open_desired(payload) if payload else (None, None)
         except ValueError as error:
@@ -292,8 +294,10 @@ class Agent:
             )
             LOG.error("%s", self._desired_problem)
             return
-        self._desired_problem, self._desired = "", desired
-        self._updater.on_desired(desired, self._verdict(payload, signed, repository))
+        self._desired_problem, self._desired, self._carried = "", desired, carried
+        self._updater.on_desired(
+            desired, self._verdict(payload, signed, repository), carried=carried
+        )
 
     def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
         """Return what is known of a desired document by now."""
@@ -304,7 +308,7 @@ class Agent:
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:
-            self._updater.on_desired(self._desired, verdict)
+            self._updater.on_desired(self._desired, verdict, carried=self._carried)
 
     def _surroundings(self, now_s: float) -> Surroundings:
         """Return what a trial is judged by beside its pipeline."""
@@ -349,7 +353,9 @@ class Agent:
             release = msgspec.structs.replace(desired.release, sources=sources)
             desired = msgspec.structs.replace(desired, release=release)
         self._desired_problem, self._desired, self._handed_over = "", desired, True
-        self._updater.on_desired(desired, self._verdict(payload, signed, ask.repository))
+        self._carried = True
+        verdict = self._verdict(payload, signed, ask.repository)
+        self._updater.on_desired(desired, verdict, carried=True)
         return ""
 
     # -- reports

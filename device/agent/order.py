@@ -13,10 +13,14 @@ LOG = logging.getLogger("tandem.agent")
 
 @dataclass(slots=True)
 class Order:
-    """The desired state (None: none is known), what its signatures say, and the report on it."""
+    """The desired state (None: none is known), what its signatures say, and the report on it.
+
+    `carried`: somebody brought it to the board, by cable, stick or SSH.
+    """
 
     desired: Desired | None = None
     verdict: Verdict = TRUSTED
+    carried: bool = False
     update: Update = IDLE
 
     @property

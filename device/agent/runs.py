@@ -96,7 +96,9 @@ class Runs:
         self._order.update = update_of_record(record, "trial")
         self._looked_s = time.monotonic()
         self._limits = trial_limits(self._config, record.policy)
-        self._trial = Trial(frame_s=self._looked_s, was_online=record.began_online)
+        self._trial = Trial(
+            frame_s=self._looked_s, was_online=record.began_online, carried=record.carried
+        )
         self._waits_endlessly = False
 
     def _await_room(self, slot: Slot) -> None:

@@ -95,7 +95,7 @@ class Trial:
     after its absence. `healthy_s`: since when it runs without a break, None while it does not.
     `away_s`: since when its source is away, None while it is not. `broken`: it stalled or failed.
     `was_online`: the broker was reachable when it began, or since; `offline_s`: since when it is
-    not, None while it is.
+    not, None while it is. `carried`: somebody brought the release to the board.
     """
 
     frame_s: float
@@ -106,6 +106,7 @@ class Trial:
     broken: bool = False
     reason: str = ""
     was_online: bool = True
+    carried: bool = False
     offline_s: float | None = None
     latency_p95_ms: float | None = None
     temperature_c: float | None = None
@@ -212,9 +213,10 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
 
     A release that may have cut the device off gives way to the one before. With that the broker is
     reachable again, or it is not, which tells whose fault it is. Where the broker was away before
-    the trial, the release before could not reach it either.
+    the trial, the release before could not reach it either; one that was brought by hand to a board
+    without a broker waits for none.
     """
-    if trial.offline_s is None:
+    if trial.offline_s is None or (trial.carried and not trial.was_online):
         return Confirm()
     if not trial.was_online:
         reason = "it works, and is live once the broker is reachable, which it was not before"

@@ -169,9 +169,15 @@ class Updater:
 
     # -- desired state
 
-    def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
-        """Take the desired state, None: it was cleared, and what its signatures say."""
+    def on_desired(
+        self, desired: Desired | None, verdict: Verdict, *, carried: bool = False
+    ) -> None:
+        """Take the desired state, None: it was cleared, and what its signatures say.
+
+        `carried`: somebody brought the release to the board.
+        """
         self._order.desired, self._order.verdict = desired, verdict
+        self._order.carried = carried
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -434,6 +440,7 @@ class Updater:
             desired.policy,
             floor=floor if isinstance(floor, str) else "",
             online=self._around(time.monotonic()).online,
+            carried=self._order.carried,
             golden_agreement=self._golden_agreement,
         )
 
