@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ from mqtt_fixtures import PROFILE, make_bundle
 from test_crash_states import Clock, Pipeline
 
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
-from device.agent.trial import Surroundings
+from device.agent.trial import (
+    Confirm,
+    Postpone,
+    Surroundings,
+    Trial,
+    Wait,
+    judge,
+    trial_limits,
+)
 from device.agent.updater import Updater
 from device.protocol.documents import (
     DOCUMENT_FORMAT,
@@ -203,3 +212,15 @@ def test_a_floor_keeps_older_versions_out_after_it_was_live(
     between = board.deploy(make_bundle(tmp_path / "2", version="2"), request="back to 2")
     board.run(6)
     assert board.active == between  # down to the floor is the operator's to decide
+
+
+def test_what_was_brought_to_a_board_without_a_broker_waits_for_none() -> None:
+    brought = Trial(
+        frame_s=0.0, frames=5, healthy_s=0.0, was_online=False, offline_s=0.0, carried=True
+    )
+    limits = trial_limits(UpdateTable(confirm_after_s=1.0))
+    assert isinstance(judge(brought, limits, 2.0), Confirm)
+    # One that cuts off a board which had a broker gives way all the same.
+    cut_off = replace(brought, was_online=True)
+    assert isinstance(judge(cut_off, limits, 2.0), Wait)
+    assert isinstance(judge(cut_off, limits, 1e4), Postpone)
