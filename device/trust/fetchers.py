@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -40,9 +41,9 @@ class WholeFileFetcher(FetcherInterface):
         self.last = url.removeprefix(self.base)
         return iter((self.read(self.last),))
 
+    @abstractmethod
     def read(self, path: str) -> bytes:
         """Return a file; DownloadHTTPError 404 if there is none, DownloadError if unknown."""
-        raise NotImplementedError
 
 
 class HttpFetcher(WholeFileFetcher):

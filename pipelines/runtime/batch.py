@@ -169,8 +169,8 @@ class BatchRunner:
         for i, seen in zip(own, self._first.network.see(list(own.values())), strict=True):
             looks[i].first = seen
         for name, future in waiting.items():
-            for i, said in zip(pictures[name], future.result(), strict=True):
-                looks[i].beside[name] = said
+            for i, result in zip(pictures[name], future.result(), strict=True):
+                looks[i].beside[name] = result
         return looks
 
     def _pictures_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Picture]]:
@@ -218,8 +218,8 @@ class BatchRunner:
         for name, one in looks.beside.items():
             times_ms[name] = one.times_ms
             placed = scene.placed(one.decoded, frame, looks.x, looks.y)
-            said = self._described(name, placed, frame, times_ms, networks, fresh=True)
-            models[name] = ModelResult(said, one.network.labels)
+            described = self._described(name, placed, frame, times_ms, networks, fresh=True)
+            models[name] = ModelResult(described, one.network.labels)
         facts = FrameFacts(
             infer_ns=infer_ns,
             processors=_processors_of(networks),
@@ -254,8 +254,10 @@ class BatchRunner:
             boxes = decoded.boxes[np.array(rows, np.int64)].tolist()
             images = [crop(frame.image, box, seat.config.margin) for box in boxes]
             network = seat.network
-            said = [attribute_of(one.decoded(), network.labels) for one in network.see(images)]
-            decoded = describer.describe(decoded, rows, said)
+            attributes = [
+                attribute_of(one.decoded(), network.labels) for one in network.see(images)
+            ]
+            decoded = describer.describe(decoded, rows, attributes)
             if rows:
                 networks.append(network)
             times_ms[seat.config.name] = (time.monotonic_ns() - begin_ns) / 1e6

@@ -86,11 +86,11 @@ class FileWatch:
     def _watch(self) -> None:
         before: Signature = None
         while not self._closing.is_set():
-            asked = self._file.now.wait(POLL_S)
+            at_once = self._file.now.wait(POLL_S)
             self._file.now.clear()
             signature = _signature(self._file.path)
             settled, before = signature == before, signature
-            if not asked and (signature == self._signature or not settled):
+            if not at_once and (signature == self._signature or not settled):
                 continue  # an editor may still write it
             text = self._read()
             if text is not None:

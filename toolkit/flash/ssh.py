@@ -208,12 +208,12 @@ class ControlBoard:
         status = child.wait()
         self._drain.join()
         lines = b"".join(self._errors).decode(errors="replace").strip().splitlines()
-        said = lines[-1].removeprefix("tandem-agent: ") if lines else f"exit status {status}"
+        last_line = lines[-1].removeprefix("tandem-agent: ") if lines else f"exit status {status}"
         host = self.name
         for words, advice in CAUSES:
             if any(words in line for line in lines) and not lines[-1].startswith("tandem-agent:"):
-                return f"{host} cannot be reached: {said}; {advice.format(host=host)}"
-        return f"{host}: {said}"
+                return f"{host} cannot be reached: {last_line}; {advice.format(host=host)}"
+        return f"{host}: {last_line}"
 
 
 class _Transfer:

@@ -152,8 +152,10 @@ class Authority:
         if not is_signed:
             raise FleetError(f"the request of {device} is not signed by its own key")
         if [name.value for name in names] != [device]:
-            asked = ", ".join(str(name.value) for name in names) or "nothing"
-            raise FleetError(f"the request of {device} is for {asked}: a device enrols itself only")
+            requested = ", ".join(str(name.value) for name in names) or "nothing"
+            raise FleetError(
+                f"the request of {device} is for {requested}: a device enrols itself only"
+            )
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
             raise FleetError(f"the key of {device} is not on the curve P-256: make one there")
         return key

@@ -109,14 +109,14 @@ class FleetServer:
 
     def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
         """Wait until no other server works; False: stopped before."""
-        said = False
+        warned = False
         while not stopped.is_set():
             if lease.acquire(database, self._holder):
                 return True
-            if not said:
+            if not warned:
                 row = lease.read_lease(database)
                 LOG.warning("stands by: %s has the lease", row.holder if row else "another server")
-                said = True
+                warned = True
             stopped.wait(STANDBY_S)
         return False
 
