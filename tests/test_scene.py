@@ -2,6 +2,8 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
@@ -292,6 +294,37 @@ def test_a_filled_in_frame_shows_what_is_within_it(tmp_path, roi, start, steps, 
         tracks.follow(seen, frame_at(i / 30.0), 0, 0)
     filled, _ = tracks.predict(frame_at((19 + steps) / 30.0))
     assert filled.boxes.round().tolist() == boxes
+
+
+def test_a_tracker_that_comes_back_gives_no_number_again(tmp_path):
+    tracked, plain = walking(tmp_path, tracker=TrackerConfig(confirm_frames=1)), UNSET
+    tracks = Scene(tracked, LABELS)
+    ids = []
+    for number in range(3):
+        seen = Detections(np.float32([[20, 20, 40, 40]]), np.float32([0.9]), np.int64([0]))
+        objects, _ = tracks.follow(seen, frame_at(float(number)), 0, 0)
+        ids += objects.track_ids.tolist()
+        tracks.change(msgspec.structs.replace(tracked, tracker=plain))
+        tracks.change(msgspec.structs.replace(tracked, tracker=plain))  # again: nothing to forget
+        tracks.change(tracked)
+    assert ids == [1, 2, 3]
+
+
+def test_a_picture_is_made_once_however_many_threads_look_at_it():
+    made = []
+    both = threading.Barrier(2)
+
+    def picture():
+        made.append(threading.get_ident())
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # passes if the other thread makes one, too
+        return np.zeros((4, 4, 3), np.uint8)
+
+    frame = Frame(picture, 0, Stamp.now(), Stamp.now(), "test")
+    with ThreadPoolExecutor(2) as threads:
+        images = list(threads.map(lambda _: frame.image, range(2)))
+    assert len(made) == 1
+    assert images[0] is images[1]
 
 
 # --- snapshots
