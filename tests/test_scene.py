@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import get_type_hints
 
@@ -414,11 +415,17 @@ def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
         )
     events = json.loads(path.read_text())["traceEvents"]
     bars = [one for one in events if one["ph"] == "X"]
-    stages = ["transport", "wait", "preprocess", "infer", "decode", "track", "sinks"]
-    assert [one["name"] for one in bars] == stages * 8
-    ends = [one["ts"] + one["dur"] for one in bars]
-    for end, begin in zip(ends[:6], [one["ts"] for one in bars[1:7]], strict=True):
-        assert begin >= end - 20.0  # stages are rounded to 10 us
+    stages = ["transport", "wait", "preprocess", "queue", "infer", "collect", "decode", "track"]
+    stages.append("sinks")
+    rows = {one["tid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    camera = [one for one in bars if rows[one["tid"]] != "cpu"]
+    assert [one["name"] for one in camera] == stages * 8
+    for one, after in pairwise(camera[:9]):
+        assert after["ts"] >= one["ts"] + one["dur"] - 20.0  # stages are rounded to 10 us
+    assert [one["args"]["seq"] for one in bars if rows[one["tid"]] == "cpu"] == list(range(8))
+    for row in rows:  # bars of a row do not overlap
+        spans = [(one["ts"], one["ts"] + one["dur"]) for one in bars if one["tid"] == row]
+        assert all(begin >= end - 20.0 for (_, end), (begin, _) in pairwise(spans))
     assert bars[0]["args"]["seq"] == 0
     with pytest.raises(PipelineError, match="is there already"):
         TraceWriter(path)
