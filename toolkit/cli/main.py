@@ -99,6 +99,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "tuf": "fleet",
     "securesystemslib": "fleet",
     "cryptography": "fleet",
+    "urllib3": "fleet",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself

@@ -8,6 +8,7 @@ import msgspec
 from device.engine.manifest import UNCALIBRATED
 from device.update.admission import REQUIREMENTS
 from toolkit.cli.commands.bundle_contents import diff, inspect, verify
+from toolkit.cli.commands.bundle_registry import pull, push
 from toolkit.cli.log import warn
 
 EPILOG = (
@@ -159,5 +160,5 @@ def create(
         )
 
 
-for _command in (inspect, verify, diff):
+for _command in (inspect, verify, diff, push, pull):
     bundle.add_command(_command)
