@@ -34,13 +34,15 @@ from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure, encode_message
 from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
-from device.update.bundle import LABELS, PIPELINE
+from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
+    from pipelines.open_models import ModelFiles
+    from pipelines.runtime.network import Model
     from pipelines.sinks.files import OutputFiles
 
 STDOUT = 1
@@ -106,7 +108,7 @@ def _run(
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, config, model.engine_sha256),
+            files=_output_files(options, config, models, files),
             patient=options.wait_for_source,
             frames=options.frames,
             others=others,
@@ -148,7 +150,10 @@ def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session
 
 
 def _output_files(
-    options: argparse.Namespace, config: PipelineConfig, engine_sha256: str
+    options: argparse.Namespace,
+    config: PipelineConfig,
+    models: "Mapping[str, Model]",
+    files: "Mapping[str, ModelFiles]",
 ) -> "OutputFiles":
     """Return the files of a person's run, or of a release: its folder is named by its content.
 
@@ -158,9 +163,9 @@ def _output_files(
 
     if options.data is None or not writes_files(config):
         return OutputFiles(overwrite=options.overwrite)
-    content = hashlib.sha256(engine_sha256.encode())
-    for name in (PIPELINE, LABELS):
-        content.update((options.bundle / name).read_bytes())
+    content = hashlib.sha256("".join(one.engine_sha256 for one in models.values()).encode())
+    for path in (options.bundle / PIPELINE, *(files[name].labels for name in models)):
+        content.update(path.read_bytes())
     folder = release_folder(options.data, content.hexdigest()[:16])
     return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
@@ -208,7 +213,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder with model.engine, pipeline.toml and labels.txt",
+        help="folder of an unpacked bundle, or with pipeline.toml and the files that it names",
     )
     parser.add_argument(
         "--profile", required=True, metavar="NAME", help="the device profile of this machine"
