@@ -90,6 +90,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnx": "host",
     "onnx_ir": "host",
     "onnxscript": "host",
+    "cyclonedx": "host",
     "highspy": "host",
     "threadpoolctl": "host",
     "amqtt": "host",
