@@ -114,6 +114,10 @@ class Presence:
         if self.online:
             self._link.publish(topic, payload, qos=0)
 
+    def retain(self, topic: str, payload: bytes) -> bool:
+        """Publish retained with QoS 1; False: the connection does not take it now."""
+        return self.online and self._link.publish(topic, payload, qos=1, retain=True)
+
     def report(self, report: Reported, now_s: float) -> None:
         """Publish the report if it changed, and the events that it tells; offline they wait."""
         self._events.offer(report)
@@ -187,6 +191,7 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
             (topics.state, 1),
             (topics.chunks, 0),
             (topics.tuf_replies, 0),
+            (topics.commands, 1),
         ),
         mqtt_version=broker.mqtt_version,
         username=broker.username,

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from device.errors import TrustError
-from device.protocol.documents import Desired, Reported, Signature, Signed, decode, encode
+from device.protocol.documents import (
+    Command,
+    Desired,
+    Reported,
+    Signature,
+    Signed,
+    SignedCommand,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
@@ -54,6 +63,23 @@ def open_desired(payload: bytes) -> tuple[Desired, Signed | None]:
     if signed is None:
         return decode(payload, Desired), None
     return decode(signed.payload.encode(), Desired), signed
+
+
+def open_command(payload: bytes) -> tuple[Command, Signed | None]:
+    """Return a command and its signatures, None if it has none. Nothing is verified.
+
+    Raises ValueError: it is not understood.
+    """
+    signed = _signed(payload)
+    if signed is None:
+        return decode(payload, Command), None
+    return decode(signed.payload.encode(), Command), signed
+
+
+def sign_command(command: Command, signers: "Iterable[Signer]") -> bytes:
+    """Return a command with its signatures, as it is published."""
+    signed = sign_text(encode(command).decode(), signers)
+    return encode(SignedCommand(payload=signed.payload, signatures=signed.signatures))
 
 
 def open_reported(payload: bytes, key: "Key | None" = None) -> Reported:
