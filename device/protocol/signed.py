@@ -82,16 +82,18 @@ def sign_command(command: Command, signers: "Iterable[Signer]") -> bytes:
     return encode(SignedCommand(payload=signed.payload, signatures=signed.signatures))
 
 
-def open_reported(payload: bytes, key: "Key | None" = None) -> Reported:
-    """Return a report, signed or not; with the device's public key only a signed one is taken.
+def open_reported(payload: bytes, keys: "Mapping[str, Key] | None" = None) -> Reported:
+    """Return a report, signed or not; with the device's public keys, by their ids, only one that is
+    signed by one of them is taken.
 
-    Raises ValueError: it is not understood. Raises TrustError: the key did not sign it.
+    Raises ValueError: it is not understood. Raises TrustError: none of the keys has signed it.
     """
     signed = _signed(payload)
-    if key is not None and (signed is None or not count_valid(signed, {key.keyid: key})):
+    if keys is not None and (signed is None or not count_valid(signed, keys)):
+        names = ", ".join(f"{keyid[:12]}..." for keyid in keys) or "none, it was revoked"
         raise TrustError(
-            f"a report is not signed by the device's key {key.keyid[:12]}...: somebody else "
-            "published it, or the device has a new key"
+            f"a report is not signed by a key of the device ({names}): somebody else published it, "
+            "or its agent is older than the fleet"
         )
     return decode(payload if signed is None else signed.payload.encode(), Reported)
 
