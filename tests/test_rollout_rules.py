@@ -264,12 +264,26 @@ def test_of_two_gates_on_one_figure_the_device_holds_to_the_tighter() -> None:
     assert policy == InstallPolicy(max_latency_p95_ms=30.0, min_golden_agreement=0.9)
 
 
+def test_in_shadow_mode_the_score_is_that_of_live_frames() -> None:
+    gates = parse_gates("score_agreement>0.98")
+    assert with_gates(InstallPolicy(), gates) == InstallPolicy(min_golden_agreement=0.98)
+    shadow = InstallPolicy(shadow_s=60.0)
+    assert with_gates(shadow, gates) == InstallPolicy(shadow_s=60.0, min_shadow_agreement=0.98)
+
+
+@pytest.mark.parametrize("gate", ["shadow_agreement>0.9", "shadow_frames>100"])
+def test_a_gate_on_live_frames_needs_shadow_mode(gate: str) -> None:
+    with pytest.raises(RolloutError, match="which both engines see only with --shadow"):
+        with_gates(InstallPolicy(), parse_gates(gate))
+
+
 def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
     policy = with_window(InstallPolicy(), "22:00-04:30")
     assert (policy.not_before, policy.not_after) == ("22:00", "04:30")
     assert longest_wait_s(policy) == 17.5 * 3600.0
     assert longest_wait_s(with_window(InstallPolicy(), "04:30-22:00")) == 6.5 * 3600.0
     assert longest_wait_s(InstallPolicy()) == 0.0
+    assert longest_wait_s(InstallPolicy(shadow_s=60.0)) == 60.0
 
 
 @pytest.mark.parametrize("text", ["22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00"])

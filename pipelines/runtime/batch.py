@@ -6,9 +6,10 @@ another one a DLA.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from msgspec import UNSET
@@ -38,6 +39,13 @@ from pipelines.stages.scene import Scene
 from pipelines.stages.zones import NO_ZONES
 
 __all__ = ["BatchRunner", "Inference", "Model", "batch_sizes"]
+
+
+class Tap(Protocol):
+    """Takes frames beside the sinks: `pipelines.shadow.tap`."""
+
+    def offer(self, frame: Frame, decoded: Callable[[], Decoded]) -> None:
+        """Take a frame and what the first model sees in it, before controls and tracks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class BatchRunner:
         }
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
+        self.tap: Tap | None = None
         # One thread for each engine, always the same: a CUDA context has one owner.
         self._threads = {seat.config.name: ThreadPoolExecutor(1) for seat in self._beside}
 
@@ -201,7 +210,9 @@ class BatchRunner:
         if seen is not None:
             infer_ns = seen.infer_ns
             networks.insert(0, seen.network)
-            decoded = seen.decoded()
+            decoded = raw = seen.decoded()
+            if self.tap is not None:
+                self.tap.offer(frame, lambda: scene.placed(raw, frame, looks.x, looks.y))
             decoded_ns = time.monotonic_ns()
             times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
             decoded = self._controls.filtered(decoded, frame.camera)

@@ -104,7 +104,7 @@ def rollout() -> None:
     type=FiniteRange(min=0.0, max=86400.0),
     default=0.0,
     metavar="S",
-    help="Run old and new engine side by side for so long, and compare.",
+    help="Let the new release see live frames beside the old one for so long, and compare.",
 )
 @click.option(
     "--max-bytes-per-s",
