@@ -26,6 +26,7 @@ debian_packages=(
     gir1.2-gst-plugins-base-1.0
     python3-gst-1.0
     python3-gi
+    docker-registry
     postgresql
     shellcheck
 )

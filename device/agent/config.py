@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from device.errors import ConfigError, ProfileError
 from device.profile import load_profile
+from device.protocol.documents import CommandName
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
@@ -151,6 +152,27 @@ class TrustTable(_Table, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 60.0
 
 
+class CommandsTable(_Table, frozen=True, kw_only=True):
+    """[commands]: what an operator may have this device do, over MQTT.
+
+    `allow`: the operations; rebooting has to be named. `reboot_command`: what reboots.
+    """
+
+    allow: tuple[CommandName, ...] = ("restart", "pipeline", "snapshot", "log", "logs", "report")
+    reboot_command: Annotated[tuple[str, ...], Meta(min_length=1)] = ("systemctl", "reboot")
+
+
+class LogTable(_Table, frozen=True, kw_only=True):
+    """[log]: lines of the agent and its pipeline over MQTT.
+
+    `publish`: always; otherwise only while a command asks for them. `max_per_s`: more lines a
+    second are left out, and counted.
+    """
+
+    publish: bool = False
+    max_per_s: Annotated[float, Meta(gt=0.0, le=1000.0)] = 20.0
+
+
 class AgentConfig(_Table, frozen=True, kw_only=True):
     """agent.toml, checked. `labels`: what operators call this device, for rollouts that choose."""
 
@@ -163,6 +185,8 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     pipeline: PipelineTable = PipelineTable()
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
+    commands: CommandsTable = CommandsTable()
+    log: LogTable = LogTable()
     labels: dict[Label, Label] = {}
     smp: SmpTable | None = None
     source: SourceTable | None = None

@@ -90,6 +90,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnx": "host",
     "onnx_ir": "host",
     "onnxscript": "host",
+    "cyclonedx": "host",
     "highspy": "host",
     "threadpoolctl": "host",
     "amqtt": "host",
@@ -99,6 +100,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "tuf": "fleet",
     "securesystemslib": "fleet",
     "cryptography": "fleet",
+    "urllib3": "fleet",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself
