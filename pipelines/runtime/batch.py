@@ -56,26 +56,32 @@ class _Looks:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A batch whose models run since `begin_ns`, and what they have of which of its frames."""
+    """A batch whose models run since `begin_ns`, and what they have of which of its frames.
+
+    `here`: they ran in the thread that started it, and are done.
+    """
 
     looks: list[_Looks]
     begin_ns: int
     first: list[Future[list[Seen]]]
     first_rows: list[int]
     beside: dict[str, tuple[list[int], Future[list[Decided]]]]
+    here: bool
 
     @property
     def futures(self) -> tuple[Future[Any], ...]:
         """What is to be done before the batch can be finished without waiting."""
         return (*self.first, *(future for _, future in self.beside.values()))
 
-    @property
-    def prepare_s(self) -> float | None:
-        """How long it took to make the first model's inputs, None if it sees none; those of a
-        second inference wait for the engine. The models are done."""
-        if not self.first:
-            return None
+    def prepare_s(self) -> float:
+        """Return how long it took to make the first model's inputs; those of a second inference
+        wait for the engine. The first model has seen some, and is done."""
         return (self.first[0].result()[0].times.ready_ns - self.begin_ns) / 1e9
+
+    def infer_s(self) -> float:
+        """Return how long the first model's engine took. It is done."""
+        times = [future.result()[0].times for future in self.first]
+        return sum(one.infer_ns[1] - one.infer_ns[0] for one in times) / 1e9
 
     def collect(self) -> list[_Looks]:
         """Wait for the models; return what they gave. Raises what an engine has raised."""
@@ -192,8 +198,11 @@ class BatchRunner:
         """Run every stage on a batch; yield each result once the sinks have it."""
         yield from self.finish(self.start(batch), sinks)
 
-    def start(self, batch: Sequence[Frame]) -> Started:
-        """Let every model begin with its frames, all at the same time."""
+    def start(self, batch: Sequence[Frame], *, here: bool = False) -> Started:
+        """Let every model begin with its frames, all at the same time.
+
+        `here`: infer in this thread, if there is one model for whole frames alone.
+        """
         begin_ns = time.monotonic_ns()
         looks = [_Looks(frame) for frame in batch]
         pictures = self._pictures_for(looks)
@@ -204,8 +213,9 @@ class BatchRunner:
                 future = seat.network.start_whole(list(views.values()))
                 beside[seat.config.name] = (list(views), future)
         own = pictures[self._first.config.name]
-        first = self._first.network.start(list(own.values()))
-        return Started(looks, begin_ns, first, list(own), beside)
+        here = here and not self._beside
+        first = self._first.network.start(list(own.values()), here=here)
+        return Started(looks, begin_ns, first, list(own), beside, here)
 
     def finish(self, started: Started, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Wait for the models; decode, track and describe what they gave, and give each result to

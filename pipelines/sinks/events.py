@@ -34,7 +34,7 @@ class FrameFacts:
     """What the run knows of a frame beside its results.
 
     `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`:
-    there was none, the tracker filled the frame in; `processors`: those of the engine's segments;
+    there was none, the tracker filled the frame in; `processors`: where its inferences ran;
     `dropped`: frames of this source that were lost so far, by cause; `models`: what those beside
     the first say, by name.
     """
