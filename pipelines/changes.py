@@ -51,7 +51,7 @@ def changes(before: PipelineConfig, after: PipelineConfig) -> tuple[str, ...]:
     refused = [key for key in keys if not any(re.fullmatch(row, key) for row in TAKEN)]
     if before.lost_s != after.lost_s and "tracker.lost_s" not in refused:
         refused.append("tracker.lost_s")
-    if before.followed.name != after.followed.name and "tracker.model" not in refused:
+    if not refused and before.followed.name != after.followed.name:
         refused.append("tracker.model")
     if refused:
         reasons = dict.fromkeys(REASONS[re.split(r"[.\[]", key)[0]] for key in refused)
