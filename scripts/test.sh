@@ -27,6 +27,7 @@ debian_packages=(
     python3-gst-1.0
     python3-gi
     postgresql
+    rabbitmq-server
     shellcheck
 )
 
