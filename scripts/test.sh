@@ -28,6 +28,7 @@ debian_packages=(
     python3-gi
     docker-registry
     postgresql
+    rabbitmq-server
     shellcheck
 )
 
