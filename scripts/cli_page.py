@@ -26,6 +26,7 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Commands: pipelines and devices",
         ("model", "pipeline", "run", "bundle", "deploy", "flash"),
     ),
+    "board.md": ("Commands: one board", ("board",)),
     "fleet.md": ("Commands: fleets", ("fleet",)),
     "machine.md": ("Commands: this machine", ("demo", "completion", "doctor")),
 }

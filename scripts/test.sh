@@ -28,6 +28,7 @@ debian_packages=(
     python3-gi
     postgresql
     shellcheck
+    sudo
 )
 
 install_debian_packages() {
