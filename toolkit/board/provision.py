@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
+import click
+
 from toolkit.board.init import InitSettings, set_up
 from toolkit.board.line import LineRow, Provisioned
 from toolkit.board.probe import Probe
@@ -71,7 +73,10 @@ class Station:
         if self.ssh_config and "ssh_config=" not in text:
             query = urlencode({"ssh_config": self.ssh_config}, safe="/")
             text = f"{text}{'&' if '?' in text else '?'}{query}"
-        return parse_address(text)
+        try:
+            return parse_address(text)
+        except click.UsageError as error:
+            raise BoardError(f"the address of {row.serial}: {error.message}") from error
 
     def _request(self, row: LineRow) -> InitRequest:
         return InitRequest(

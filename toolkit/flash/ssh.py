@@ -36,6 +36,10 @@ OPTIONS = (
 MAX_TRIES = 4  # one after another without a new byte on the board
 LAST_WORDS_S = 5.0  # a board that takes no more bytes may still say why
 PAUSE_S = 1.0  # before the second try; doubles
+AGENT_MISSING = (
+    "install the agent, or name it: `tandem board init ssh://{host}`, or "
+    "ssh://{host}?agent=/path/tandem-agent"
+)
 # What ssh, or the shell of the board, says last -> what to do.
 CAUSES = (
     ("Host key verification failed", "compare and accept its key once with `ssh {host}`"),
@@ -45,8 +49,8 @@ CAUSES = (
     ("No route to host", "is the board up, and on this network?"),
     ("timed out", "is the board up, and on this network?"),
     ("Could not resolve hostname", "compare the name, or write the address"),
-    ("not found", "install the agent, or name it: ssh://{host}?agent=/path/tandem-agent"),
-    ("No such file", "install the agent, or name it: ssh://{host}?agent=/path/tandem-agent"),
+    ("not found", AGENT_MISSING),
+    ("No such file", AGENT_MISSING),
 )
 
 
