@@ -30,6 +30,7 @@ debian_packages=(
     postgresql
     rabbitmq-server
     shellcheck
+    sudo
 )
 
 install_debian_packages() {
