@@ -34,7 +34,7 @@ from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure
 from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
-from device.update.bundle import LABELS, PIPELINE
+from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.message_channel import claim_stdout
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
@@ -42,6 +42,7 @@ from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
+    from pipelines.open_models import ModelFiles
     from pipelines.runtime.network import Model
     from pipelines.shadow.tap import Tap
     from pipelines.sinks.files import OutputFiles
@@ -111,7 +112,7 @@ def _run(
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, config, model.engine_sha256),
+            files=_output_files(options, config, models, files),
             patient=options.wait_for_source,
             frames=options.frames,
             others=others,
@@ -157,12 +158,15 @@ def _sources_here(texts: Sequence[str]) -> Callable[[PipelineConfig], PipelineCo
     return adapt
 
 
-def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
-    return Session(engine, profile=profile, dla_core=dla_core)
+def _open_session(profile: str, engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+    return Session(engine, profile=profile, dla_core=dla_core, turn=turn)
 
 
 def _output_files(
-    options: argparse.Namespace, config: PipelineConfig, engine_sha256: str
+    options: argparse.Namespace,
+    config: PipelineConfig,
+    models: "Mapping[str, Model]",
+    files: "Mapping[str, ModelFiles]",
 ) -> "OutputFiles":
     """Return the files of a person's run, or of a release: its folder is named by its content.
 
@@ -172,9 +176,9 @@ def _output_files(
 
     if options.data is None or not writes_files(config):
         return OutputFiles(overwrite=options.overwrite)
-    content = hashlib.sha256(engine_sha256.encode())
-    for name in (PIPELINE, LABELS):
-        content.update((options.bundle / name).read_bytes())
+    content = hashlib.sha256("".join(one.engine_sha256 for one in models.values()).encode())
+    for path in (options.bundle / PIPELINE, *(files[name].labels for name in models)):
+        content.update(path.read_bytes())
     folder = release_folder(options.data, content.hexdigest()[:16])
     return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
@@ -202,7 +206,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder with model.engine, pipeline.toml and labels.txt",
+        help="folder of an unpacked bundle, or with pipeline.toml and the files that it names",
     )
     parser.add_argument(
         "--profile", required=True, metavar="NAME", help="the device profile of this machine"
