@@ -79,7 +79,7 @@ def test_lines_are_published_only_while_they_are_followed() -> None:
     lines.add("agent", "before")
     assert stream.take(0.0) == []
     assert stream.due_s(0.0) is None
-    stream.follow(10.0)
+    stream.follow(0.0, 10.0)
     assert stream.take(1.0) == []  # what was before is asked for by the command log
     lines.add("pipeline", "now")
     assert stream.due_s(2.0) is not None
@@ -87,8 +87,8 @@ def test_lines_are_published_only_while_they_are_followed() -> None:
     assert (source, line.text, line.left_out) == ("pipeline", "now", 0)
     lines.add("agent", "too late")
     assert stream.take(10.0) == []
-    stream.follow(20.0)
-    stream.follow(0.0)  # 0 seconds end it
+    stream.follow(11.0, 20.0)
+    stream.follow(11.0, 0.0)  # 0 seconds end it
     lines.add("agent", "nobody hears")
     assert stream.take(12.0) == []
 
