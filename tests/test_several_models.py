@@ -39,7 +39,6 @@ from pipelines.runtime.batch import Model
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
-from pipelines.sinks.files import check_release
 from pipelines.sinks.lives import Lives
 from pipelines.sinks.table import FrameResult
 from pipelines.stages.crops import Describer
@@ -356,12 +355,6 @@ def test_engines_that_do_not_fit_are_named_with_their_model(tmp_path: Path) -> N
     config = config_of(DETECTOR + SPARE, folder)
     with pytest.raises(PipelineError, match="'small' has other labels than 'detector'"):
         run_all(config, {"small": Model(ColourDetector(), ("a", "b"), "")})
-
-
-def test_a_bundle_carries_one_model() -> None:
-    with pytest.raises(PipelineError, match=r"has 2 \[\[models\]\], and a bundle carries one"):
-        check_release(config_of(DETECTOR + ON_RED))
-    check_release(config_of(DETECTOR))
 
 
 def test_a_hot_board_runs_the_other_engine_and_goes_back(

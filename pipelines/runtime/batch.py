@@ -7,10 +7,10 @@ DLA.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import UNSET
@@ -34,6 +34,13 @@ from pipelines.stages.scene import Scene
 from pipelines.stages.zones import NO_ZONES
 
 __all__ = ["BatchRunner", "Inference", "Model", "batch_sizes"]
+
+
+class Tap(Protocol):
+    """Takes frames beside the sinks: `pipelines.shadow.tap`."""
+
+    def offer(self, frame: Frame, decoded: Callable[[], Decoded]) -> None:
+        """Take a frame and what the first model sees in it, before controls and tracks."""
 
 
 @dataclass(slots=True)
@@ -140,6 +147,7 @@ class BatchRunner:
         }
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
+        self.tap: Tap | None = None
 
     @property
     def lanes(self) -> int:
@@ -255,7 +263,9 @@ class BatchRunner:
         predicted = False
         if seen is not None:
             account.ran(first, seen)
-            decoded = seen.decoded()
+            decoded = raw = seen.decoded()
+            if self.tap is not None:
+                self.tap.offer(frame, lambda: scene.placed(raw, frame, looks.x, looks.y))
             decoded_ns = time.monotonic_ns()
             times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
             decoded = self._controls.filtered(decoded, frame.camera)

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
-from pipelines.runtime.batch import BatchRunner, Model
+from pipelines.runtime.batch import BatchRunner, Model, Tap
 from pipelines.runtime.flight import run_frames
 from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.heart import Dropper, Heart
@@ -51,6 +51,7 @@ def run_pipeline(
     others: Mapping[str, Model] | None = None,
     reload: ReloadFile | None = None,
     watch: Callable[[FrameResult], None] | None = None,
+    tap: Tap | None = None,
 ) -> int:
     """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
     count = 0
@@ -65,6 +66,7 @@ def run_pipeline(
         frames=frames,
         others=others,
         reload=reload,
+        tap=tap,
     ):
         count += 1
         if watch is not None:
@@ -84,6 +86,7 @@ def iter_results(
     frames: int | None = None,
     others: Mapping[str, Model] | None = None,
     reload: ReloadFile | None = None,
+    tap: Tap | None = None,
 ) -> Generator[FrameResult, None, None]:
     """Yield each result until the source ends, `stop` is set or `frames` frames are done.
 
@@ -91,7 +94,8 @@ def iter_results(
     `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
     thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
     away at the start is waited for. `model`: the first; `others`: the rest of [[models]], by name.
-    `reload`: the file whose changes are taken. Raises TandemError where the pipeline cannot go on.
+    `reload`: the file whose changes are taken. `tap`: offered each frame that the first model sees,
+    with its raw result. Raises TandemError where the pipeline cannot go on.
     """
     models = {**(others or {}), config.first.name: model}
     for warning in check_engines(config, {name: one.facts for name, one in models.items()}):
@@ -99,6 +103,7 @@ def iter_results(
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
     runner = BatchRunner(config, model, controls, others)
+    runner.tap = tap
     with ExitStack() as stack:
         stack.callback(runner.close)
         runner.warm_up()
