@@ -1,7 +1,9 @@
 """Batches in flight: what overlaps, what stays in order, how old frames get, and how it ends."""
 
+import gc
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -298,6 +300,32 @@ def test_no_frame_is_taken_while_two_batches_are_in_flight() -> None:
 
 def _wait(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S)
+
+
+def test_what_a_batch_took_is_free_once_its_results_are_forgotten() -> None:
+    """Outputs of a real engine are megabytes: they must not wait for the garbage collector."""
+    outputs: list[weakref.ref[NDArray[np.float32]]] = []
+
+    class Counted(Watched):
+        def infer(self, feeds: Feeds) -> dict[str, NDArray[np.float32]]:
+            made = super().infer(feeds)
+            outputs.extend(map(weakref.ref, made.values()))
+            return made
+
+    engine = Counted(lambda _: time.sleep(0.005))
+    runner = BatchRunner(config_of(), Model(engine, LABELS, ""))
+    waiting = Waiting(threading.Event())
+    most = 0
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in run_frames([Stills(30)], waiting, runner, lambda: ()):
+            most = max(most, sum(one() is not None for one in outputs))
+    finally:
+        gc.enable()
+        runner.close()
+    assert len(outputs) == 60
+    assert most <= 3 * 2  # those of the batch whose results are given, and of two in flight
 
 
 # --- how it ends

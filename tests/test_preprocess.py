@@ -58,7 +58,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 @pytest.mark.parametrize(
-    "size", [(180, 320), (333, 217), (64, 64), (1080, 1920), (5, 400), (400, 5)]
+    "size", [(180, 320), (333, 217), (64, 64), (40, 96), (1080, 1920), (5, 400), (400, 5)]
 )
 @pytest.mark.parametrize(
     "options",
@@ -83,6 +83,16 @@ def test_input_equals_the_step_by_step_reference(size, options):
     assert array.dtype == np.float32
     # Absolute, for values up to 255: the reference is float64.
     np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"color": "grey", "mean": (0.0,), "std": (1.0,)}])
+def test_a_part_of_a_frame_that_fits_as_it_is_stays_as_it_is(options):
+    config = PreprocessConfig(width=96, height=64, **options)
+    frame = random_image(200, 300)
+    before, part = frame.copy(), frame[10:50, 20:116]
+    array, _ = preprocess(part, config)
+    np.testing.assert_allclose(array, reference(part, config), rtol=1e-5, atol=2e-5)
+    assert np.array_equal(frame, before)
 
 
 def test_given_array_is_written_in_place_and_fully():

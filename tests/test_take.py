@@ -174,6 +174,17 @@ def test_a_batch_waits_until_the_fastest_camera_would(
     assert pace.window_s() * 1e3 == pytest.approx(window_ms, abs=0.01)
 
 
+def test_the_gap_between_frames_is_the_shortest_of_late_and_none_of_several_cameras() -> None:
+    pace = Pace()
+    assert pace.gap_s() == 0.0
+    for seq, at_ms in ((0, 0), (1, 40), (2, 60), (5, 150)):  # two were dropped
+        stamp = Stamp(at_ms * 1_000_000, 0)
+        pace.arrived(Frame(IMAGE, seq, stamp, stamp, "a", "a"))
+    assert pace.gap_s() == 0.02
+    pace.arrived(Frame(IMAGE, 0, stamp, stamp, "b", "b"))
+    assert pace.gap_s() == 0.0
+
+
 def test_lost_frames_do_not_make_a_camera_look_slower() -> None:
     pace = Pace()
     for seq in range(0, 200, 3):

@@ -43,15 +43,21 @@ class _Usual:
 
 
 @dataclass(slots=True)
+class _Progress:
+    """How many models of a batch are not done, and when the last one was."""
+
+    running: int
+    done_s: float = inf
+
+
+@dataclass(slots=True)
 class _Flying:
-    """A batch that was started at `begin_s`, for which the loop took `own_s` so far. `running`: its
-    models that are not done; `done_s`: when the last one was."""
+    """A batch that was started at `begin_s`, for which the loop took `own_s` so far."""
 
     started: Started
     begin_s: float
     own_s: float
-    running: int
-    done_s: float = inf
+    progress: _Progress
 
     @property
     def size(self) -> int:
@@ -95,7 +101,7 @@ class Flight:
     @property
     def has_results(self) -> bool:
         """Whether the oldest batch is done."""
-        return bool(self._flying) and not self._flying[0].running
+        return bool(self._flying) and not self._flying[0].progress.running
 
     @property
     def free_s(self) -> float:
@@ -127,12 +133,10 @@ class Flight:
         started = self._runner.start(batch, here=self._is_unhurried(len(batch)))
         now_s = time.monotonic()
         futures = started.futures
-        flying = _Flying(started, begin_s, now_s - begin_s, len(futures))
-        if not futures:
-            flying.done_s = now_s
-        self._flying.append(flying)
-        for future in futures:
-            future.add_done_callback(partial(self._model_done, flying))
+        progress = _Progress(len(futures))
+        self._flying.append(_Flying(started, begin_s, now_s - begin_s, progress))
+        for future in futures:  # which keeps what it is given: not the batch, with its arrays
+            future.add_done_callback(partial(self._model_done, progress))
 
     def _is_unhurried(self, size: int) -> bool:
         """Whether the result is there long before the next frame: no work could overlap."""
@@ -142,18 +146,18 @@ class Flight:
         usual_s = engine.value_s + self._costs.read.value_s + self._costs.own.value_s
         return self._runner.pace.gap_s() > UNHURRIED * usual_s
 
-    def _model_done(self, flying: _Flying, _: Future[Any]) -> None:
+    def _model_done(self, progress: _Progress, _: Future[Any]) -> None:
         with self._arrived:
-            flying.running -= 1
-            if not flying.running:
-                flying.done_s = time.monotonic()
+            progress.running -= 1
+            if not progress.running:
+                progress.done_s = time.monotonic()
                 self._arrived.notify_all()
 
     def finish(self, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Yield the results of the oldest batch; waits for its models if they are not done."""
         flying = self._flying[0]
         with self._arrived:
-            self._arrived.wait_for(lambda: not flying.running)
+            self._arrived.wait_for(lambda: not flying.progress.running)
         flying.started.collect()
         engine_s = self._learn(flying) if flying.started.first else 0.0
         self._flying.popleft()
@@ -173,12 +177,13 @@ class Flight:
     def _learn(self, flying: _Flying) -> float:
         """Learn from a batch that the first model has seen; return how long engines took."""
         started = flying.started
-        engine_s = flying.done_s - self._engine_from_s(flying)
+        done_s = flying.progress.done_s
+        engine_s = done_s - self._engine_from_s(flying)
         if started.here:
             engine_s = started.infer_s()
         self._costs.engines.setdefault(flying.size, _Usual()).add(engine_s)
         self._costs.prepare.add(started.prepare_s())
-        self._done_s.append(flying.done_s)
+        self._done_s.append(done_s)
         return engine_s
 
 

@@ -31,11 +31,17 @@ class Pace:
     _arrivals: dict[str, deque[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=ARRIVALS))
     )
+    _gaps_ns: deque[float] = field(default_factory=lambda: deque(maxlen=ARRIVALS))
     _batch_s: float = 0.0
 
     def arrived(self, frame: Frame) -> None:
         """Learn from the number and the time of a frame."""
-        self._arrivals[frame.camera].append((frame.seq, frame.t_recv.mono_ns))
+        arrivals = self._arrivals[frame.camera]
+        now_ns = frame.t_recv.mono_ns
+        if arrivals and frame.seq > arrivals[-1][0]:
+            seq, before_ns = arrivals[-1]
+            self._gaps_ns.append((now_ns - before_ns) / (frame.seq - seq))
+        arrivals.append((frame.seq, now_ns))
 
     def ran(self, seconds: float) -> None:
         """Learn from the time of one batch."""
@@ -43,10 +49,9 @@ class Pace:
         self._batch_s += (1.0 if first else SMOOTHING) * (seconds - self._batch_s)
 
     def gap_s(self) -> float:
-        """Return the time between two frames: of one camera its period, 0.0 if that is not known
-        yet or there are several cameras, whose frames may come together."""
-        periods_s = self._periods_s()
-        return periods_s[0] if len(periods_s) == len(self._arrivals) == 1 else 0.0
+        """Return the shortest time between two frames of late; 0.0 if none is known yet, or there
+        are several cameras, whose frames may come together."""
+        return min(self._gaps_ns, default=0.0) / 1e9 if len(self._arrivals) == 1 else 0.0
 
     def _periods_s(self) -> list[float]:
         spans = [(frames[0], frames[-1]) for frames in self._arrivals.values()]

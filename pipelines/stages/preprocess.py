@@ -139,10 +139,11 @@ def _paint(image: Image, config: PreprocessConfig, blob: Input, scratch: _Scratc
     height, width = image.shape[:2]
     geometry = fit(height, width, config)
     inner_w, inner_h = inner_size(height, width, config)
-    resized = cv2.resize(
-        image, (inner_w, inner_h), dst=scratch.resized, interpolation=cv2.INTER_LINEAR
-    )
-    scratch.resized = resized
+    resized: NDArray[Any] = image  # a frame that fits is not copied
+    if (inner_w, inner_h) != (width, height):
+        resized = scratch.resized = cv2.resize(
+            image, (inner_w, inner_h), dst=scratch.resized, interpolation=cv2.INTER_LINEAR
+        )
     x, y = geometry.pad_x, geometry.pad_y
     resized = resized[max(-y, 0) :, max(-x, 0) :][: config.height, : config.width]
     rows, columns = resized.shape[:2]
