@@ -101,6 +101,7 @@ class Commands:
         self._send = send
         self._waiting: dict[str, _Order] = {}  # by topic
         self._current: _Order | None = None
+        self._checking = False  # the signatures of the current one are being checked
         self._end_task: Callable[[], None] = lambda: None
         self._reboot_by_s: float | None = None
         self._unsent: dict[str, bytes] = {}
@@ -111,8 +112,12 @@ class Commands:
         """When `advance` has something to do without an event."""
         dues = [self._reboot_by_s, self._verification.due_s]
         if self._current is None and self._waiting:
-            dues.append(min(one.arrived_s for one in self._waiting.values()) + GATHER_S)
+            dues.append(self._begins_s())
         return min((due for due in dues if due is not None), default=None)
+
+    def _begins_s(self) -> float:
+        """When the next of the commands that wait begins."""
+        return min(order.arrived_s for order in self._waiting.values()) + GATHER_S
 
     def on_link_up(self) -> None:
         """Say which operations are taken."""
@@ -174,10 +179,10 @@ class Commands:
         if self._reboot_by_s is not None and now_s >= self._reboot_by_s:
             self._finish(f"the board did not reboot within {REBOOT_S:g} s")
         order = self._current
-        if order is not None and self._is_checked and (late := expired(order.command)):
+        if order is not None and self._checking and (late := expired(order.command)):
             self._verification.forget()
             self._finish(late)
-        if self._current is None and self._waiting and now_s >= (self.due_s or 0.0):
+        if self._current is None and self._waiting and now_s >= self._begins_s():
             topic = min(self._waiting, key=lambda one: self._waiting[one].command.counter)
             self._begin(self._waiting.pop(topic), now_s)
 
@@ -195,12 +200,10 @@ class Commands:
     def stop(self) -> None:
         """End what runs; a command that is executed is told as failed."""
         self._verification.stop()
-        if self._current is not None and self._reboot_by_s is None and not self._is_checked:
+        if self._current is not None and self._reboot_by_s is None and not self._checking:
             self._finish("the agent was stopped")
 
     # -- one command
-
-    _is_checked = False  # the signatures of the current command are being checked
 
     def _begin(self, order: _Order, now_s: float) -> None:
         self._current = order
@@ -208,7 +211,7 @@ class Commands:
         if problem:
             self._finish(problem)
         elif order.signed:
-            self._is_checked = True
+            self._checking = True
             self._verification.forget()
             self._on_verdict(self._verification.take(order.payload, now_s))
         else:
@@ -233,7 +236,7 @@ class Commands:
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         order = self._current
-        if verdict is None or order is None or not self._is_checked:
+        if verdict is None or order is None or not self._checking:
             return
         if isinstance(verdict, Trusted):
             self._verification.forget()
@@ -246,7 +249,7 @@ class Commands:
 
     def _execute(self, order: _Order) -> None:
         """Write the command down, then do it."""
-        self._is_checked = False
+        self._checking = False
         command = order.command
         try:
             self._journal.note(command.counter, command.op, command.id)
@@ -293,7 +296,7 @@ class Commands:
         order, self._current = self._current, None
         self._end_task()
         self._end_task = lambda: None
-        self._is_checked, self._reboot_by_s = False, None
+        self._checking, self._reboot_by_s = False, None
         if order is not None and order.command.id not in self._finished:
             self._end(order, problem, result)
 
