@@ -158,8 +158,8 @@ def _sources_here(texts: Sequence[str]) -> Callable[[PipelineConfig], PipelineCo
     return adapt
 
 
-def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
-    return Session(engine, profile=profile, dla_core=dla_core)
+def _open_session(profile: str, engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+    return Session(engine, profile=profile, dla_core=dla_core, turn=turn)
 
 
 def _output_files(

@@ -28,7 +28,9 @@ debian_packages=(
     python3-gi
     docker-registry
     postgresql
+    rabbitmq-server
     shellcheck
+    sudo
 )
 
 install_debian_packages() {

@@ -69,6 +69,10 @@ class RolloutError(TandemError):
     """A rollout cannot be started or changed as asked, or the fleet's store cannot be used."""
 
 
+class BoardError(TandemError):
+    """A board cannot be set up or looked after as asked."""
+
+
 @contextmanager
 def about(model: str) -> Iterator[None]:
     """Begin the messages of errors that do not name the model with its name."""

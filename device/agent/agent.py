@@ -316,7 +316,10 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
-            repeated = self._handed_over and message.payload == self._retained
+            is_same = message.payload == self._retained
+            if is_same:
+                self._presence.on_desired_again()
+            repeated = self._handed_over and is_same
             self._retained = message.payload
             if not repeated:  # each connection brings the retained document again
                 self._handed_over = False

@@ -134,20 +134,21 @@ class LogStream:
         self._left_out = 0
         self._due_s = 0.0
 
-    def follow(self, until_s: float) -> None:
-        """Send the lines until this time; lines from before are not sent."""
-        self._sent = max(self._sent, 0) if self._always else self._lines.count
-        self._until_s = until_s
+    def follow(self, now_s: float, seconds: float) -> None:
+        """Send the lines for so long; those of before, when nobody followed, are not sent."""
+        if not self._is_on(now_s):
+            self._sent = self._lines.count
+        self._until_s = now_s + seconds
 
     def due_s(self, now_s: float) -> float | None:
         """Return when `take` has something to send."""
-        if not (self._always or now_s < self._until_s) or self._lines.count == self._sent:
+        if not self._is_on(now_s) or self._lines.count == self._sent:
             return None
         return self._due_s
 
     def take(self, now_s: float) -> list[tuple[str, LogLine]]:
         """Return the lines that are due, each with its source; more than may go are left out."""
-        if not (self._always or now_s < self._until_s) or now_s < self._due_s:
+        if not self._is_on(now_s) or now_s < self._due_s:
             return []
         self._due_s = now_s + LOOK_S
         self._flow = self._flow.refilled(now_s)
@@ -166,3 +167,6 @@ class LogStream:
             self._left_out = 0
             rows.append((line.source, document))
         return rows
+
+    def _is_on(self, now_s: float) -> bool:
+        return self._always or now_s < self._until_s

@@ -44,7 +44,7 @@ class Remote:
                 {"at": line.at, "source": line.source, "level": line.level, "text": line.text}
                 for line in lines.last(count, source, most)
             ],
-            follow=lambda seconds: self._stream.follow(time.monotonic() + seconds),
+            follow=lambda seconds: self._stream.follow(time.monotonic(), seconds),
             report=report,
             tap=str(state_dir / TAP),
             state_dir=config.state_dir,

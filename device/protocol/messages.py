@@ -36,6 +36,7 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     """Figures over the last interval: frames per second, latency and drops by cause.
 
     `recent_p50_ms`, `recent_p95_ms`: latency of the last 1,000 frames since the start; 0: none yet.
+    `processors`: the frames of the interval whose inferences ran on each, such as "dla1".
     """
 
     frames: int
@@ -47,6 +48,7 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     dropped: dict[str, int]
     recent_p50_ms: float = 0.0
     recent_p95_ms: float = 0.0
+    processors: dict[str, int] = {}
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):

@@ -57,8 +57,8 @@ def _compare(options: argparse.Namespace, emit: Callable[[ChildMessage], None]) 
     from pipelines.stages.fit import check_engines
     from pipelines.vision import cv2
 
-    def open_session(engine: Engine, dla_core: int | None) -> Session:
-        return Session(engine, profile=options.profile, dla_core=dla_core)
+    def open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+        return Session(engine, profile=options.profile, dla_core=dla_core, turn=turn)
 
     cv2.setNumThreads(1)
     config = load_pipeline(options.bundle / PIPELINE)

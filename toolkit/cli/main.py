@@ -64,6 +64,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
     "flash": ("toolkit.cli.commands.flash", "flash", "Bring a bundle to the board on the desk."),
+    "board": (
+        "toolkit.cli.commands.board.group",
+        "board",
+        "Set a board up, look after it, provision many.",
+    ),
     "fleet": (
         "toolkit.cli.commands.fleet.group",
         "fleet",
@@ -101,6 +106,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "securesystemslib": "fleet",
     "cryptography": "fleet",
     "urllib3": "fleet",
+    "packaging": "host",
+    "serial": "serial",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself
