@@ -385,6 +385,18 @@ def test_the_plan_says_whom_it_does_not_fit_before_anything_is_sent(store: Datab
     assert bench.sent == []
     with pytest.raises(RolloutError, match="does not say its map50"):
         make_plan(store, spec_of("a", gates=parse_gates("bundle.map50>0.4")))
+    stated = msgspec.structs.replace(
+        spec_of("a", "d0", gates=parse_gates("task_score>=0.9, licence in [MIT]")),
+        metrics={"task_score": 0.89}, texts={"licence": "AGPL-3.0-only"},
+    )  # fmt: skip
+    with pytest.raises(RolloutError) as caught:
+        make_plan(store, stated)
+    assert "the bundle's task_score is 0.89, the gate is bundle.task_score>=0.9" in str(
+        caught.value
+    )
+    assert "the bundle's licence is 'AGPL-3.0-only'" in str(caught.value)
+    passing = {"metrics": {"task_score": 0.9}, "texts": {"licence": "MIT"}}
+    assert make_plan(store, msgspec.structs.replace(stated, **passing)).groups
     assert rollouts.load_specs(store) == {}
 
 

@@ -314,6 +314,26 @@ def test_what_is_no_bundle_is_refused(manifest: bytes, says: str) -> None:
         pieces_in(manifest, parse_reference("oci://h/a"))
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda below: st.lists(below, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["schemaVersion", "layers", "mediaType", "digest", "size", "config"]),
+        below, max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.binary(max_size=60) | JSON.map(msgspec.json.encode))
+def test_any_manifest_is_one_of_a_bundle_or_refused(data: bytes) -> None:
+    try:
+        pieces = pieces_in(data, parse_reference("oci://h/a"))
+    except RegistryError:
+        return
+    assert all(piece.media_type == BUNDLE_TYPE for piece in pieces)
+
+
 @pytest.mark.parametrize(("size", "fits"), [(1, True), (8 * 1024**3, True), (0, False),
                                             (8 * 1024**3 + 1, False)])  # fmt: skip
 def test_a_bundle_has_a_size_that_a_disk_can_take(size: int, fits: bool) -> None:

@@ -115,6 +115,19 @@ def test_a_gate_on_the_bundle_is_judged_by_what_it_says(
     assert judge_gates([parsed], {"d": None}) == ()
 
 
+@given(st.text(alphabet="abfps_.<>=in[], %019MIT-x", max_size=40))
+def test_any_text_is_gates_or_refused(text: str) -> None:
+    try:
+        gates = parse_gates(text)
+    except RolloutError:
+        return
+    again = parse_gates(", ".join(map(str, gates)))
+    assert [(gate.name, gate.compare) for gate in again] == [
+        (gate.name, gate.compare) for gate in gates
+    ]
+    broken_by_bundle(gates, {"agreement": 0.5}, {"licence": "MIT"})
+
+
 def test_commas_in_brackets_part_no_gates() -> None:
     names = [gate.name for gate in parse_gates("fps>1, licence in [MIT, ISC],agreement>0.5")]
     assert names == ["fps", "bundle.licence", "bundle.agreement"]

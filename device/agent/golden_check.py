@@ -26,16 +26,23 @@ MISSING = (
     "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "
     "write it with `tandem bundle --golden`"
 )
-_COMMAND = module_command("device.runtime.golden")
+_VALUES = module_command("device.runtime.golden")
+_TASKS = module_command("pipelines.golden")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child prints, see `device.runtime.golden.GoldenResult`."""
+    """What the child prints, see `device.runtime.golden.GoldenResult`, and `pipelines.golden`: of
+    the model `worst` what was counted, and what the bundle asks for."""
 
     samples: int
     agreement: float
     worst: str
     latency_p95_ms: float
+    task: str = "values"
+    min_agreement: float | None = None
+    sqnr_db: float | None = None
+    min_sqnr_db: float | None = None
+    noisiest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,24 @@ def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
     result = event.result
     if result is None:
         return f"its golden inputs cannot be run on this board: {event.problem}"
-    least = policy.min_golden_agreement
-    least = MIN_AGREEMENT if least is None else least
+    least, asks = policy.min_golden_agreement, "min_golden_agreement of the policy"
+    if least is None:
+        least, asks = result.min_agreement, "the bundle's own limit"
+    if least is None:
+        least, asks = MIN_AGREEMENT, "min_golden_agreement"
     if result.agreement < least:
         return (
-            f"{result.agreement:.2%} of the values of its output {result.worst} agree with what "
-            f"the bundle recorded for {result.samples} golden inputs, at least {least:.2%} must "
-            "(min_golden_agreement): the engine computes something else on this board"
+            f"{result.agreement:.2%} of the {result.task} of its output {result.worst} agree with "
+            f"what the bundle recorded for {result.samples} golden inputs, at least {least:.2%} "
+            f"must ({asks}): the engine computes something else on this board"
+        )
+    sqnr_db, min_sqnr_db = result.sqnr_db, result.min_sqnr_db
+    if sqnr_db is not None and min_sqnr_db is not None and sqnr_db < min_sqnr_db:
+        return (
+            f"its output {result.noisiest} differs from what the bundle recorded for golden "
+            f"inputs: the signal is {sqnr_db:.1f} dB above the difference, at least "
+            f"{min_sqnr_db:.1f} dB are needed (the bundle's own limit): the engine computes "
+            "something else on this board"
         )
     limit_ms = policy.max_latency_p95_ms
     if limit_ms is not None and result.latency_p95_ms > limit_ms:
@@ -82,9 +100,10 @@ class GoldenCheck:
         *,
         plans: Path | None = None,
         timeout_s: float = 600.0,
-        command: tuple[str, ...] = _COMMAND,
+        command: tuple[str, ...] = _VALUES,
     ) -> None:
-        """`plans`: where finished segments are kept; `timeout_s`: so long all may take."""
+        """`plans`: where finished segments are kept; `timeout_s`: so long all may take; `command`:
+        compares values."""
         self._put = put
         self._plans = plans
         self._timeout_s = timeout_s
@@ -108,11 +127,12 @@ class GoldenCheck:
         if golden is None:
             return False
         pairs = dict.fromkeys((one.engine, one.golden) for one in info.runs)
-        command = (
-            *self._command, *(str(folder / name) for pair in pairs for name in pair),
-            "--tolerance", repr(golden.tolerance),
-            *(() if self._plans is None else ("--plans", str(self._plans))),
+        files = [str(folder / name) for pair in pairs for name in pair]
+        what = (
+            (*_TASKS, str(folder)) if golden.limits
+            else (*self._command, *files, "--tolerance", repr(golden.tolerance))
         )  # fmt: skip
+        command = (*what, *(() if self._plans is None else ("--plans", str(self._plans))))
         try:
             child = subprocess.Popen(
                 guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,21 @@ class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
     latency_p95_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class GoldenRun:
+    """What a file has recorded, and what the engine gave here: the outputs of each sample by name.
+    `times_s`: of each inference, without the first."""
+
+    recorded: tuple[dict[str, Array], ...]
+    actual: tuple[dict[str, Array], ...]
+    times_s: tuple[float, ...]
+
+    @property
+    def latency_p95_ms(self) -> float:
+        """So long take 95 % of the inferences at most."""
+        return round(1e3 * float(np.percentile(self.times_s, 95)), 3)
+
+
 def record_golden(session: Session, samples: Sequence[Mapping[str, Array]], path: Path) -> None:
     """Run samples (arrays by the engine's inputs) and write them with their outputs.
 
@@ -54,15 +70,12 @@ def record_golden(session: Session, samples: Sequence[Mapping[str, Array]], path
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its options are no arrays
 
 
-def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult:
-    """Run the golden inputs of a file and compare the outputs. Raises BundleError.
-
-    A value of a float output agrees if it differs by at most `tolerance` times the range that the
-    output has over all samples; one of another type if it is equal.
-    """
+def run_golden(session: Session, path: Path) -> GoldenRun:
+    """Run the golden inputs of a file. Raises BundleError."""
     inputs, expected = _read(path, len(session.inputs), len(session.outputs))
     names = [info.name for info in session.inputs]
-    actual: list[list[Array]] = []
+    outputs_of = [info.name for info in session.outputs]
+    actual: list[dict[str, Array]] = []
     times_s: list[float] = []
     for number, arrays in enumerate([inputs[0], *inputs]):  # the first one warms up
         feeds = dict(zip(names, arrays, strict=True))
@@ -70,19 +83,30 @@ def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult
         outputs = session.infer(feeds)
         times_s.append(time.perf_counter() - begin_s)
         if number:
-            actual.append([np.array(outputs[info.name]) for info in session.outputs])
+            actual.append({name: np.array(outputs[name]) for name in outputs_of})
+    recorded = tuple(dict(zip(outputs_of, row, strict=True)) for row in expected)
+    return GoldenRun(recorded, tuple(actual), tuple(times_s[1:]))
+
+
+def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult:
+    """Run the golden inputs of a file and compare the outputs. Raises BundleError.
+
+    A value of a float output agrees if it differs by at most `tolerance` times the range that the
+    output has over all samples; one of another type if it is equal.
+    """
+    run = run_golden(session, path)
     shares = {
-        info.name: agreement(
-            [row[index] for row in actual], [row[index] for row in expected], tolerance
+        name: agreement(
+            [row[name] for row in run.actual], [row[name] for row in run.recorded], tolerance
         )
-        for index, info in enumerate(session.outputs)
+        for name in run.recorded[0]
     }
     worst = min(shares, key=lambda name: shares[name])
     return GoldenResult(
-        samples=len(inputs),
+        samples=len(run.recorded),
         agreement=shares[worst],
         worst=worst,
-        latency_p95_ms=round(1e3 * float(np.percentile(times_s[1:], 95)), 3),
+        latency_p95_ms=run.latency_p95_ms,
     )
 
 

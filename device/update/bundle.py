@@ -51,6 +51,7 @@ __all__ = [
     "BundleInfo",
     "BundleModel",
     "Golden",
+    "GoldenLimit",
     "ModelSource",
     "bundle_pieces",
     "check_bundle",
@@ -79,12 +80,31 @@ BomWriter = Callable[["BundleInfo"], Path]
 """Gets what the bundle says of itself and its other members; returns the file that it wrote."""
 
 
-class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GoldenLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a board must reach on the golden inputs of one model, chosen when it was packed.
+
+    `task`: what is counted, such as "objects"; `min_agreement`: the share of it that must agree;
+    `min_sqnr_db`: of every output, in dB. `measured_agreement`, `measured_sqnr_db`: what the engine
+    itself keeps when its inputs change by as little as another processor's rounding.
+    """
+
+    task: Text
+    min_agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
+    min_sqnr_db: float
+    measured_agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
+    measured_sqnr_db: float
+
+
+class Golden(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Inputs with the outputs that each engine gave on the host, as `device.runtime.golden` reads
-    them. `tolerance`: how far an output may be from them, as a share of its range."""
+    them. `limits`: by the model's name, which is empty for an only one. In bundles without them
+    `tolerance` holds: how far an output may be from them, as a share of its range."""
 
     samples: Annotated[int, Meta(ge=1, le=1000)]
     tolerance: Annotated[float, Meta(ge=0.0, le=1.0)]
+    limits: dict[str, GoldenLimit] = {}
 
 
 class BundleInfo(
@@ -315,21 +335,33 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         )
     if (info.format == SEVERAL_MODELS) != bool(info.models):
         raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
-    names = tuple(entry.name for entry in info.files)
-    expected = expected_members(info.models, where, golden=info.golden is not None)
-    if names not in (expected, (*expected, BOM)):
-        raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
-    for entry in info.files:
-        if entry.bytes > (limit := member_limit(entry.name)):
-            raise BundleError(
-                f"{entry.name} of {where} has {entry.bytes} bytes, allowed are {limit}"
-            )
+    _check_members(info, where)
     if (size := _file_bytes(info, len(blob))) > MAX_BUNDLE_BYTES:
         raise BundleError(
             f"{where} has {size} bytes, a device fetches {MAX_BUNDLE_BYTES} at most: deploy fewer "
             "models in one bundle"
         )
     return info
+
+
+def _check_members(info: BundleInfo, where: Path) -> None:
+    """Raise BundleError unless the members are those of the models, and none is too large."""
+    names = tuple(entry.name for entry in info.files)
+    expected = expected_members(info.models, where, golden=info.golden is not None)
+    if names not in (expected, (*expected, BOM)):
+        raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
+    if info.golden is not None and info.golden.limits:
+        runs = {run.name for run in info.runs}
+        if info.golden.limits.keys() != runs:
+            raise BundleError(
+                f"{where} has limits of golden inputs for {sorted(info.golden.limits)}, its models "
+                f"are {sorted(runs)}"
+            )
+    for entry in info.files:
+        if entry.bytes > (limit := member_limit(entry.name)):
+            raise BundleError(
+                f"{entry.name} of {where} has {entry.bytes} bytes, allowed are {limit}"
+            )
 
 
 def _header(name: str, size: int) -> bytes:

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from device.update.bundle import GoldenLimit
 from toolkit.fleet.bundles.description import BundleView, EngineView, TensorView
 from toolkit.fleet.bundles.difference import Change, Difference, TensorChange
 from toolkit.fleet.bundles.signature import Signature
@@ -68,6 +69,10 @@ def _facts(view: BundleView) -> Iterator[tuple[str, str]]:
         ("pipeline", _pipeline(view)),
         *((name, _labels(labels)) for name, labels in view.labels.items()),
         ("golden inputs", "" if golden is None else str(golden.samples)),
+        *(
+            ("golden limit", _limit(name, row))
+            for name, row in ({} if golden is None else golden.limits).items()
+        ),
         ("licence", view.licence),
         *((f"sha256 of {name}", digest) for name, digest in view.hashes.items()),
         *(
@@ -77,6 +82,14 @@ def _facts(view: BundleView) -> Iterator[tuple[str, str]]:
         ("published", "" if view.signature is None else signature_text(view.signature)),
     )
     return ((title, text) for title, text in rows if text)
+
+
+def _limit(model: str, limit: GoldenLimit) -> str:
+    who = f"{model}: " if model else ""
+    return (
+        f"{who}{limit.min_agreement:.0%} of the {limit.task} and {limit.min_sqnr_db:g} dB "
+        f"(measured {limit.measured_agreement:.1%} and {limit.measured_sqnr_db:g} dB)"
+    )
 
 
 def _figure(value: float, how: str) -> str:

@@ -1,7 +1,12 @@
-"""Golden inputs of a bundle: noise or pictures, with the outputs that the engine gives here."""
+"""Golden inputs of a bundle: noise or pictures, with the outputs that the engine gives here.
+
+How near a board must come is measured: every sample is run once more with each value of its picture
+up to one grey level brighter or darker. That moves INT8 roundings as another processor does, and
+what the engine itself does not keep then is asked of no board.
+"""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +18,19 @@ from device.engine.manifest import TensorInfo
 from device.errors import BundleError
 from device.runtime.golden import record_golden
 from device.runtime.session import Session, open_session
+from device.update.bundle import GoldenLimit
+from pipelines.golden import Compared, compare_outputs
 from pipelines.model_config import PipelineModel
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.vision import cv2
 
-TOLERANCE = 0.02  # of the range of an output: processors round INT8 sums differently
+TOLERANCE = 0.02  # of the range of an output, for boards that compare values
+AGREEMENT_MARGIN = 0.05  # what a board may lose more than the engine itself
+SQNR_MARGIN_DB = 6.0  # twice its difference
+# A board must reach so much whatever was measured, and is asked for no more.
+AGREEMENT_BOUNDS = (0.5, 0.95)
+SQNR_BOUNDS_DB = (6.0, 40.0)
 MAX_SAMPLES = 64
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp")
 
@@ -28,49 +40,83 @@ Array = NDArray[Any]
 @contextmanager
 def golden_of(
     engine: Path, model: PipelineModel, golden: int | Path, output: Path
-) -> Iterator[tuple[Path, int]]:
-    """Yield a file of a model's golden inputs beside `output`, and how many samples it has.
+) -> Iterator[tuple[Path, int, GoldenLimit]]:
+    """Yield a file of a model's golden inputs beside `output`, how many samples it has, and what a
+    board must reach.
 
     Raises BundleError: there are no pictures, or too many samples.
     """
     with open_session(engine) as session:
-        samples = (
-            _random(session, model, golden)
-            if isinstance(golden, int)
-            else _pictures(session, model, golden)
-        )
-        if not 0 < len(samples) <= MAX_SAMPLES:
+        images = _random(model, golden) if isinstance(golden, int) else _pictures(golden)
+        if not 0 < len(images) <= MAX_SAMPLES:
             raise BundleError(
-                f"{len(samples)} golden inputs are asked for with `tandem bundle --golden`: a "
+                f"{len(images)} golden inputs are asked for with `tandem bundle --golden`: a "
                 f"bundle takes 1 to {MAX_SAMPLES}"
             )
+        samples = [_feeds(session, model, image) for image in images]
+        limit = _measured_limit(session, model, images, samples)
         path = output.with_name(f".{output.name}.{secrets.token_hex(8)}.npz")
         try:
             record_golden(session, samples, path)
-            yield path, len(samples)
+            yield path, len(samples), limit
         finally:
             path.unlink(missing_ok=True)
 
 
-def _random(session: Session, model: PipelineModel, count: int) -> list[Mapping[str, Array]]:
+def limit_of(compared: Compared) -> GoldenLimit:
+    """Return what a board must reach, by what the engine itself keeps when its inputs change a
+    little."""
+    least, most = AGREEMENT_BOUNDS
+    least_db, most_db = SQNR_BOUNDS_DB
+    return GoldenLimit(
+        task=compared.task,
+        min_agreement=round(min(most, max(least, compared.agreement - AGREEMENT_MARGIN)), 4),
+        min_sqnr_db=round(min(most_db, max(least_db, compared.sqnr_db - SQNR_MARGIN_DB)), 1),
+        measured_agreement=round(compared.agreement, 4),
+        measured_sqnr_db=round(compared.sqnr_db, 1),
+    )
+
+
+def _measured_limit(
+    session: Session,
+    model: PipelineModel,
+    images: Sequence[Array],
+    samples: Sequence[Mapping[str, Array]],
+) -> GoldenLimit:
+    chance = np.random.default_rng(1)
+    shaken = [_feeds(session, model, _shaken(image, chance)) for image in images]
+    recorded, actual = (
+        [{name: np.array(value) for name, value in session.infer(dict(feeds)).items()}
+         for feeds in rows]
+        for rows in (samples, shaken)
+    )  # fmt: skip
+    return limit_of(compare_outputs(model, recorded, actual))
+
+
+def _shaken(image: Array, chance: np.random.Generator) -> Array:
+    """Return a picture whose values are up to one grey level brighter or darker."""
+    noise = chance.integers(-1, 2, image.shape, np.int16)
+    shaken: Array = np.clip(image.astype(np.int16) + noise, 0, 255).astype(np.uint8)
+    return shaken
+
+
+def _random(model: PipelineModel, count: int) -> list[Array]:
     """Return pictures of noise, the same for the same numbers."""
     rng = np.random.default_rng(0)
     height, width = model.feeding.input_shape[-2:]
-    return [
-        _feeds(session, model, rng.integers(0, 256, (height, width, 3), np.uint8))
-        for _ in range(min(count, MAX_SAMPLES + 1))
-    ]
+    shape = (height, width, 3)
+    return [rng.integers(0, 256, shape, np.uint8) for _ in range(min(count, MAX_SAMPLES + 1))]
 
 
-def _pictures(session: Session, model: PipelineModel, folder: Path) -> list[Mapping[str, Array]]:
+def _pictures(folder: Path) -> list[Array]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
-    samples: list[Mapping[str, Array]] = []
+    images: list[Array] = []
     for path in paths[: MAX_SAMPLES + 1]:
         image = cv2.imread(str(path))
         if image is None:
             raise BundleError(f"{path} cannot be read as a picture")
-        samples.append(_feeds(session, model, image))
-    return samples
+        images.append(image)
+    return images
 
 
 def _feeds(session: Session, model: PipelineModel, image: Array) -> dict[str, Array]:

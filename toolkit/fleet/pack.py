@@ -17,6 +17,7 @@ from device.update.bundle import (
     BundleFacts,
     BundleInfo,
     Golden,
+    GoldenLimit,
     ModelSource,
     write_bundle,
     write_bundle_of_models,
@@ -77,16 +78,18 @@ def pack_bundle(
     with ExitStack() as stack:
         slim = _Slim(output, stack)
         sources = []
+        limits: dict[str, GoldenLimit] = {}
         for network in config.networks:
             one = files[network.name]
             engine = one.engine if portable else slim.engine(one.engine)
             golden_file = None
             if golden is not None:
-                golden_file, samples = stack.enter_context(
+                golden_file, samples, limit = stack.enter_context(
                     golden_of(one.engine, network, golden, output)
                 )
+                limits[network.name if config.models[1:] else ""] = limit
                 facts = msgspec.structs.replace(
-                    facts, golden=Golden(samples=samples, tolerance=TOLERANCE)
+                    facts, golden=Golden(samples=samples, tolerance=TOLERANCE, limits=limits)
                 )
             sources.append(ModelSource(network.name, engine, one.labels, golden_file))
         facts = with_provenance(facts, manifests)
