@@ -17,7 +17,10 @@ from pipelines.value import Fraction, Positive, PositiveFloat, Value
 
 ONLY = "model"  # the name of a model that is not one of [[models]]
 # Stages of `latency_ms` beside the models' own.
-STAGES = ("wait", "preprocess", "infer", "decode", "track", "sinks", "total", "transport")
+STAGES = (
+    *("wait", "preprocess", "queue", "infer", "collect", "decode", "track", "sinks", "total"),
+    "transport",
+)
 ModelName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 DESCRIBERS = (Classification, TextRecognition)  # decoders that say something of a crop
 

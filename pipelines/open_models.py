@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -13,13 +14,19 @@ from device.engine.file import Engine, open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.errors import ConfigError
 from device.runtime.frames import frame_opener
+from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, INFO, LABELS, BundleModel, read_folder_info
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
-from pipelines.runtime.network import Model
+from pipelines.runtime.network import Model, Turn
 
-Opener = Callable[[Engine, int | None], Session]
-"""Opens a session of an engine, its DLA segments on a core, or where the engine says."""
+
+class Opener(Protocol):
+    """Opens a session of an engine: its DLA segments on a core, or where the engine says, and those
+    whose frames take turns on the core of this turn."""
+
+    def __call__(self, engine: Engine, dla_core: int | None, turn: int | None) -> Session: ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -134,12 +141,29 @@ def open_models(
         if engine.manifest.uncalibrated:
             warn(f"{one.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
         core = None if one.dla_core is UNSET else one.dla_core
-        session = stack.enter_context(open_session(engine, core))
         # Threads of other models have no context of their own for the kernels of frames.
-        frames = frame_opener(engine, session) if first in (one.name, one.replaces) else None
+        has_frames = first in (one.name, one.replaces)
+        turns = tuple(
+            Turn(session, frame_opener(engine, session) if has_frames else None)
+            for session in _sessions(engine, core, open_session, stack)
+        )
         facts = engine.manifest.preprocessing
-        models[one.name] = Model(session, labels, engine.sha256, facts, frames)
+        models[one.name] = Model(
+            turns[0].session, labels, engine.sha256, facts, turns[0].frames, turns[1:]
+        )
     return models
+
+
+def _sessions(
+    engine: Engine, core: int | None, open_session: Opener, stack: ExitStack
+) -> list[Session]:
+    """Open a session, or one for each DLA core where frames take turns on them."""
+    if core is not None:
+        return [stack.enter_context(open_session(engine, core, None))]
+    sessions = [stack.enter_context(open_session(engine, None, 0))]
+    for turn in range(1, turns_of(engine, sessions[0])):
+        sessions.append(stack.enter_context(open_session(engine, None, turn)))
+    return sessions
 
 
 def first_and_others(models: Mapping[str, Model]) -> tuple[Model, dict[str, Model]]:

@@ -34,9 +34,9 @@ class FrameFacts:
     """What the run knows of a frame beside its results.
 
     `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`: the
-    model that is followed did not see it, the tracker filled the frame in; `processors`: those of
-    the engine's segments; `dropped`: frames of this source that were lost so far, by cause;
-    `models`: what those beside the first say, by name.
+    model that is followed did not see it, the tracker filled the frame in; `processors`: where its
+    inferences ran; `dropped`: frames of this source that were lost so far, by cause; `models`: what
+    those beside the first say, by name.
     """
 
     infer_ns: tuple[int, int] | None = None

@@ -128,13 +128,14 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
 
 
 def _opener(request: RunRequest) -> Opener:
-    def open_session(engine: Engine, dla_core: int | None) -> Session:
+    def open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
         return Session(
             engine,
             dla=request.dla,
             scales=request.scales,
             timing_cache=request.timing_cache,
             dla_core=dla_core,
+            turn=turn,
         )
 
     return open_session
@@ -260,7 +261,7 @@ class _View:
         if self._trace is not None:
             self._trace.add(result)
         stages = dict(result.event.latency_ms)
-        self._metrics.add(stages, stages.pop("total"))
+        self._metrics.add(stages, stages.pop("total"), result.event.processors)
         self._last = result.event
 
     def summary(self) -> Summary:
@@ -288,7 +289,11 @@ class _View:
         total = (f"{stats.latency_p50_ms:.2f}", f"{stats.latency_p99_ms:.2f}")
         table.add_row("frame to result", *total, style="bold")
         drops = ", ".join(f"{count} {cause}" for cause, count in stats.dropped.items()) or "none"
-        table.caption = f"{stats.frames} frames, {stats.fps:.1f} fps, dropped: {drops}"
+        ran = ", ".join(f"{name} {count}" for name, count in stats.processors.items()) or "none"
+        table.caption = (
+            f"{stats.frames} frames, {stats.fps:.1f} fps, dropped: {drops}; frames on each"
+            f" processor: {ran}"
+        )
         return table
 
     def _render(self) -> Group | Text:

@@ -1,4 +1,4 @@
-"""`tandem bundle`: pack engines, their pipeline and their labels into one file."""
+"""`tandem bundle`: pack engines, their pipeline and labels into one file, and look into it."""
 
 from pathlib import Path
 
@@ -7,16 +7,49 @@ import msgspec
 
 from device.engine.manifest import UNCALIBRATED
 from device.update.admission import REQUIREMENTS
+from toolkit.cli.commands.bundle_contents import diff, inspect, sbom, verify
+from toolkit.cli.commands.bundle_registry import pull, push
 from toolkit.cli.log import warn
 
 EPILOG = (
     "Examples: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
     "-o person.bundle; tandem bundle --pipeline yard.toml -o yard.bundle"
 )
+CREATE = "create"
+LOG_FLAGS = frozenset({"-v", "-vv", "-q", "--verbose", "--quiet"})
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(epilog=EPILOG)
+class _Bundle(click.Group):
+    """Subcommands; a first word that is none of them is an engine, and a bundle is written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        word = _first_word(args)
+        if word is not None and word not in (*self.commands, *ctx.help_option_names):
+            args = [CREATE, *args]
+        return super().parse_args(ctx, args)
+
+
+def _first_word(args: list[str]) -> str | None:
+    """Return the first argument that is no option of the log, which every command takes."""
+    rest = iter(args)
+    for word in rest:
+        if word == "--log":
+            next(rest, None)
+        elif word not in LOG_FLAGS:
+            return word
+    return None
+
+
+@click.group(cls=_Bundle, epilog=EPILOG)
+def bundle() -> None:
+    """Write a bundle, look into it, compare two.
+
+    `tandem bundle ENGINE ...` is short for `tandem bundle create ENGINE ...`.
+    """
+
+
+@bundle.command(CREATE, epilog=EPILOG)
 @click.argument("engines", nargs=-1, metavar="[ENGINE|NAME=ENGINE]...")
 @click.option("--pipeline", required=True, type=INPUT, help="The pipeline.toml to run.")
 @click.option(
@@ -67,14 +100,21 @@ INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="KIND=FILE",
     help="Note the SHA-256 of the model, data or table that the engine was made of.",
 )
-@click.option("--licence", default="", help="The licence of the model.")
+@click.option(
+    "--license",
+    "--licence",
+    "licence",
+    default="",
+    metavar="SPDX",
+    help="The licence of the release.  [default: as the models' metadata say]",
+)
 @click.option(
     "--min-version-floor",
     default="",
     help="Once this release is live on a device, it takes no version below this one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def bundle(
+def create(
     engines: tuple[str, ...],
     pipeline: Path,
     labels: tuple[str, ...],
@@ -140,3 +180,7 @@ def bundle(
             f"left out the GPU segments' form for any CPU, {packed.left_out_bytes / 1e6:.1f} MB; "
             "--portable keeps it"
         )
+
+
+for _command in (inspect, verify, diff, sbom, push, pull):
+    bundle.add_command(_command)
