@@ -248,6 +248,18 @@ class RetinaFace(_Suppressed, frozen=True, kw_only=True, tag="retinaface"):
     iou_threshold: Fraction = 0.4
 
 
+class Blazeface(_Suppressed, frozen=True, kw_only=True, tag="blazeface"):
+    """Faces with 6 points: `boxes` [1,A,16], centre, sides and points in pixels from the centre of
+    a cell, `scores` [1,A,1] logits. `anchors`: how many a cell of each stride has."""
+
+    boxes: str = "regressors"
+    scores: str = "classificators"
+    strides: Strides = (8, 16)
+    anchors: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (2, 6)
+    score_threshold: Fraction = 0.5
+    iou_threshold: Fraction = 0.3
+
+
 class Movenet(Scored, frozen=True, kw_only=True, tag="movenet"):
     """`output` [1,1,17,3]: y, x and score of each point as fractions; one person."""
 
@@ -336,6 +348,7 @@ DecodeConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     Yunet,
     Scrfd,
     RetinaFace,
+    Blazeface,
     Movenet,
     Simcc,
     Heatmaps,

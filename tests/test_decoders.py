@@ -10,6 +10,7 @@ from decoder_references import HEIGHT, WIDTH, frame_view
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import (
+    Blazeface,
     BoxesScores,
     BoxScoreRows,
     Centernet,
@@ -34,6 +35,7 @@ from pipelines.decode_config import (
 )
 from pipelines.results import Detections
 from pipelines.stages.decode import View, decode, view_of
+from pipelines.stages.decoders.blazeface import anchor_count
 from pipelines.stages.decoders.rotated import corners_of_rotated
 from pipelines.stages.decoders.table import DECODERS
 from pipelines.stages.preprocess import fit
@@ -432,9 +434,28 @@ def test_retinaface(rng):
         np.testing.assert_allclose(face[:, :2], frame, atol=2e-3)
 
 
+def test_blazeface(rng):
+    config = Blazeface(max_detections=500)
+    count = anchor_count(config.strides, config.anchors, WIDTH, HEIGHT)
+    rows = rng.normal(0, 12, (count, 16)).astype(np.float32)
+    rows[:, 2:4] = np.abs(rows[:, 2:4]) + 4
+    logits = rng.normal(-1, 3, count).astype(np.float32)
+    outputs = {"regressors": rows[None], "classificators": logits[None, :, None]}
+    result = decode(outputs, config, frame_view())
+    items = ref.blazeface(rows, logits, config.strides, config.anchors, (WIDTH, HEIGHT), 0.5)
+    expected = ref.placed(items, frame_view(), 0.3)
+    agree(result, expected)
+    assert len(result) > 10
+    for face, item in zip(result.keypoints, expected, strict=True):
+        frame = [ref.to_frame([*point] * 2, frame_view())[:2]
+                 for point in np.array(item["rest"]).reshape(6, 2)]  # fmt: skip
+        np.testing.assert_allclose(face[:, :2], frame, atol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (Blazeface(anchors=(2,)), "1 numbers of anchors for 2 strides"),
         (YoloAnchors(outputs=("a", "b", "c"), anchors=((1, 2),) * 8), "8 anchors for 3 strides"),
         (RetinaFace(boxes="b", scores="s", priors=(16, 32)), "2 priors for 3 strides"),
     ],
@@ -472,6 +493,8 @@ DAMAGED = {
                      {"a": (1, 3, 4, 8, 9)}),
     "retinaface": (RetinaFace(boxes="b", scores="s", keypoints="k", strides=(8,), priors=(16, 32)),
                    {"b": (1, 64, 4), "s": (1, 64, 2), "k": (1, 64, 10)}),
+    "blazeface": (Blazeface(strides=(8,), anchors=(2,)),
+                  {"regressors": (1, 64, 16), "classificators": (1, 64, 1)}),
     "boxes_scores": (BoxesScores(), {"boxes": (1, 50, 4), "scores": (1, 50, 3)}),
     "finished": (Finished(count="n"), {"det_boxes": (1, 9, 4), "det_scores": (1, 9),
                                        "det_classes": (1, 9), "n": (1, 1)}),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import cv2
+import decoder_references as ref
 import msgspec
 import numpy as np
 import onnx
@@ -10,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 from foreign_models import foreign_model
 from onnx import TensorProto, helper
+from test_import_tensorflow import tensorflow  # noqa: F401  (a fixture)
 
 import configs
 import tandem
+from device.runtime.session import open_session
 from device.update.bundle import ENGINE, LABELS, PIPELINE
-from pipelines.config import load_model
+from pipelines.config import load_model, load_pipeline
 from pipelines.results import Detections, SegmentationMap
 from pipelines.sinks.draw import annotate
 from toolkit.cli.main import tandem as command
@@ -59,6 +62,55 @@ def test_a_detector_of_ultralytics_finds_a_face(tmp_path: Path) -> None:
     x1, y1, x2, y2 = face.box
     assert 150 < x1 < 225 < x2 < 300  # the astronaut's face is around (225, 120) of 512x512
     assert 40 < y1 < 120 < y2 < 230
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "side"), [("short_range", 128), ("back", 256), ("full_range", 192)]
+)
+def test_mediapipe_s_face_detector_finds_a_face_as_plain_numpy_does(
+    name: str,
+    side: int,
+    tensorflow: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """From the .tflite file: guessed, built, and run; the points lie as those of a face do."""
+    model, toml = foreign_model(f"blazeface-{name}"), tmp_path / "model.toml"
+    guessed = CliRunner().invoke(command, ["model", "guess", str(model), "-o", str(toml)])
+    assert guessed.exit_code == 0, guessed.exception
+    text = CliRunner().invoke(command, ["model", "guess", str(model)]).output
+    (tmp_path / PIPELINE).write_text(SOURCE + text)
+    (tmp_path / LABELS).write_text("face\n")
+    (tmp_path / "pictures").mkdir()
+    picture = picture_of("astronaut.jpg")[:300, 100:400]  # the head is large, as in a selfie
+    cv2.imwrite(str(tmp_path / "pictures" / "0.png"), picture)
+    tandem.build(model, out=tmp_path / ENGINE)
+    (result,) = tandem.Pipeline(tmp_path, source=str(tmp_path / "pictures")).results()
+    (face,) = result.event.detections
+    assert face.score > 0.7
+    x1, y1, x2, y2 = face.box
+    assert 60 < x1 < 125 < x2 < 200  # around (125, 120)
+    assert 30 < y1 < 120 < y2 < 200
+    right_eye, left_eye, nose, mouth, right_ear, left_ear = face.keypoints
+    assert right_ear[0] < right_eye[0] < nose[0] < left_eye[0] < left_ear[0]
+    assert max(right_eye[1], left_eye[1]) < nose[1] < mouth[1] < y2
+
+    config = load_pipeline(tmp_path / PIPELINE).first
+    blob = np.zeros((1, side, side, 3), np.float32)
+    rgb = cv2.cvtColor(cv2.resize(picture, (side, side)), cv2.COLOR_BGR2RGB)
+    blob[0] = rgb.astype(np.float32) / 127.5 - 1.0
+    with open_session(tmp_path / ENGINE) as session:
+        outputs = session.infer({session.inputs[0].name: blob})
+    decode = config.reading
+    rows, logits = outputs[decode.boxes][0], outputs[decode.scores][0, :, 0]
+    size = (side, side)
+    items = ref.blazeface(rows, logits, decode.strides, decode.anchors, size, 0.5)
+    best = max(items, key=lambda item: item["score"])
+    scale = 300 / side
+    assert abs(best["score"] - face.score) < 0.01
+    np.testing.assert_allclose(face.box, np.array(best["box"]) * scale, atol=1.0)
+    points = np.array([point[:2] for point in face.keypoints])
+    np.testing.assert_allclose(points, np.reshape(best["rest"], (6, 2)) * scale, atol=1.0)
 
 
 def test_text_is_found(tmp_path: Path) -> None:

@@ -2,15 +2,24 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import cuda_double
 import numpy as np
 import onnx
+import pytest
 from click.testing import CliRunner, Result
+from msgspec import UNSET
 from onnx import TensorProto, helper, numpy_helper
+from test_tensorrt import install
 
+import tandem as library
 from calibration.table import write_table
 from device.engine.file import open_engine
+from device.protocol.messages import ChildMessage, Ready
+from device.update.bundle import extract_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import Classification
 from toolkit.cli.main import tandem
@@ -33,8 +42,9 @@ scores = "p"
 """
 
 
-def classifier(path: Path, channels: int) -> Path:
-    """Write convolutions that the DLA takes, and a Gemm behind a Flatten that it does not."""
+def classifier(path: Path, channels: int, activation: str = "Relu") -> Path:
+    """Write convolutions that the DLA takes, if it takes their activation, and a Gemm behind a
+    Flatten that it does not."""
     rng = np.random.default_rng()
     weights, nodes, data, depth = [], [], "image", 3
     for index in range(4):
@@ -45,7 +55,7 @@ def classifier(path: Path, channels: int) -> Path:
                 "Conv", [data, f"w{index}"], [f"c{index}"], f"conv{index}", pads=[1] * 4
             )
         )
-        nodes.append(helper.make_node("Relu", [f"c{index}"], [f"t{index}"], f"relu{index}"))
+        nodes.append(helper.make_node(activation, [f"c{index}"], [f"t{index}"], f"relu{index}"))
         data, depth = f"t{index}", channels
     gemm = rng.normal(0, 0.1, (channels, 2)).astype(np.float32)
     weights.append(numpy_helper.from_array(gemm, "gemm"))
@@ -113,6 +123,67 @@ def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
     summary = json.loads(run.stdout)
     assert {one.split(":")[0] for one in summary["segments"]} == {"fast", "slow"}
     assert summary["stats"]["stage_p50_ms"]["slow"] > 0
+
+
+def test_models_of_a_plan_run_as_one_release_on_the_processors_that_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From plan to results: two models on the DLA and one on the GPU, as one bundle.
+
+    The double of TensorRT stands for the board's; GPU segments run as their form for any CPU.
+    """
+    models = (("lanes", 32, "Relu"), ("marks", 32, "Relu"), ("signs", 8, "Erf"))
+    for name, channels, activation in models:
+        imported = import_model(classifier(tmp_path / f"{name}.onnx", channels, activation))
+        write_table(tmp_path / f"{name}.json", dummy_table(imported.model, imported.sha256))
+    (tmp_path / "shades.toml").write_text(SETTINGS)
+    (tmp_path / "shades.txt").write_text("dark\nbright\n")
+    rows = [
+        f'path = "{name}.onnx"\nrate_hz = {rate_hz}\ntable = "{name}.json"\n'
+        'settings = "shades.toml"'
+        for (name, *_), rate_hz in zip(models, (300, 200, 10), strict=True)
+    ]
+    file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
+    asked = ("--workload", file, "--profile", PROFILE, "--objective", "gpu-relief", "--seconds", 1)
+    done = invoke("plan", *asked, "--min-gain", 0, "--pipeline", out, "--json")
+    assert done.exit_code == 0, done.output
+    planned = json.loads(done.stdout)
+    chosen = {one.name: one.dla_core for one in load_pipeline(out).models}
+    assert chosen == {"lanes": 0, "marks": 0, "signs": UNSET}
+    cores = {"lanes": 0, "marks": 1}  # one core is enough for both; somebody moves the second
+    lanes, marks = out.read_text().split('name = "marks"')
+    out.write_text(f'{lanes}name = "marks"{marks.replace("dla_core = 0", "dla_core = 1", 1)}')
+    # As on a host without Triton: the double of the driver runs no kernels.
+    monkeypatch.setattr("toolkit.engine.build.find_backend", lambda *_, **__: None)
+    for command in planned["build"]:
+        built = invoke(*command[1:])
+        assert built.exit_code == 0, built.output
+    done = invoke("bundle", "--pipeline", out, "--portable", "--golden", 1, "-o", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    slot = tmp_path / "slot"
+    info = extract_bundle(tmp_path / "b", slot)
+
+    version, plans = install("10.3.0", tmp_path, monkeypatch), tmp_path / "plans"
+    engines = [str(slot / one.engine) for one in info.runs]
+    prepare = [sys.executable, "-m", "device.runtime.tensorrt", *engines, "--plans", str(plans)]
+    prepared = subprocess.run([*prepare, "--json"], capture_output=True, check=False)
+    assert prepared.returncode == 0, prepared.stderr
+    segments = [row["segment"].partition(".")[0] for row in json.loads(prepared.stdout)]
+    assert segments == ["lanes: dla0", "marks: dla0"]
+    monkeypatch.setenv("TANDEM_PLANS", str(plans))
+    messages: list[ChildMessage] = []
+    with cuda_double.installed():
+        results = list(library.Pipeline(slot).results(frames=6, on_message=messages.append))
+    (ready,) = [one for one in messages if isinstance(one, Ready)]
+    on_dla = {text.split(":")[0]: text for text in ready.segments if "(dla" in text}
+    assert set(on_dla) == {"lanes", "marks"}
+    for name, text in on_dla.items():
+        assert f"TensorRT {version}, DLA core {cores[name]}" in text
+    assert any(text.startswith("signs: gpu.0 (gpu)") for text in ready.segments)
+    assert len(results) == 6
+    assert results[0].event.detections[0].label in {"dark", "bright"}
+    assert set(results[0].models) == {"marks", "signs"}
+    assert {"dla0", "gpu"} <= set(results[0].event.processors)
 
 
 def test_the_commands_are_printed_as_a_shell_reads_them(tmp_path: Path) -> None:

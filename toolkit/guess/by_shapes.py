@@ -2,6 +2,7 @@
 
 from device.engine.manifest import TensorInfo
 from pipelines.decode_config import (
+    Blazeface,
     Classification,
     Column,
     Depth,
@@ -19,6 +20,7 @@ from pipelines.decode_config import (
     Yolov5,
     Yolox,
 )
+from pipelines.stages.decoders.blazeface import anchor_count
 from pipelines.stages.decoders.grid import cell_count
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.names import class_names
@@ -162,6 +164,29 @@ def retinaface(facts: ModelFacts) -> tuple[Candidate, ...]:
     )
     why = "rows of 4, 2 and 10 columns for two priors of each cell: RetinaFace"
     return (Candidate(decode, "retinaface", why),)
+
+
+BLAZEFACES = (((8, 16), (2, 6)), ((16, 32), (2, 6)), ((4,), (1,)))  # strides, anchors a cell
+
+
+def blazeface(facts: ModelFacts) -> tuple[Candidate, ...]:
+    """Rows of 16 and 1 columns for the anchors of one of MediaPipe's models: BlazeFace."""
+    by_columns = {output.shape[-1]: output for output in facts.outputs if len(output.shape) == 3}
+    if set(by_columns) != {16, 1} or len(facts.outputs) != 2:
+        return ()
+    height, width = facts.size
+    for strides, anchors in BLAZEFACES:
+        count = anchor_count(strides, anchors, width, height)
+        if all(output.shape[1] == count for output in facts.outputs):
+            decode = Blazeface(
+                boxes=by_columns[16].name,
+                scores=by_columns[1].name,
+                strides=strides,
+                anchors=anchors,
+            )
+            why = f"rows of 16 and 1 columns for {count} anchors: BlazeFace of MediaPipe"
+            return (Candidate(decode, "blazeface", why),)
+    return ()
 
 
 def torchvision(facts: ModelFacts) -> tuple[Candidate, ...]:

@@ -31,6 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "bgr-bytes": {"resize": "letterbox", "color": "bgr", "scale": 1.0},
     "retinaface": {"resize": "letterbox-corner", "color": "bgr", "scale": 1.0,
                    "mean": (104.0, 117.0, 123.0), "pad_value": 0},
+    "blazeface": {"resize": "letterbox", "mean": (0.5,), "std": (0.5,), "pad_value": 0},
     "rgb-bytes": {"resize": "stretch", "scale": 1.0},
     "mmdet": {"resize": "letterbox", "color": "bgr", "scale": 1.0,
               "mean": (103.53, 116.28, 123.675), "std": (57.375, 57.12, 58.395)},

@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     Rule("levels of 1, 4 and 10 columns",    "likely",  by_shapes.scrfd),
     Rule("three heads of three anchors",     "likely",  by_shapes.raw_heads),
     Rule("rows of 4, 2 and 10 columns",      "likely",  by_shapes.retinaface),
+    Rule("rows of 16 and 1 columns",         "likely",  by_shapes.blazeface),
     Rule("a vector of integers and boxes",   "likely",  by_shapes.torchvision),
     Rule("characters of a line",             "likely",  by_shapes.text_recognition),
     Rule("a map of one channel",             "ask",     by_shapes.one_channel),

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import (
+    Blazeface,
     BoxesScores,
     BoxScoreRows,
     Centernet,
@@ -41,6 +42,7 @@ from pipelines.decode_config import (
 )
 from pipelines.results import Decoded
 from pipelines.stages.decoders import (
+    blazeface,
     boxes_scores,
     centernet,
     classes,
@@ -104,6 +106,7 @@ ROWS: tuple[Decoder, ...] = (
     Decoder(faces.scrfd_outputs, faces.decode_scrfd, _SCRFD),
     Decoder(retinaface.retinaface_outputs, retinaface.decode_retinaface,
             RetinaFace(boxes="a", scores="b", keypoints="c")),
+    Decoder(blazeface.blazeface_outputs, blazeface.decode_blazeface, Blazeface()),
     Decoder(poses.movenet_outputs, poses.decode_movenet, Movenet()),
     Decoder(poses.simcc_outputs, poses.decode_simcc, Simcc()),
     Decoder(poses.heatmaps_outputs, poses.decode_heatmaps, Heatmaps()),
