@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,12 @@ def test_the_agent_installs_starts_updates_and_rolls_back_on_arm64(
     (arm64.root / "etc/agent.toml").write_text(text)
     log = tmp_path / "agent.log"
     agent = arm64.start("/opt/tandem/bin/tandem-agent", "--config", "/etc/agent.toml", log=log)
+
+    until_s = time.monotonic() + WAIT_S
+    while not (arm64.root / "var/lib/tandem/control.sock").exists():
+        assert agent.poll() is None, log.read_text()
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.5)
 
     def deploy(bundle: Path) -> DeployResult:
         address = BrokerAddress("127.0.0.1", broker.port)
