@@ -15,7 +15,7 @@ import msgspec
 from device.agent.events import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
-from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Stats
+from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats
 from device.protocol.topics import PipelineTopics, Topics, cast_topic
 from pipelines.sinks.events import Event
 from pipelines.sinks.lives import ObjectEvent
@@ -26,7 +26,7 @@ PIPELINE = PipelineTopics(TOPICS.root)
 SWITCH = {"type": "string", "enum": ["ON", "OFF"]}
 SCORE = {"type": "string", "pattern": r"^(0(\.\d+)?|1(\.0+)?)$"}
 STATUS = {"type": "string", "enum": ["online", "stopped", "offline"]}
-MESSAGES = (Stats, Ready, Result, Heartbeat, Reload, Failure)
+MESSAGES = (Stats, Ready, Result, Heartbeat, Reload, Shadow, Failure)
 BYTES = {"type": "string", "format": "binary"}
 Sender = Literal["device", "fleet", "operator", "claim"]
 

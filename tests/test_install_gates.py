@@ -174,13 +174,12 @@ def test_a_window_that_is_no_time_is_refused(text: str) -> None:
     assert "is no time of day: write it as 22:30" in decision.reason
 
 
-@pytest.mark.parametrize(
-    "policy", [InstallPolicy(shadow_s=60.0), InstallPolicy(min_shadow_agreement=0.9)]
-)
-def test_a_comparison_that_this_agent_cannot_make_is_refused(policy: InstallPolicy) -> None:
-    decision = decision_of(desired(policy=policy), BoardState())
+def test_a_limit_on_live_frames_that_are_never_compared_is_refused() -> None:
+    decision = decision_of(desired(policy=InstallPolicy(min_shadow_agreement=0.9)), BoardState())
     assert isinstance(decision, Refuse)
-    assert "which this agent cannot run" in decision.reason
+    assert "does not say how long both engines shall run (shadow_s)" in decision.reason
+    both = InstallPolicy(min_shadow_agreement=0.9, shadow_s=60.0)
+    assert not isinstance(decision_of(desired(policy=both), BoardState()), Refuse)
 
 
 # -- the trial

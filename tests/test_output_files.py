@@ -17,6 +17,8 @@ from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 from device.errors import BundleError, PipelineError
 from device.protocol.messages import Failure, decode_message
 from device.update.bundle import extract_bundle
+from pipelines.model_config import ONLY
+from pipelines.open_models import ModelFiles
 from pipelines.sink_config import JsonlSink, SinkConfig, VideoSink
 from pipelines.sinks.files import OutputFiles, check_below_folder, folder_bytes, release_folder
 from pipelines.sinks.table import SinkContext, open_sink
@@ -293,7 +295,10 @@ def test_bundle_whose_sinks_write_elsewhere_is_not_packed(release: Path, tmp_pat
     pipeline.write_text(f'{text}[[sinks]]\nkind = "video"\npath = "/home/me/seen.mp4"\n')
     with pytest.raises(BundleError, match="only in its own data folder on the board"):
         pack_bundle(
-            tmp_path / "out.bundle", engine=release / "model.engine", pipeline=pipeline,
-            labels=release / "labels.txt", name="n", version="1",
-        )  # fmt: skip
+            tmp_path / "out.bundle",
+            pipeline=pipeline,
+            files={ONLY: ModelFiles(release / "model.engine", release / "labels.txt")},
+            name="n",
+            version="1",
+        )
     assert not (tmp_path / "out.bundle").exists()

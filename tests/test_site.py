@@ -281,6 +281,7 @@ def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) 
         "build.md",
         "pipelines.md",
         "decoders.md",
+        "bundles.md",
         "deploy.md",
         "COSTS.md",
     )

@@ -43,6 +43,7 @@ from device.agent.preparation import (
 )
 from device.agent.presence import Presence
 from device.agent.sd_notify import READY, STOPPING, Notifier
+from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.trial import Surroundings
 from device.agent.updater import Updater
@@ -85,7 +86,15 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent | SmpEvent | Asked
+Work = (
+    PreparationEvent
+    | GoldenEnded
+    | ShadowEvent
+    | VerificationEvent
+    | SourceEvent
+    | SmpEvent
+    | Asked
+)
 Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
@@ -121,6 +130,9 @@ class Agent:
             preparation,
             put=self._put,
             golden=GoldenCheck(self._put, plans=preparation.plans),
+            shadow=ShadowProcess(
+                self._put, Path(config.state_dir), config.profile, plans=preparation.plans
+            ),
             around=self._surroundings,
             facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
@@ -233,8 +245,8 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
-        elif isinstance(event, GoldenEnded):
-            self._updater.on_golden(event)
+        elif isinstance(event, GoldenEnded | ShadowSaid | ShadowEnded):
+            self._on_check(event)
         elif isinstance(event, MetadataAsked | VerificationEnded):
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
@@ -245,6 +257,15 @@ class Agent:
             self._restarts = True
         elif isinstance(event, Asked):
             event.reply(self._on_ask(event.ask))
+
+    def _on_check(self, event: GoldenEnded | ShadowEvent) -> None:
+        """Take what a process says that checks a release before its trial."""
+        if isinstance(event, GoldenEnded):
+            self._updater.on_golden(event)
+        elif isinstance(event, ShadowEnded):
+            self._updater.shadow.on_ended(event)
+        elif message := self._updater.shadow.on_said(event):
+            self._forward(message)
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
@@ -263,7 +284,10 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
-            repeated = self._handed_over and message.payload == self._retained
+            is_same = message.payload == self._retained
+            if is_same:
+                self._presence.on_desired_again()
+            repeated = self._handed_over and is_same
             self._retained = message.payload
             if not repeated:  # each connection brings the retained document again
                 self._handed_over = False

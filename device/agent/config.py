@@ -61,8 +61,9 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
     `min_version`: the oldest version that is taken, over every way; empty: any.
-    `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
-    file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
+    second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
+    https, file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
@@ -72,6 +73,8 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
     max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
     crash_window_s: Seconds = 300.0  # several times what a trial lets pass
+    shadow_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 30
+    shadow_max_hz: Annotated[float, Meta(gt=0.0, le=1000.0)] = 10.0
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)

@@ -55,6 +55,7 @@ PIPELINE = ProcessRow(
         *("--mqtt-port", "{mqtt_port}"),
         *("--topic-prefix", "{topic_prefix}"),
         *("--data", "{data}", "--data-mb", "{data_mb}"),
+        *("--tap", "{tap}"),
         "--wait-for-source",
     ),
 )

@@ -25,6 +25,7 @@ from device.agent.pipeline_process import (
 )
 from device.agent.preparation import PLANS
 from device.agent.process_tree import mark_of
+from device.agent.shadow_process import TAP
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 
@@ -220,6 +221,7 @@ class PipelineRunner:
             "topic_prefix": self._topic_prefix,
             "data": str(Path(config.state_dir) / DATA),
             "data_mb": str(config.pipeline.data_mb),
+            "tap": str(Path(config.state_dir) / TAP),
         }
         return command_of(self._row, values)
 

@@ -69,6 +69,7 @@ class Presence:
         self._rivals = Rivals()
         self._rival = (0, float("-inf"))  # its session, and when it was seen
         self._cast_sha256 = ""
+        self._mqtt_version = ""
         self.session = 0  # 0: no connection
 
     @property
@@ -128,12 +129,18 @@ class Presence:
     def on_link_up(self, event: LinkUp) -> None:
         """Publish the birth message, and the report again: the broker may have lost both."""
         LOG.info("connected to the broker with MQTT %s", event.mqtt_version)
-        self.session = event.session
+        self.session, self._mqtt_version = event.session, event.mqtt_version
         self._rivals.note_own(event.session)
         self._log_due_s = 0.0
         self._reporter.forget()
         self._events.on_link_up()
         self._publish_state("online")
+
+    def on_desired_again(self) -> None:
+        """Report again: a server of a cluster whose nodes keep retained documents each for itself
+        (RabbitMQ, MQTT 3.1.1) has not seen the report, and says again what it asks for."""
+        if self._mqtt_version == "3.1.1":
+            self._reporter.forget()
 
     def on_link_down(self, event: LinkDown) -> None:
         """Go offline; log the reason at most once in LOG_INTERVAL_S."""

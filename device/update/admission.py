@@ -40,7 +40,7 @@ def refusal(desired: Desired, custom: Mapping[str, Any], board: BoardState) -> s
         below_floor(release.name, release.version, board.floors)
         or (unmet(requires, board.facts) if isinstance(requires, Mapping) else None)
         or _bad_window(desired.policy)
-        or _no_shadow(desired.policy)
+        or _endless_shadow(desired.policy)
     )
 
 
@@ -113,13 +113,13 @@ def _bad_window(policy: InstallPolicy) -> str | None:
     return None
 
 
-def _no_shadow(policy: InstallPolicy) -> str | None:
+def _endless_shadow(policy: InstallPolicy) -> str | None:
     """A gate that is not measured must not pass unseen."""
-    if not policy.shadow_s and policy.min_shadow_agreement is None:
+    if policy.shadow_s or policy.min_shadow_agreement is None:
         return None
     return (
-        "the policy asks for both engines on live frames (shadow_s, min_shadow_agreement), which "
-        "this agent cannot run: leave them out, golden inputs compare a release before its trial"
+        "the policy asks how well live frames agree (min_shadow_agreement), and does not say how "
+        "long both engines shall run (shadow_s): set it, for example `--shadow 60`"
     )
 
 

@@ -12,7 +12,7 @@ from device.files import replacing, sync_folder
 from device.protocol.documents import BlobSpec
 from device.update.background_sync import BackgroundSync, Prefix
 from device.update.byte_source import ByteSource, UnpackedBundle, open_unpacked
-from device.update.chunk_table import ChunkTable, decode_index, index_fits
+from device.update.chunk_table import ChunkTable, decode_index, index_fits, repeats_of
 from device.update.cuts import CHUNK_FORMAT, cut_like
 from device.update.delta import can_decode, decode_delta
 from device.update.transfer import Download
@@ -83,6 +83,13 @@ class PartFile:
                 self._prefix.add(start, start + size)
         return numbers
 
+    def read(self, offset: int, length: int) -> bytes:
+        """Return what the disk has; what cannot be read is empty."""
+        try:
+            return os.pread(self._file, length, offset)
+        except OSError:
+            return b""
+
     def write(self, offset: int, payload: bytes) -> None:
         """Write a verified chunk at its offset."""
         written = os.pwrite(self._file, payload, offset)
@@ -143,6 +150,7 @@ class Fetch:
         self.download = Download(spec, window_chunks, limit, cast=cast)
         self._bases = dict(bases or {})
         self._sources: dict[str, UnpackedBundle] = {}
+        self._copies: dict[int, tuple[int, ...]] = {}  # chunks with the same content as others
         self.copied_bytes = 0
         self.file = PartFile(folder, spec, in_background=in_background)
         index = self.file.read_index()
@@ -191,7 +199,17 @@ class Fetch:
         self._sources.clear()
 
     def _set_index(self, table: ChunkTable) -> None:
-        self.download.set_index(table, self.file.present(table))
+        repeats = repeats_of(table)
+        self._copies = {
+            n: (first, *rest) for first, rest in repeats.items() for n in (first, *rest)
+        }
+        present = self.file.present(table)
+        here = frozenset(present)
+        later = {n for first, rest in repeats.items() if first not in here for n in rest}
+        self.download.set_index(table, present, later)
+        for number in present:
+            if number in self._copies:
+                self._write_copies(number, self.file.read(table.starts[number], table.size(number)))
         opened = ((sha256, open_unpacked(folder)) for sha256, folder in self._bases.items())
         self._sources = {sha256: source for sha256, source in opened if source is not None}
         if self.download.spec.chunk_format == CHUNK_FORMAT:
@@ -237,6 +255,14 @@ class Fetch:
     def _write(self, number: int, chunk: bytes) -> None:
         assert self.download.table is not None
         self.file.write(self.download.table.starts[number], chunk)
+        self._write_copies(number, chunk)
+
+    def _write_copies(self, number: int, chunk: bytes) -> None:
+        """Write a chunk at the other places of the bundle where it is, too."""
+        assert self.download.table is not None
+        for copy in self._copies.get(number, ()):
+            if self.download.take_copied(copy, chunk):
+                self.file.write(self.download.table.starts[copy], chunk)
 
 
 def _chunks_of(

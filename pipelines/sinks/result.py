@@ -21,12 +21,23 @@ if TYPE_CHECKING:
     import supervision
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """An inference for a frame: of which model, on which processors, and when it began and ended,
+    in ns of `time.monotonic()`; `span_ns`: with its inputs, and where a thread did it, decoding."""
+
+    model: str
+    processors: tuple[str, ...]
+    infer_ns: tuple[int, int]
+    span_ns: tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameResult:
     """Everything that is known about one frame; `payload` is the event as JSON.
 
     `decoded` is of the first model, `models` of those beside it, by name; `places`: the zones and
-    lines that held for it.
+    lines that held for it; `runs`: the inferences for it.
     """
 
     frame: Frame
@@ -36,6 +47,7 @@ class FrameResult:
     zones: ZoneFrame = NO_ZONES
     models: Mapping[str, ModelResult] = field(default_factory=dict)
     places: Places = NO_PLACES
+    runs: tuple[ModelRun, ...] = ()
 
     @property
     def detections(self) -> Detections:

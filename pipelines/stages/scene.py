@@ -24,6 +24,7 @@ class Scene:
         self._labels = labels
         self._every_nth = 1
         self._tracker: Tracker | None = None
+        self._first_id = 1  # of the next tracker: a number is never given twice in a run
         self._roi: Roi | None = None
         self._zones: Zones | None = None
         self.change(config)
@@ -40,8 +41,11 @@ class Scene:
         zones and lines that are as before."""
         tracker = None if config.tracker is UNSET else config.tracker
         self._every_nth = 1 if tracker is None else tracker.every_nth
-        if tracker is None or self._tracker is None:
-            self._tracker = None if tracker is None else Tracker(tracker)
+        if tracker is None:
+            self._first_id = self._next_id()
+            self._tracker = None
+        elif self._tracker is None:
+            self._tracker = Tracker(tracker, self._first_id)
         else:
             self._tracker.config = tracker
         self._roi = None if config.roi is UNSET else Roi(config.roi)
@@ -92,6 +96,9 @@ class Scene:
         if self._roi is not None:
             tracked = self._roi.keep_detections(tracked, width, height)
         return tracked, self._in_zones(tracked, frame)
+
+    def _next_id(self) -> int:
+        return self._first_id if self._tracker is None else self._tracker.next_id
 
     def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
         if self._zones is None:

@@ -1,4 +1,4 @@
-"""What a bundle says of itself, from the options of `tandem bundle`."""
+"""What a bundle says of itself, from the options of `tandem bundle`, and for gates."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from pathlib import Path
 from device.choices import list_choices
 from device.errors import BundleError
 from device.update.admission import REQUIREMENTS
-from device.update.bundle import BundleFacts
+from device.update.bundle import BundleFacts, BundleInfo
+from toolkit.fleet.rollout.gates import LICENCE
 
 KINDS = ("model", "data", "table")
 _READ_BYTES = 1024 * 1024
@@ -44,6 +45,11 @@ def bundle_facts(
         requires=wants,
         min_version_floor=min_version_floor,
     )
+
+
+def texts_of(info: BundleInfo) -> dict[str, str]:
+    """Return what a bundle says of itself in words, for gates: its licence and hashes."""
+    return {**info.hashes, **({LICENCE: info.licence} if info.licence else {})}
 
 
 def golden_source(text: str) -> int | Path:

@@ -90,6 +90,7 @@ class FleetServer:
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
         self._is_connected = False
+        self._says_again = False  # to each device that connects
         self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
@@ -168,6 +169,9 @@ class FleetServer:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
             self._is_connected = True
+            # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
+            # a device at another node than ours gets only what is sent while it is there.
+            self._says_again = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
             self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
@@ -188,6 +192,8 @@ class FleetServer:
         try:
             if kind == "state":
                 state = _newer(state, decode(message.payload, StateDocument))
+                if self._says_again and _is_birth(row.state, state) and device in control.desired:
+                    self._unsent[device] = control.desired[device].document.encode()
             else:
                 reported = self._read_report(message.payload)
         except ValueError as error:
@@ -205,6 +211,11 @@ class FleetServer:
             if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                 return  # down, or its queue is full: later
             del self._unsent[device]
+
+
+def _is_birth(known: StateDocument | None, state: StateDocument) -> bool:
+    """Whether a device has connected anew."""
+    return state.state == "online" and (known is None or known.session < state.session)
 
 
 def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:

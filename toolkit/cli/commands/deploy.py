@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from device.engine.manifest import UNCALIBRATED
 from device.errors import DeployError, EngineError
-from device.update.bundle import ENGINE, check_bundle
+from device.update.bundle import check_bundle, member_offsets
 from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.phases import PHASES
@@ -125,17 +125,20 @@ def _address(
 
 
 def _warn(bundle: Path) -> None:
-    """Check the bundle, and warn if the INT8 ranges of its engine were never measured."""
+    """Check the bundle, and warn of engines whose INT8 ranges were never measured."""
     from device.engine.file import read_manifest  # numpy is not needed to show the help
 
-    info, offset = check_bundle(bundle)
-    size = next(entry.bytes for entry in info.files if entry.name == ENGINE)
-    try:
-        uncalibrated = read_manifest(bundle, offset, size).uncalibrated
-    except EngineError:
-        return  # perhaps of a newer version: the device checks it and reports why
-    if uncalibrated:
-        warn(UNCALIBRATED, "red")
+    info, _ = check_bundle(bundle)
+    offsets = member_offsets(info)
+    sizes = {entry.name: entry.bytes for entry in info.files}
+    for engine in dict.fromkeys(one.engine for one in info.runs):
+        models = ", ".join(one.name for one in info.runs if one.engine == engine)
+        try:
+            uncalibrated = read_manifest(bundle, offsets[engine], sizes[engine]).uncalibrated
+        except EngineError:
+            continue  # perhaps of a newer version: the device checks it and reports why
+        if uncalibrated:
+            warn(f"{models}: {UNCALIBRATED}" if models else UNCALIBRATED, "red")
 
 
 def _progress() -> Progress:
