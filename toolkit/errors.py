@@ -43,6 +43,10 @@ class FleetError(TandemError):
     """The folder, keys, certificates or store of a fleet cannot be used as asked."""
 
 
+class RegistryError(TandemError):
+    """A registry of bundles cannot be reached, or does not give or take what was asked."""
+
+
 class NotComparedError(TandemError):
     """`tandem compare` could not run, whose status 1 says that two sides differ."""
 

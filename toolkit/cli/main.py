@@ -95,6 +95,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnx": "host",
     "onnx_ir": "host",
     "onnxscript": "host",
+    "cyclonedx": "host",
     "highspy": "host",
     "threadpoolctl": "host",
     "amqtt": "host",
@@ -104,6 +105,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "tuf": "fleet",
     "securesystemslib": "fleet",
     "cryptography": "fleet",
+    "urllib3": "fleet",
     "packaging": "host",
     "serial": "serial",
 }
