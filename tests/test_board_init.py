@@ -191,6 +191,7 @@ def test_shell_becomes_ssh_with_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         (("init", "dir:///media/usb", "--dev"), "this goes over SSH alone"),
         (("init", "ssh://h", "--dev", "--label", "site"), "is no label: write KEY=VALUE"),
         (("init", "ssh://h", "--dev", "--packages", "/nonexistent"), "write host, board, or a"),
+        (("init", "ssh://h", "--dev", "--user", "a;reboot"), "'a;reboot' is no name of a user"),
         (("logs", "ssh://-oProxyCommand=x"), "is no name of a host or a user"),
     ],
 )

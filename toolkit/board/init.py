@@ -17,7 +17,7 @@ from toolkit.board.probe import (
     describe_packages,
     probe_board,
 )
-from toolkit.board.request import InitRequest, agent_settings
+from toolkit.board.request import InitRequest, agent_settings, check_user
 from toolkit.board.setup import InitOptions, PackagesFrom, Setup
 from toolkit.board.shell import Shell
 from toolkit.board.steps import STEPS
@@ -77,6 +77,7 @@ def set_up(
 
     `on_probe` may refuse the board before anything is changed on it.
     """
+    check_user(settings.user)
     probe = probe_board(shell)
     check_probe(probe, shell.name)
     on_probe(probe)
