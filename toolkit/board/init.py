@@ -48,6 +48,7 @@ class InitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnStep = Callable[[StepResult], None]
+OnBegin = Callable[[str, str], None]  # the step, and what it will do
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def set_up(
     dry_run: bool,
     on_step: OnStep,
     on_probe: Callable[[Probe], None] = lambda _probe: None,
+    on_begin: OnBegin = lambda _step, _detail: None,
 ) -> InitResult:
     """Probe one board and set it up; Tandem's wheel is built into `work` if none was named.
 
@@ -93,11 +95,17 @@ def set_up(
         overwrite=settings.overwrite,
         start_timeout_s=settings.timeout_s,
     )
-    return init_board(shell, probe, options, dry_run=dry_run, on_step=on_step)
+    return init_board(shell, probe, options, dry_run=dry_run, on_step=on_step, on_begin=on_begin)
 
 
 def init_board(
-    shell: Shell, probe: Probe, options: InitOptions, *, dry_run: bool, on_step: OnStep
+    shell: Shell,
+    probe: Probe,
+    options: InitOptions,
+    *,
+    dry_run: bool,
+    on_step: OnStep,
+    on_begin: OnBegin,
 ) -> InitResult:
     """Set a board up; each step that is done already is left alone.
 
@@ -122,6 +130,7 @@ def init_board(
         elif dry_run:
             outcome = "would do"
         else:
+            on_begin(step.name, state.detail)
             try:
                 detail = step.act(setup)
             except PendingError as error:

@@ -80,12 +80,12 @@ def logs(
     address: str, follow: bool, lines: int, since: str, level: str | None, as_json: bool
 ) -> None:
     """Print the log of the agent and its pipelines."""
-    from toolkit.board.care import log_script
+    from toolkit.board.care import log_script, may_read_journal
 
     script = log_script(lines=lines, follow=follow, as_json=as_json, since=since, level=level or "")
     with open_shell(address) as board:
         try:
-            sys.exit(board.follow(script, root=True))
+            sys.exit(board.follow(script, root=not may_read_journal(board)))
         except KeyboardInterrupt:  # how --follow ends
             sys.exit(INTERRUPTED)
 
