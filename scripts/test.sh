@@ -12,6 +12,7 @@ source scripts/venv.sh
 debian_packages=(
     chromium
     mosquitto
+    mosquitto-clients
     openssh-client
     openssh-server
     faketime

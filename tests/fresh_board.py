@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
-from mqtt_fixtures import free_port
 from ssh_fixtures import Sshd
 
 PASSWORD = "a password, with 'quotes' and $signs"
-LOGIN, HOST = "robot", "fresh-board"
+LOGIN = "robot"
 WAIT_S = 30.0
 
 SYSTEMCTL = r"""#!/bin/sh
@@ -192,6 +191,3 @@ class FreshBoard:
                 pass
         self._keeper.kill()
         self._keeper.wait()
-
-
-__all__ = ["HOST", "LOGIN", "PASSWORD", "FreshBoard", "free_port"]

@@ -13,8 +13,11 @@ from fresh_board import LOGIN, PASSWORD, FreshBoard
 from mqtt_fixtures import Mosquitto
 from ssh_fixtures import ROOT
 
+from toolkit.board.care import reboot_board
+from toolkit.board.shell import Done, UnreachableError
 from toolkit.board.wheels import own_wheel
 from toolkit.cli.main import tandem
+from toolkit.errors import BoardError
 from toolkit.fleet.folder import make_fleet
 
 STEPS = [
@@ -177,6 +180,34 @@ def test_a_wrong_password_and_a_board_that_does_not_fit_are_refused(
     assert "no SSH server runs there" in str(absent.exception)
 
 
+class GoesDown:
+    """Stands for the shell of a board that goes down before `systemctl reboot` answers."""
+
+    name = "b"
+
+    def __init__(self, end: Done | None) -> None:
+        self._end = end
+
+    def must(self, _script: str, **_options: object) -> Done:
+        return Done(0, b"boot-1\n", "")
+
+    def as_root(self, script: str) -> Done:
+        assert script == "systemctl reboot"
+        if self._end is None:
+            raise UnreachableError("b cannot be reached: Connection closed by remote host")
+        return self._end
+
+    def forget_connection(self) -> None:
+        """There is none."""
+
+
+def test_a_reboot_may_cut_its_own_connection_but_not_fail() -> None:
+    assert reboot_board(GoesDown(None)) == "boot-1"
+    assert reboot_board(GoesDown(Done(0, b"", ""))) == "boot-1"
+    with pytest.raises(BoardError, match="cannot start the board again: inhibited"):
+        reboot_board(GoesDown(Done(1, b"", "inhibited\n")))
+
+
 def test_shell_becomes_ssh_with_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, tuple[str, ...]]] = []
     monkeypatch.setattr(os, "execvp", lambda file, words: commands.append((file, words)))
@@ -191,6 +222,7 @@ def test_shell_becomes_ssh_with_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         (("init", "dir:///media/usb", "--dev"), "this goes over SSH alone"),
         (("init", "ssh://h", "--dev", "--label", "site"), "is no label: write KEY=VALUE"),
         (("init", "ssh://h", "--dev", "--packages", "/nonexistent"), "write host, board, or a"),
+        (("init", "ssh://h", "--dev", "--user", "a;reboot"), "'a;reboot' is no name of a user"),
         (("logs", "ssh://-oProxyCommand=x"), "is no name of a host or a user"),
     ],
 )

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT, Sshd
@@ -20,6 +23,8 @@ from zeroconf import ServiceInfo, Zeroconf
 from device.control.parcel import BoardFacts
 from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts
+from device.smp.framing import ConsoleFraming
+from device.smp.message import HEADER
 from toolkit.cli.main import tandem
 from toolkit.flash import discovery, serial_echo
 from toolkit.flash.discovery import FoundBoard, Look, Search, SearchOptions, distinct
@@ -206,6 +211,28 @@ def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> 
     assert (gone.answers, gone.sentence[:16]) == (False, "no agent answers")
     absent = serial_echo.ask_serial("/dev/does-not-exist")
     assert absent.sentence.startswith("cannot be opened")
+
+
+@given(st.binary(max_size=300))
+def test_no_answer_of_a_line_raises(data: bytes) -> None:
+    class Line:
+        def __init__(self, pieces: list[bytes]) -> None:
+            self.pieces = pieces
+
+        def reset_input_buffer(self) -> None:
+            """Nothing has come yet."""
+
+        def write(self, _data: bytes) -> None:
+            """Nobody reads it."""
+
+        def read(self, _size: int) -> bytes:
+            return self.pieces.pop() if self.pieces else b""
+
+    framed = ConsoleFraming().encode(data)
+    for answer in (data, framed, HEADER.pack(9, 0, len(data), 0, 1, 0) + data):
+        line = Line([answer])
+        with mock.patch.object(serial_echo, "ANSWER_S", 0.001):
+            serial_echo._ask(line, 0, 0, {}, sequence=1)
 
 
 def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,6 +375,35 @@ def test_an_expected_device_enrols_itself_and_connects(fleet: FleetBroker, tmp_p
         client.wait(LinkUp)
 
 
+def test_a_request_is_signed_elsewhere_and_no_other_certificate_is_taken(
+    fleet: FleetBroker, tmp_path: Path
+) -> None:
+    command = write_board(fleet, tmp_path, "by-ssh")[:6]
+
+    def enrol(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(
+            [*command, *words], input=stdin, check=False, capture_output=True, timeout=60
+        )
+
+    request = enrol("--request")
+    assert request.returncode == 0, request.stderr
+    key = (tmp_path / "device.key").read_bytes()
+    assert enrol("--request").returncode == 0
+    assert (tmp_path / "device.key").read_bytes() == key
+    certificates.expect(fleet.authority, ["by-ssh", "stranger"])
+    issued = certificates.enrol(fleet.authority, "by-ssh", request.stdout)
+    stranger = make_request(new_key(), "stranger")
+    foreign = certificates.enrol(fleet.authority, "stranger", stranger)
+    for wrong in (foreign.pem, b"", b"no certificate"):
+        refused = enrol("--accept", stdin=wrong)
+        assert refused.returncode == 1
+        assert b"this is no certificate for the key of by-ssh" in refused.stderr
+        assert not (tmp_path / "device.crt").exists()
+    assert enrol("--accept", stdin=issued.pem).returncode == 0
+    assert (tmp_path / "device.crt").read_bytes() == issued.pem
+    assert b"name --claim and --claim-key" in enrol().stderr
+
+
 def test_an_answer_that_was_missed_is_given_again_but_no_other_key_is_signed(
     fleet: FleetBroker,
 ) -> None:

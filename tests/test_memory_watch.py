@@ -11,6 +11,7 @@ import pytest
 from board_fixtures import Board, colour_bundle
 from video_fixtures import rtsp_server
 
+from device.agent import memory_watch
 from device.agent.memory_watch import default_limit_bytes, group_limits, used_bytes
 from device.agent.pipeline_process import PipelineExited, PipelineProcess
 from device.agent.process_tree import mark_of
@@ -80,6 +81,14 @@ def test_board_that_declares_nothing_keeps_a_quarter_for_the_rest() -> None:
     groups = Path("/proc/self/cgroup").read_text()
     limits = group_limits(groups, Path("/sys/fs/cgroup"))
     assert default_limit_bytes() == pytest.approx(0.75 * min([total, *limits]), rel=0.01)
+
+
+def test_a_board_without_control_groups_has_a_limit_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_watch, "_CGROUPS", tmp_path)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert default_limit_bytes() == pytest.approx(0.75 * total, rel=0.01)
 
 
 @pytest.mark.parametrize(

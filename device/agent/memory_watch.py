@@ -28,7 +28,7 @@ def default_limit_bytes() -> int:
         groups = Path("/proc/self/cgroup").read_text()
     except OSError:
         groups = ""
-    return int(min(machine, *group_limits(groups, _CGROUPS)) * DEFAULT_SHARE)
+    return int(min((machine, *group_limits(groups, _CGROUPS))) * DEFAULT_SHARE)
 
 
 def available_bytes() -> int:

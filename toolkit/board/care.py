@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from device.control.parcel import BoardFacts
 from toolkit.board.service import UNIT_NAME
-from toolkit.board.shell import Shell
+from toolkit.board.shell import Shell, UnreachableError
 from toolkit.errors import BoardError
 from toolkit.flash.board import WayError
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 LOOK_S = 2.0
+JOURNAL_GROUPS = frozenset({"root", "adm", "systemd-journal"})
 
 
 def log_script(*, lines: int, follow: bool, as_json: bool, since: str, level: str) -> str:
@@ -27,9 +28,20 @@ def log_script(*, lines: int, follow: bool, as_json: bool, since: str, level: st
 def reboot_board(shell: Shell) -> str:
     """Start a board again; return the id of the boot that ends."""
     boot = shell.must(f"cat {BOOT_ID}", what="read the id of this boot").text
-    shell.must("systemctl reboot", root=True, what="start the board again")
+    shell.must("true", root=True, what="start the board again")
+    try:
+        done = shell.as_root("systemctl reboot")
+    except UnreachableError:  # it went down before it could answer
+        return boot
+    if done.status != 0:
+        raise BoardError(f"{shell.name}: cannot start the board again: {done.last_line}")
     shell.forget_connection()
     return boot
+
+
+def may_read_journal(shell: Shell) -> bool:
+    """Whether the login reads the journal without sudo."""
+    return not JOURNAL_GROUPS.isdisjoint(shell.run("id -Gn").text.split())
 
 
 def wait_for_boot(

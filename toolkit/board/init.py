@@ -17,7 +17,7 @@ from toolkit.board.probe import (
     describe_packages,
     probe_board,
 )
-from toolkit.board.request import InitRequest, agent_settings
+from toolkit.board.request import InitRequest, agent_settings, check_user
 from toolkit.board.setup import InitOptions, PackagesFrom, Setup
 from toolkit.board.shell import Shell
 from toolkit.board.steps import STEPS
@@ -48,6 +48,7 @@ class InitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnStep = Callable[[StepResult], None]
+OnBegin = Callable[[str, str], None]  # the step, and what it will do
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,13 @@ def set_up(
     dry_run: bool,
     on_step: OnStep,
     on_probe: Callable[[Probe], None] = lambda _probe: None,
+    on_begin: OnBegin = lambda _step, _detail: None,
 ) -> InitResult:
     """Probe one board and set it up; Tandem's wheel is built into `work` if none was named.
 
     `on_probe` may refuse the board before anything is changed on it.
     """
+    check_user(settings.user)
     probe = probe_board(shell)
     check_probe(probe, shell.name)
     on_probe(probe)
@@ -92,11 +95,17 @@ def set_up(
         overwrite=settings.overwrite,
         start_timeout_s=settings.timeout_s,
     )
-    return init_board(shell, probe, options, dry_run=dry_run, on_step=on_step)
+    return init_board(shell, probe, options, dry_run=dry_run, on_step=on_step, on_begin=on_begin)
 
 
 def init_board(
-    shell: Shell, probe: Probe, options: InitOptions, *, dry_run: bool, on_step: OnStep
+    shell: Shell,
+    probe: Probe,
+    options: InitOptions,
+    *,
+    dry_run: bool,
+    on_step: OnStep,
+    on_begin: OnBegin,
 ) -> InitResult:
     """Set a board up; each step that is done already is left alone.
 
@@ -121,6 +130,7 @@ def init_board(
         elif dry_run:
             outcome = "would do"
         else:
+            on_begin(step.name, state.detail)
             try:
                 detail = step.act(setup)
             except PendingError as error:

@@ -1,5 +1,6 @@
 """From what was asked, and what the board is, to the settings of its agent."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from toolkit.errors import BoardError
 from toolkit.fleet.deploy import DEFAULT_PORT, TLS_PORT, parse_broker
 from toolkit.fleet.folder import load_settings
 from toolkit.fleet.identity import check_device
+
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,14 @@ def check_request(request: InitRequest) -> None:
         raise BoardError(
             "a board without --fleet takes no release: name the fleet's folder, or write --dev for "
             "a bench, which takes releases that nobody signed"
+        )
+
+
+def check_user(user: str) -> None:
+    """Refuse what is no name of a user on Linux; BoardError."""
+    if _USER.match(user) is None:
+        raise BoardError(
+            f"{user!r} is no name of a user: --user takes up to 32 small letters, digits, - and _"
         )
 
 

@@ -20,6 +20,10 @@ _PATH = "PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH\n"
 AskPassword = Callable[[str], str]
 
 
+class UnreachableError(BoardError):
+    """ssh made no connection, or lost it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a command ended."""
@@ -57,7 +61,7 @@ class Shell:
         self._sudo: tuple[str, ...] | None = None
 
     def run(self, script: str, stdin: bytes = b"") -> Done:
-        """Run a script of the board's sh; BoardError if the board cannot be reached."""
+        """Run a script of the board's sh; UnreachableError if it cannot be reached."""
         return self._run(f"exec sh -c {shlex.quote(_PATH + script)}", stdin)
 
     def as_root(self, script: str, stdin: bytes = b"") -> Done:
@@ -110,7 +114,7 @@ class Shell:
             raise BoardError(f"cannot start ssh: {error.strerror}") from error
         result = Done(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
         if result.status == SSH_FAILED:
-            raise BoardError(_unreachable(self.name, result))
+            raise UnreachableError(_unreachable(self.name, result))
         return result
 
     def _become_root(self) -> tuple[str, ...]:

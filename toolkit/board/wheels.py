@@ -8,6 +8,7 @@ by the board's.
 import ensurepip
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,6 +24,12 @@ from toolkit.board.probe import Package, Probe
 from toolkit.errors import BoardError
 
 ROOT = Path(__file__).parents[2]
+# What the wheel is built of.
+SOURCES = (
+    *("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit", "tandem.py"),
+    *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "THIRD_PARTY.md"),
+)
+_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[co]", "build", "*.egg-info")
 MAX_ROUNDS = 12  # of packages that ask for packages
 OLDEST_GLIBC = {"aarch64": 17, "x86_64": 5}  # the minor of 2.x that the first wheels were for
 NUMPY_1 = "numpy>=1.23,<2"  # beside JetPack's OpenCV and TensorRT, which were built with NumPy 1
@@ -161,10 +168,20 @@ def own_wheel(folder: Path) -> Path:
             "this Tandem does not run from a checkout, so that it cannot build its wheel: name the "
             "file that you installed with --wheel"
         )
+    # A copy: a build leaves files beside its sources, which the next one would take in.
+    source = folder / "source"
+    for name in SOURCES:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=_LEFTOVERS)
+        else:
+            source.mkdir(exist_ok=True)
+            shutil.copy(path, source)
     # A build in a fresh environment downloads setuptools; ours is taken where there is one.
     isolation = [] if importlib.util.find_spec("setuptools") is None else ["--no-build-isolation"]
-    command = (*PIP, "wheel", "--no-deps", *isolation, "-w", str(folder), str(ROOT))
+    command = (*PIP, "wheel", "--no-deps", *isolation, "-w", str(folder), str(source))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shutil.rmtree(source)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["pip failed"]
         raise BoardError(f"cannot build the wheel of {ROOT}: {lines[-1]}; name one with --wheel")

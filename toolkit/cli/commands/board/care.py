@@ -10,6 +10,7 @@ from toolkit.cli.options.board import address_argument, open_shell, ssh_address
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
 from toolkit.flash.board import WayError
+from toolkit.flash.many import INTERRUPTED
 from toolkit.flash.ways import USB, open_board, parse_address
 
 LEVELS = ("err", "warning", "info", "debug")
@@ -79,11 +80,14 @@ def logs(
     address: str, follow: bool, lines: int, since: str, level: str | None, as_json: bool
 ) -> None:
     """Print the log of the agent and its pipelines."""
-    from toolkit.board.care import log_script
+    from toolkit.board.care import log_script, may_read_journal
 
     script = log_script(lines=lines, follow=follow, as_json=as_json, since=since, level=level or "")
     with open_shell(address) as board:
-        sys.exit(board.follow(script, root=True))
+        try:
+            sys.exit(board.follow(script, root=not may_read_journal(board)))
+        except KeyboardInterrupt:  # how --follow ends
+            sys.exit(INTERRUPTED)
 
 
 @click.command(epilog="Example: tandem board shell ssh://robot@192.168.55.1")

@@ -1,5 +1,6 @@
 """`tandem board init`: set a fresh board up over SSH."""
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from toolkit.cli.log import progress_shown
 from toolkit.cli.options.board import open_shell
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
@@ -102,7 +104,8 @@ def init(
             settings,
             Path(work),
             dry_run=dry_run,
-            on_step=(lambda _step: None) if as_json else say_step,
+            on_step=(lambda _step: None) if as_json else _say_step,
+            on_begin=_say_begin,
         )
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
@@ -123,6 +126,11 @@ def packages_from(text: str) -> "PackagesFrom":
     return folder.resolve()
 
 
-def say_step(step: "StepResult") -> None:
-    """Print how a step ended."""
+def _say_step(step: "StepResult") -> None:
     click.echo(f"{step.step:<18} {step.outcome:<9} {step.detail}")
+
+
+def _say_begin(step: str, detail: str) -> None:
+    """Say on a terminal what takes a while now."""
+    if progress_shown() and sys.stderr.isatty():
+        click.secho(f"{step}: {detail} ...", dim=True, err=True)
