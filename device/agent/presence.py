@@ -13,6 +13,7 @@ from device.agent.config import AgentConfig, tls_files
 from device.agent.event_sender import EventSender
 from device.agent.outbox import Outbox
 from device.agent.reporter import Reporter
+from device.protocol.device_key import ReportSigner
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
 from device.protocol.topics import Topics, cast_topic
@@ -62,7 +63,10 @@ class Presence:
     ) -> None:
         self._topics = topics
         self._link = Link(_settings(config, topics), put, self._will)
-        self._reporter = Reporter(self._link, topics.reported)
+        tls = tls_files(config.broker)
+        key = None if tls is None else tls.key
+        self._signer = None if key is None else ReportSigner(key)
+        self._reporter = Reporter(self._link, topics.reported, self._signer)
         self._events = EventSender(self._link, topics, Outbox(Path(config.state_dir) / OUTBOX))
         self._log_due_s = 0.0
         self._device = config.device
@@ -80,7 +84,8 @@ class Presence:
     @property
     def warning(self) -> str:
         """What the report says of the connection; empty if all is well."""
-        return "; ".join(filter(None, (self._rival_warning(), self._giant_warning())))
+        unsigned = "" if self._signer is None else self._signer.problem
+        return "; ".join(filter(None, (self._rival_warning(), self._giant_warning(), unsigned)))
 
     def _giant_warning(self) -> str:
         topics = ", ".join(self._link.left_out)
@@ -114,6 +119,10 @@ class Presence:
         """Publish with QoS 0; dropped while offline."""
         if self.online:
             self._link.publish(topic, payload, qos=0)
+
+    def retain(self, topic: str, payload: bytes) -> bool:
+        """Publish retained with QoS 1; False: the connection does not take it now."""
+        return self.online and self._link.publish(topic, payload, qos=1, retain=True)
 
     def report(self, report: Reported, now_s: float) -> None:
         """Publish the report if it changed, and the events that it tells; offline they wait."""
@@ -194,6 +203,7 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
             (topics.state, 1),
             (topics.chunks, 0),
             (topics.tuf_replies, 0),
+            (topics.commands, 1),
         ),
         mqtt_version=broker.mqtt_version,
         username=broker.username,

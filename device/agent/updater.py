@@ -262,6 +262,25 @@ class Updater:
         else:
             self._reconcile()
 
+    def restart(self) -> str:
+        """Start the pipeline of the live release anew; return why it cannot be."""
+        if self.state.trial is not None:
+            return "a release is on trial: wait until that has ended"
+        if self.state.active is None:
+            return "there is no release to run"
+        self.runs.start_active()
+        return ""
+
+    def set_pipeline(self, status: str) -> str:
+        """Start or stop the pipeline of the live release; return why it cannot be."""
+        if status == "running":
+            stopped = self._pipeline.report.status == "stopped"
+            return self.restart() if stopped else ""
+        if self.state.trial is not None:
+            return "a release is on trial: wait until that has ended"
+        self._pipeline.stop("it was stopped by a command")
+        return ""
+
     def go_back(self, reason: str) -> str:
         """End a trial, or go back to the release in the other slot; return why it cannot."""
         if self.state.trial is None:
@@ -484,7 +503,7 @@ class Updater:
 
     def _board(self) -> BoardState:
         """Return what a release is compared with before it is fetched."""
-        return BoardState(self._facts(), self._store.room_bytes(self.state), self.state.floors)
+        return BoardState(self._facts(), self._store.room(self.state), self.state.floors)
 
     def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.

@@ -12,12 +12,10 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
-import numpy as np
 
 from device.protocol.control import socket_address
 from pipelines.frame import Frame
@@ -43,7 +41,7 @@ class Tap:
         self._path = path
         self._hello = msgspec.json.encode(hello) + b"\n"
         self._wanted = threading.Event()
-        self._samples: queue.SimpleQueue[Sample] = queue.SimpleQueue()
+        self._samples: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
 
@@ -90,12 +88,7 @@ class Tap:
         if not self._wanted.is_set():
             return
         self._wanted.clear()
-        nv12 = frame.nv12
-        if nv12 is None:
-            frame = replace(frame, picture=np.array(frame.image))
-        else:
-            frame = replace(frame, nv12=replace(nv12, rows=np.array(nv12.rows)))
-        self._samples.put(Sample(frame, decoded()))
+        self._samples.put(encode(Sample(frame, decoded())))
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closing.is_set():
@@ -126,10 +119,10 @@ class Tap:
             sample = self._await_sample(connection)
             if sample is None:
                 return
-            for part in encode(sample):
+            for part in sample:
                 connection.sendall(part)
 
-    def _await_sample(self, connection: socket.socket) -> Sample | None:
+    def _await_sample(self, connection: socket.socket) -> list[bytes | memoryview] | None:
         """Return the next sample; None: the shadow or the pipeline ends."""
         while not self._closing.is_set():
             with contextlib.suppress(queue.Empty):

@@ -125,12 +125,13 @@ def task_of(decoded: Decoded) -> str:
 
 
 def encode(sample: Sample) -> list[bytes | memoryview]:
-    """Return the line of a sample and the bytes of its arrays."""
+    """Return the line of a sample and the bytes of its arrays, which are copies: the memory of
+    frames and of an engine's outputs is used again."""
     frame, decoded = sample.frame, sample.decoded
     task = _task(decoded)
     nv12 = frame.nv12
     pixels = frame.image if nv12 is None else nv12.rows
-    arrays = [np.ascontiguousarray(array) for array in (pixels, *task.arrays(decoded))]
+    arrays = [np.array(array, order="C") for array in (pixels, *task.arrays(decoded))]
     head = Head(
         camera=frame.camera,
         seq=frame.seq,

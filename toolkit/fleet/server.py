@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from device.errors import TrustError
 from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_reported
@@ -22,6 +23,7 @@ from toolkit.fleet.admission import is_signed
 from toolkit.fleet.answers import Answers
 from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.identity import SERVER
 from toolkit.fleet.refresher import Refresher
 from toolkit.fleet.store import lease
@@ -48,7 +50,7 @@ class Service(Protocol):
         """Stop."""
 
 
-ReportReader = Callable[[bytes], Reported]
+ReportReader = Callable[[str, bytes], Reported]
 ServiceFactory = Callable[[Fleet], Service]
 
 
@@ -64,6 +66,16 @@ def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
     return lambda desired: sign_desired(desired, repository.director_signer())
 
 
+def reader_of(fleet: Fleet) -> ReportReader:
+    """Return what reads a device's reports: by its certificate, where the fleet has a CA."""
+    identity = fleet.folder / IDENTITY
+    if not identity.is_dir():
+        return lambda _device, payload: open_reported(payload)
+    from toolkit.fleet.report_keys import ReportKeys
+
+    return ReportKeys(identity).read
+
+
 # What a server starts beside the rollouts.
 SERVICES: tuple[ServiceFactory, ...] = (Answers, Refresher)
 
@@ -76,14 +88,14 @@ class FleetServer:
         fleet: Fleet,
         *,
         sign: Callable[[Desired], bytes] | None = None,
-        read_report: ReportReader = open_reported,
+        read_report: ReportReader | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
     ) -> None:
         """`sign` makes the payload of a desired document, by default as `signer_of` says;
-        `read_report` reads a reported one."""
+        `read_report` reads a reported one, by default as `reader_of` says."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
-        self._read_report = read_report
+        self._read_report = read_report or reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
@@ -195,8 +207,8 @@ class FleetServer:
                 if self._says_again and _is_birth(row.state, state) and device in control.desired:
                     self._unsent[device] = control.desired[device].document.encode()
             else:
-                reported = self._read_report(message.payload)
-        except ValueError as error:
+                reported = self._read_report(device, message.payload)
+        except (ValueError, TrustError) as error:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
