@@ -52,6 +52,26 @@ def test_the_decoder_of_a_model_is_guessed(tmp_path: Path) -> None:
     assert load_pipeline(path).preprocess.width == 320
 
 
+def test_a_new_pipeline_of_several_models_is_one_that_is_taken(
+    engine: Path, tmp_path: Path
+) -> None:
+    path, shades = tmp_path / "p.toml", classifier(tmp_path / "shades.onnx", 4)
+    done = invoke("new", "--model", ROBOT, "--beside", f"scene={shades}", "--on-crops",
+                  f"shade={shades}", "--source", "test://", "--track", "-o", path)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "decodes ltrb_grid, classification, classification on robot-objects" in done.output
+    assert "tracks objects of robot-objects" in done.output
+    first, scene, shade = load_pipeline(path).models
+    assert (first.name, scene.name, shade.name) == ("robot-objects", "scene", "shade")
+    assert (scene.on, shade.on, shade.feeding.width) == ("", "robot-objects", 64)
+    assert (path.parent / first.labels).resolve() == ROBOT.with_suffix(".labels.txt")
+    wrong = invoke("new", "--model", shades, "--on-crops", f"robots={ROBOT}", "--source", "test://",
+                   "-o", path, "--overwrite")  # fmt: skip
+    assert "says nothing of one object: use 'classification'" in str(wrong.exception)
+    assert load_pipeline(path).models[0].name == "robot-objects"  # the old file stays
+    assert "is not NAME=FILE" in invoke("new", "--model", ROBOT, "--beside", "x").output
+
+
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text("mine")

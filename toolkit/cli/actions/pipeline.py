@@ -1,6 +1,7 @@
 """Write a pipeline.toml, check one, and say what it may hold."""
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from toolkit.guess.toml_text import (
     string_text,
 )
 
+PREFIX = "models."  # of the tables of one of [[models]]
 # kind -> what a new file says of the sink
 SINK_TEXTS = {
     "mqtt": "",
@@ -46,9 +48,12 @@ SINK_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class NewPipeline:
-    """The command line of `tandem pipeline new`."""
+    """The command line of `tandem pipeline new`. `beside`, `on_crops`: other models by name, on
+    frames and on crops of the first one's objects."""
 
     model: Path
+    beside: Mapping[str, Path]
+    on_crops: Mapping[str, Path]
     source: str
     name: str | None
     track: bool
@@ -146,20 +151,42 @@ def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> l
 
 
 def _text(request: NewPipeline) -> str:
-    name, settings = _model_settings(request)
+    path, folder = request.model, request.output.parent
+    several = bool(request.beside or request.on_crops)
+    prefix = PREFIX if several else ""
+    name, settings = _model_settings(path, prefix, request.choose)
+    head = f"name = {string_text(request.name or name)}\n"
+    if several:
+        first = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+        models = [_model_table(first, path, folder) + settings]
+        for others, keys in ((request.beside, ""), (request.on_crops, _on(first))):
+            for other, file in others.items():
+                _, text = _model_settings(file, prefix)
+                models.append(_model_table(other, file, folder, keys) + text)
+    else:
+        head += _files_text(path, folder)
+        models = [settings]
     parts = [
-        f"name = {string_text(request.name or name)}\n{_files_text(request)}",
+        head,
         f"[source]\nuri = {string_text(request.source)}\n",
-        settings,
+        *models,
         *(["[tracker]\n"] if request.track else []),
         *(f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}" for kind in request.sinks),
     ]
     return "\n".join(parts)
 
 
-def _files_text(request: NewPipeline) -> str:
+def _model_table(name: str, path: Path, folder: Path, keys: str = "") -> str:
+    """Return the table of one of [[models]] up to its [models.preprocess]."""
+    return f"[[models]]\nname = {string_text(name)}\n{keys}{_files_text(path, folder)}"
+
+
+def _on(detector: str) -> str:
+    return f"on = {string_text(detector)}\n"
+
+
+def _files_text(path: Path, folder: Path) -> str:
     """Return the keys of the files that are known: the engine, or a model's labels."""
-    path, folder = request.model, request.output.parent
     if path.suffix == ".engine":
         return f"engine = {string_text(relative_path(path, folder))}\n"
     if path.suffix == ".toml":
@@ -168,24 +195,27 @@ def _files_text(request: NewPipeline) -> str:
     return ""
 
 
-def _model_settings(request: NewPipeline) -> tuple[str, str]:
-    """Return the model's name, and [preprocess] and [decode]."""
-    path = request.model
+def _model_settings(path: Path, prefix: str, choose: int | None = None) -> tuple[str, str]:
+    """Return a model's name, and [preprocess] and [decode], with a prefix of these tables.
+
+    `choose`: which of several readings.
+    """
     if path.suffix == ".toml":
         model = load_model(path)
-        return model.name, model_settings_text(model)
+        return model.name, model_settings_text(model, prefix)
     facts, proposal = guess(path, None)
     count = len(proposal.candidates)
-    if request.choose is None and proposal.sureness == "ask":
+    if choose is None and proposal.sureness == "ask":
         kinds = "; ".join(f"{n}: {one.kind}" for n, one in enumerate(proposal.candidates, start=1))
         raise GuessError(
             f"{path} can be read in several ways ({kinds}): choose with"
-            " `tandem pipeline new --choose NUMBER`; `tandem model guess` shows each."
+            " `tandem pipeline new --choose NUMBER` for --model; for another one, name a model.toml"
+            " that `tandem model guess --choose NUMBER` writes."
         )
-    if request.choose is not None and request.choose > count:
-        raise GuessError(f"{path} has {count} readings, and --choose is {request.choose}.")
-    candidate = proposal.candidates[(request.choose or 1) - 1]
-    return path.stem, settings_text(facts, candidate)
+    if choose is not None and choose > count:
+        raise GuessError(f"{path} has {count} readings, and --choose is {choose}.")
+    candidate = proposal.candidates[(choose or 1) - 1]
+    return path.stem, settings_text(facts, candidate, prefix)
 
 
 def _summary(config: PipelineConfig) -> str:

@@ -19,6 +19,10 @@ def pipeline() -> None:
 @pipeline.command(epilog="Example: tandem pipeline new --model yolo.onnx --source rtsp://cam/1")
 @click.option("--model", type=FILE, metavar="FILE", prompt="Model (.onnx, .engine or model.toml)",
     help="An ONNX model or an engine, whose decoder is guessed, or a model.toml.")  # fmt: skip
+@click.option("--beside", multiple=True, callback=parse_engines, metavar="NAME=FILE",
+    help="A model that sees the same frames; may be given again.")  # fmt: skip
+@click.option("--on-crops", multiple=True, callback=parse_engines, metavar="NAME=FILE",
+    help="A model that sees crops of the objects of --model; may be given again.")  # fmt: skip
 @click.option("--source", metavar="URI", prompt="Source (a file, v4l2:///dev/video0, rtsp://...)",
     help="Where frames come from.")  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the pipeline.  [default: that of the model]")
@@ -31,6 +35,8 @@ def pipeline() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 def new(
     model: Path,
+    beside: dict[str, Path],
+    on_crops: dict[str, Path],
     source: str,
     name: str | None,
     track: bool,
@@ -47,6 +53,8 @@ def new(
 
     request = action.NewPipeline(
         model=model,
+        beside=beside,
+        on_crops=on_crops,
         source=source,
         name=name,
         track=track,
