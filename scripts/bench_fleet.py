@@ -476,8 +476,8 @@ async def reconnect(count: int, _port: int, folder: Path) -> Measured:
     first_s, again_s = seconds
     return Measured(
         again_s,
-        f"first {count / first_s:.0f} a second; each {broker_ms:.2f} ms of a core in the broker "
-        f"and {own_ms:.2f} ms in the devices",
+        f"first {count / first_s:.0f} a second; for each {broker_ms:.2f} ms of a core in the "
+        f"broker and {own_ms:.2f} ms in the devices",
     )
 
 

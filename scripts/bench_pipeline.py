@@ -58,7 +58,7 @@ from scripts.pipeline_peers import PEERS, Peer
 
 ENGINE_S = 0.005
 SWITCH_INTERVAL_S = 0.0005  # that of pipelines/__main__.py, which is for processes of its own
-OLDEST_MS = 380.0  # frames of G9 that are older are dropped, so that one batch later they are < 535
+OLDEST_MS = 350.0  # frames of G9 that are older are dropped, so that one batch later they are < 535
 SIDE = 640
 
 

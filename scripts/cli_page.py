@@ -27,6 +27,7 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("model", "pipeline", "run", "deploy", "flash"),
     ),
     "bundle.md": ("Commands: bundles", ("bundle",)),
+    "board.md": ("Commands: one board", ("board",)),
     "fleet.md": ("Commands: fleets", ("fleet",)),
     "machine.md": ("Commands: this machine", ("demo", "completion", "doctor")),
 }

@@ -94,8 +94,11 @@ def test_inspect_shows_what_the_bundle_holds_and_says(files: Files) -> None:
     assert engine["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["1", "3", "32", "32"]}]
     assert 0 < sum(engine["sizes"].values()) < engine["bytes"] == files.engine.stat().st_size
     assert view["pipeline"]["decoders"] == ["classification"]
-    assert len(view["labels"]) == 10
-    assert (view["metrics"], view["licence"]) == ({"top1": 0.7}, "MIT")
+    assert [len(names) for names in view["labels"].values()] == [10]
+    assert (view["metrics"]["top1"], view["licence"]) == (0.7, "MIT")
+    assert view["measured_by"]["top1"] == "stated with --metric"
+    assert view["measured_by"]["predicted_latency_ms"].startswith("predicted, not measured")
+    assert view["hashes"] == {"model": engine["model_sha256"]}
     assert view["signature"] is None  # it lies in no repository
     shown = run("inspect", files.first).output
     assert "m 0.1.0 for laptop" in shown
@@ -244,7 +247,7 @@ def test_diff_says_what_changed_and_its_status_is_that_of_compare(
     ]
     assert difference["labels"] == [{"key": "9", "before": "class 9", "after": "dog"}]
     assert {row["key"] for row in difference["statements"]} == {
-        "metrics.top1", "requires.memory_mb", "licence",
+        "metrics.top1", "measured_by.top1", "requires.memory_mb", "licence",
     }  # fmt: skip
     assert difference["engines"] == []
     tensors = [row for row in difference["parts"] if row["dtype"]]

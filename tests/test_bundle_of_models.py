@@ -155,7 +155,13 @@ def test_what_models_share_is_in_the_bundle_once(folder: Path, tmp_path: Path) -
         ("shade.engine", "shade.labels.txt"),
         ("detector.engine", "detector.labels.txt"),
     ]
-    assert len(info.files) == 5
+    assert len(info.files) == 6  # two engines, two labels, the pipeline, the bill of materials
+    assert {"detector.model", "shade.model"} <= info.hashes.keys()
+    verified = invoke("bundle", "verify", tmp_path / "b", "--json")
+    assert verified.exit_code == 0, verified.output
+    view = json.loads(invoke("bundle", "inspect", tmp_path / "b", "--json").output)
+    assert [engine["member"] for engine in view["engines"]] == ["detector.engine", "shade.engine"]
+    assert list(view["labels"]) == ["detector.labels.txt", "shade.labels.txt"]
     done = invoke("run", tmp_path / "b", "--json")
     assert done.exit_code == 0, done.output
 

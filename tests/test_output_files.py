@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from board_fixtures import colour_bundle
 from click.testing import CliRunner, Result
-from test_sinks import detections, result
+from test_sinks import result
 from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 
 from device.errors import BundleError, PipelineError
@@ -86,7 +86,7 @@ def test_video_of_another_suffix_leaves_the_user_files_alone(tmp_path: Path) -> 
     notes = tmp_path / "notes.txt"
     notes.write_text(NOTES)
     writer = VideoFileWriter(notes, 10.0, OutputFiles(overwrite=True))
-    writer.write(gray_frame(80), detections(), LABELS, 1.0)
+    writer.write(gray_frame(80))
     writer.close()
     assert notes.read_text() == NOTES
     assert writer.path != notes
@@ -98,7 +98,7 @@ def test_video_that_would_become_a_file_of_the_user_is_not_written(
 ) -> None:
     (tmp_path / "seen.mp4").write_text(NOTES)
     writer = VideoFileWriter(tmp_path / "seen.xyz", 10.0)
-    writer.write(gray_frame(80), detections(), LABELS, 1.0)
+    writer.write(gray_frame(80))
     writer.close()
     assert (tmp_path / "seen.mp4").read_text() == NOTES
     assert writer.failed == 1

@@ -183,7 +183,6 @@ def agent_of(node: Node, device: str, *topics: str) -> Client:
     return Client(node, f"tandem-agent-{device}", node.tls(device), *topics)
 
 
-@pytest.mark.slow
 def test_a_device_keeps_to_its_own_tree(node: Node) -> None:
     own = "fleet/v1/board-1/desired"
     with Client(node, "server", node.tls(SERVER), "fleet/v1/+/reported") as server:
@@ -205,7 +204,6 @@ def test_a_device_keeps_to_its_own_tree(node: Node) -> None:
             assert not [e for e in list(thief.events.queue) if isinstance(e, Message)]
 
 
-@pytest.mark.slow
 def test_another_device_s_client_id_gives_nothing_of_that_device(node: Node) -> None:
     own = "fleet/v1/board-1/desired"
     with Client(node, "server", node.tls(SERVER)) as server:
@@ -217,7 +215,6 @@ def test_another_device_s_client_id_gives_nothing_of_that_device(node: Node) -> 
             assert not [e for e in list(thief.events.queue) if isinstance(e, Message)]
 
 
-@pytest.mark.slow
 def test_nobody_connects_without_a_certificate_or_with_a_password(node: Node) -> None:
     ca = TlsFiles(node.folder / "identity" / "ca.crt")
     with Client(node, "nobody", ca) as nobody:
@@ -235,7 +232,6 @@ def test_nobody_connects_without_a_certificate_or_with_a_password(node: Node) ->
     link.close()
 
 
-@pytest.mark.slow
 def test_a_revoked_device_is_shut_out_while_the_broker_runs(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -501,7 +501,8 @@ def test_a_check_looks_at_all_engines_that_the_file_names(folder: Path, tmp_path
 
 def test_the_examples_of_the_page_are_pipelines() -> None:
     page = (Path(__file__).parents[1] / "docs" / "several_models.md").read_text()
-    whole, more = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    whole, chosen, more = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert parse_pipeline(whole + chosen, Path("yard.toml")).followed.name == "detector"
     assert [one.on for one in parse_pipeline(whole, Path("yard.toml")).networks] == ["", "detector"]
     jsonschema = pytest.importorskip("jsonschema")
     tomllib = pytest.importorskip("tomllib")

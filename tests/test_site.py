@@ -52,6 +52,7 @@ DOCS = ROOT / "docs"
 MOST_WORDS = 1500
 # Not read from end to end: references, and the log of experiments.
 LONG_PAGES = {
+    "FLASHING.md",  # most of it are its messages
     "board.md",
     "commands/fleet.md",
     "decoder_keys.md",

@@ -64,7 +64,8 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     `min_version`: the oldest version that is taken, over every way; empty: any.
     In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
     second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
-    https, file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    https, file) or a path. `ca`: a file with CAs that vouch for https sources, besides the
+    system's. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
@@ -79,6 +80,7 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
+    ca: Annotated[str, Meta(min_length=1)] | None = None
     stop_grace_s: Seconds = 5.0
     min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
 
@@ -227,8 +229,16 @@ def load_agent_config(path: Path) -> AgentConfig:
         dir=str(folder / user_path(config.trust.dir)),
         repository=_repository(config.trust.repository, folder),
     )
+    update = config.update
+    if update.ca is not None:
+        update = msgspec.structs.replace(update, ca=str(folder / user_path(update.ca)))
     return msgspec.structs.replace(
-        config, state_dir=str(state_dir), profile=profile, broker=broker, trust=trust
+        config,
+        state_dir=str(state_dir),
+        profile=profile,
+        broker=broker,
+        trust=trust,
+        update=update,
     )
 
 

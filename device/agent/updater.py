@@ -503,7 +503,7 @@ class Updater:
 
     def _board(self) -> BoardState:
         """Return what a release is compared with before it is fetched."""
-        return BoardState(self._facts(), self._store.room_bytes(self.state), self.state.floors)
+        return BoardState(self._facts(), self._store.room(self.state), self.state.floors)
 
     def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.

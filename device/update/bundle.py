@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -19,6 +19,7 @@ from msgspec import Meta
 from device.errors import BundleError, BundleReadError
 from device.files import replacing, sync_folder, write_synced
 from device.update.members import (
+    BOM,
     ENGINE,
     GOLDEN,
     INFO,
@@ -38,6 +39,7 @@ from device.update.members import (
 )
 
 __all__ = [
+    "BOM",
     "ENGINE",
     "GOLDEN",
     "INFO",
@@ -73,6 +75,10 @@ _READ_BYTES = 1024 * 1024
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
 
+BomWriter = Callable[["BundleInfo"], Path]
+"""Gets what the bundle says of itself and its other members; returns the file that it wrote."""
+
+
 class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Inputs with the outputs that each engine gave on the host, as `device.runtime.golden` reads
     them. `tolerance`: how far an output may be from them, as a share of its range."""
@@ -88,7 +94,8 @@ class BundleInfo(
 
     What follows may be missing. `models`: several, by the names of pipeline.toml. `hashes`: the
     SHA-256 of what it was made of, by "model", "data" and "table". `metrics`: what was measured of
-    it. `requires`: the least that a board must have (`device.update.admission`).
+    it, `measured_by`: how. Of several models the keys of these begin with the model's name and a
+    dot. `requires`: the least that a board must have (`device.update.admission`).
     `min_version_floor`: the oldest version that may run where this one was live.
     """
 
@@ -101,6 +108,7 @@ class BundleInfo(
     golden: Golden | None = None
     hashes: dict[Text, Sha256] = {}
     metrics: dict[Text, float] = {}
+    measured_by: dict[Text, Text] = {}
     licence: str = ""
     requires: dict[Text, Text] = {}
     min_version_floor: str = ""
@@ -120,6 +128,7 @@ class BundleFacts(msgspec.Struct, frozen=True, kw_only=True):
     golden: Golden | None = None
     hashes: dict[str, str] = {}
     metrics: dict[str, float] = {}
+    measured_by: dict[str, str] = {}
     licence: str = ""
     requires: dict[str, str] = {}
     min_version_floor: str = ""
@@ -136,15 +145,16 @@ def write_bundle(
     profile: str,
     golden: Path | None = None,
     facts: BundleFacts | None = None,
+    bom: BomWriter | None = None,
 ) -> BundleInfo:
     """Write a bundle; the file appears under its name whole or not at all.
 
-    `golden`: the file that `facts.golden` describes.
+    `golden`: the file that `facts.golden` describes. `bom` writes the bill of materials.
     """
     sources = {ENGINE: engine, PIPELINE: pipeline, LABELS: labels}
     if golden is not None:
         sources[GOLDEN] = golden
-    return _write(out, sources, (), (name, version, profile), facts)
+    return _write(out, sources, (), (name, version, profile), facts, bom)
 
 
 def write_bundle_of_models(
@@ -156,21 +166,23 @@ def write_bundle_of_models(
     version: str,
     profile: str,
     facts: BundleFacts | None = None,
+    bom: BomWriter | None = None,
 ) -> BundleInfo:
     """Write a bundle of several models, as `write_bundle` does; what they share is there once."""
     try:
         rows, members = models_of(models)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
-    return _write(out, {**members, PIPELINE: pipeline}, rows, (name, version, profile), facts)
+    return _write(out, {**members, PIPELINE: pipeline}, rows, (name, version, profile), facts, bom)
 
 
-def _write(
+def _write(  # noqa: PLR0917  (one row of a bundle each)
     out: Path,
     sources: Mapping[str, Path],
     models: tuple[BundleModel, ...],
     names: tuple[str, str, str],
     facts: BundleFacts | None,
+    bom: BomWriter | None,
 ) -> BundleInfo:
     """`sources`: the file of each member, in order; `names`: name, version and profile."""
     name, version, profile = names
@@ -185,6 +197,10 @@ def _write(
             models=models,
             **msgspec.structs.asdict(facts or BundleFacts()),
         )
+        if bom is not None:
+            sources = {**sources, BOM: bom(info)}
+            files = (*files, describe_file(BOM, sources[BOM]))
+            info = msgspec.structs.replace(info, files=files)
         # Checked like a read one, so that nothing is written that cannot be read back.
         checked = _decode_info(msgspec.json.encode(info), out)
         with replacing(out) as file:
@@ -301,7 +317,7 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
     names = tuple(entry.name for entry in info.files)
     expected = expected_members(info.models, where, golden=info.golden is not None)
-    if names != expected:
+    if names not in (expected, (*expected, BOM)):
         raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
     for entry in info.files:
         if entry.bytes > (limit := member_limit(entry.name)):

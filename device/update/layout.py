@@ -14,7 +14,7 @@ from device.update.byte_source import ByteSource
 from device.update.members import ENGINE, ENGINE_SUFFIX, MAX_MODELS, SUFFIXES
 
 TAR_BLOCK = 512
-MAX_MEMBERS = 2 + MAX_MODELS * len(SUFFIXES)  # bundle.json and pipeline.toml beside the models'
+MAX_MEMBERS = 3 + MAX_MODELS * len(SUFFIXES)  # bundle.json, pipeline.toml and the bill of materials
 # A longer header is one part: its objects would not fit into an agent.
 MAX_HEADER_BYTES = 16 * 1024**2
 MAX_TENSORS = 65_536

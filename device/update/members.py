@@ -3,7 +3,8 @@
     one model       model.engine, pipeline.toml, labels.txt, golden.npz
     several models  NAME.engine, NAME.labels.txt, NAME.golden.npz of each, pipeline.toml
 
-A file that two models share is there once, under the name of the first of them.
+Last comes the bill of materials, sbom.cdx.json, which may be missing. A file that two models share
+is there once, under the name of the first of them.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ ENGINE = "model.engine"
 PIPELINE = "pipeline.toml"
 LABELS = "labels.txt"
 GOLDEN = "golden.npz"
+BOM = "sbom.cdx.json"
 ENGINE_SUFFIX = ".engine"
 MAX_MODELS = 16
 MAX_BUNDLE_BYTES = MAX_BLOB_BYTES  # what a device fetches
@@ -33,6 +35,7 @@ LIMITS: Mapping[str, int] = {
     ENGINE_SUFFIX: MAX_BUNDLE_BYTES - 4 * 1024**2,
     LABELS: 1024**2,
     GOLDEN: 64 * 1024**2,
+    BOM: 1024**2,
 }
 # Key of a model's row -> how the name of its member ends.
 SUFFIXES: Mapping[str, str] = {

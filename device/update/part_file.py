@@ -10,6 +10,7 @@ from pathlib import Path
 from device.errors import TransferError
 from device.files import replacing, sync_folder
 from device.protocol.documents import BlobSpec
+from device.update.admission import room_for_download
 from device.update.background_sync import BackgroundSync, Prefix
 from device.update.byte_source import ByteSource, UnpackedBundle, open_unpacked
 from device.update.chunk_table import ChunkTable, decode_index, index_fits, repeats_of
@@ -23,7 +24,6 @@ LOG = logging.getLogger("tandem.agent")
 # Gathered, waiting and being synced: a power cut loses no more than 4 MiB.
 SYNC_BYTES = 4 * 1024**2 // 3
 PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
-SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 
 
 class PartFile:
@@ -290,12 +290,13 @@ def _printable(payload: bytes) -> str:
 
 
 def _check_space(folder: Path, spec: BlobSpec, allocated_bytes: int) -> None:
-    """Raise TransferError unless the part file and the unpacked slot both fit."""
+    """Raise TransferError unless the rest of the part file fits; `admission.no_room` judges before
+    whether the release does."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    needed = max(0, spec.bytes - allocated_bytes) + spec.bytes + SPARE_BYTES
+    needed = room_for_download(max(0, spec.bytes - allocated_bytes))
     if free < needed:
         raise TransferError(
-            f"the release needs {needed >> 20} MiB on the disk of {folder}, {free >> 20} MiB are "
+            f"the download needs {needed >> 20} MiB on the disk of {folder}, {free >> 20} MiB are "
             "free: make room and deploy again"
         )

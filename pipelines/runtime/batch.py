@@ -25,13 +25,13 @@ from pipelines.runtime.seat import seats_of, spares_of
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
-from pipelines.sinks.result import ModelRun
+from pipelines.sinks.result import ModelRun, roles_of
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
 from pipelines.stages.crops import Describer, attribute_of, crop
 from pipelines.stages.scene import Scene
-from pipelines.stages.zones import NO_ZONES
+from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
 __all__ = ["BatchRunner", "Inference", "Model", "batch_sizes"]
 
@@ -56,26 +56,32 @@ class _Looks:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A batch whose models run since `begin_ns`, and what they have of which of its frames."""
+    """A batch whose models run since `begin_ns`, and what they have of which of its frames.
+
+    `here`: they ran in the thread that started it, and are done.
+    """
 
     looks: list[_Looks]
     begin_ns: int
     first: list[Future[list[Seen]]]
     first_rows: list[int]
     beside: dict[str, tuple[list[int], Future[list[Decided]]]]
+    here: bool
 
     @property
     def futures(self) -> tuple[Future[Any], ...]:
         """What is to be done before the batch can be finished without waiting."""
         return (*self.first, *(future for _, future in self.beside.values()))
 
-    @property
-    def prepare_s(self) -> float | None:
-        """How long it took to make the first model's inputs, None if it sees none; those of a
-        second inference wait for the engine. The models are done."""
-        if not self.first:
-            return None
+    def prepare_s(self) -> float:
+        """Return how long it took to make the first model's inputs; those of a second inference
+        wait for the engine. The first model has seen some, and is done."""
         return (self.first[0].result()[0].times.ready_ns - self.begin_ns) / 1e9
+
+    def infer_s(self) -> float:
+        """Return how long the first model's engine took. It is done."""
+        times = [future.result()[0].times for future in self.first]
+        return sum(one.infer_ns[1] - one.infer_ns[0] for one in times) / 1e9
 
     def collect(self) -> list[_Looks]:
         """Wait for the models; return what they gave. Raises what an engine has raised."""
@@ -132,7 +138,10 @@ class BatchRunner:
         self._config = config
         self._places = places_of(config)
         self._labels = model.labels
-        self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
+        self._roles = roles_of(config, model.labels)
+        self._followed = self._seats[config.followed.name]
+        tracked_labels = models[config.followed.name].labels
+        self._scenes = {camera.id: Scene(config, tracked_labels) for camera in config.cameras}
         self._describers = {
             (seat.config.name, camera.id): Describer(seat.config, models[seat.config.on].labels)
             for seat in self._seats.values()
@@ -187,13 +196,17 @@ class BatchRunner:
             scene.change(config)
         self._config = config
         self._places = places_of(config)
+        self._roles = roles_of(config, self._labels)
 
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
         yield from self.finish(self.start(batch), sinks)
 
-    def start(self, batch: Sequence[Frame]) -> Started:
-        """Let every model begin with its frames, all at the same time."""
+    def start(self, batch: Sequence[Frame], *, here: bool = False) -> Started:
+        """Let every model begin with its frames, all at the same time.
+
+        `here`: infer in this thread, if there is one model for whole frames alone.
+        """
         begin_ns = time.monotonic_ns()
         looks = [_Looks(frame) for frame in batch]
         pictures = self._pictures_for(looks)
@@ -204,8 +217,9 @@ class BatchRunner:
                 future = seat.network.start_whole(list(views.values()))
                 beside[seat.config.name] = (list(views), future)
         own = pictures[self._first.config.name]
-        first = self._first.network.start(list(own.values()))
-        return Started(looks, begin_ns, first, list(own), beside)
+        here = here and not self._beside
+        first = self._first.network.start(list(own.values()), here=here)
+        return Started(looks, begin_ns, first, list(own), beside, here)
 
     def finish(self, started: Started, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Wait for the models; decode, track and describe what they gave, and give each result to
@@ -234,9 +248,11 @@ class BatchRunner:
         pictures: dict[str, dict[int, Picture]] = {name: {} for name in self._seats}
         for i, one in enumerate(looks):
             scene = self._scenes[one.frame.camera]
-            seats = [seat for seat in self._beside if seat.takes(one.frame)]
-            if self._first.takes(one.frame) and scene.is_due():
-                seats.append(self._first)
+            seats = [
+                seat
+                for seat in (*self._beside, self._first)
+                if seat.takes(one.frame) and (seat is not self._followed or scene.is_due())
+            ]
             if seats:
                 picture, one.x, one.y = scene.picture(one.frame)
             for seat in seats:
@@ -246,48 +262,62 @@ class BatchRunner:
     def _finish(self, looks: _Looks, account: _Account, sinks: Sequence[Sink]) -> FrameResult:
         """Decode what the models gave for one frame, and give the result to the sinks."""
         frame, seen, times_ms = looks.frame, looks.first, account.times_ms
-        begin_ns = time.monotonic_ns()
+        name, followed = self._first.config.name, self._followed.config.name
         scene = self._scenes[frame.camera]
-        decoded: Decoded = no_detections()
-        zones, first = NO_ZONES, self._first.config.name
-        predicted = False
+        said: dict[str, Decoded] = {}  # by all models that saw the frame
         if seen is not None:
-            account.ran(first, seen)
-            decoded = raw = seen.decoded()
+            account.ran(name, seen)
+            begin_ns = time.monotonic_ns()
+            said[name] = raw = seen.decoded()
+            times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
             if self.tap is not None:
                 self.tap.offer(frame, lambda: scene.placed(raw, frame, looks.x, looks.y))
-            decoded_ns = time.monotonic_ns()
-            times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
-            decoded = self._controls.filtered(decoded, frame.camera)
-            decoded, zones = scene.follow(decoded, frame, looks.x, looks.y)
-            begin_ns = decoded_ns
-        elif self._sees_with_first(frame):
-            predicted = True
-            decoded, zones = scene.predict(frame)
-        for name, decided in looks.beside.items():
-            account.ran(name, decided.seen, decided.span_ns)
+        for beside, decided in looks.beside.items():
+            account.ran(beside, decided.seen, decided.span_ns)
+            said[beside] = decided.decoded
+            times_ms[beside] = (decided.span_ns[1] - decided.span_ns[0]) / 1e6
         infer_ns = account.runs[0].infer_ns if account.runs else None
-        if predicted or (seen is not None and self._config.tracker is not UNSET):
-            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
-        decoded = self._described(first, decoded, frame, account, fresh=seen is not None)
-        models = {}
-        for name, decided in looks.beside.items():
-            times_ms[name] = (decided.span_ns[1] - decided.span_ns[0]) / 1e6
-            placed = scene.placed(decided.decoded, frame, looks.x, looks.y)
-            described = self._described(name, placed, frame, account, fresh=True)
-            models[name] = ModelResult(described, decided.seen.network.labels)
+        fresh = frozenset(said)
+        zones = self._follow(looks, said, times_ms)
+        said = {
+            model: self._described(model, decoded, frame, account, fresh=model in fresh)
+            for model, decoded in said.items()
+        }
         facts = FrameFacts(
             infer_ns=infer_ns,
             processors=account.processors,
-            predicted=predicted,
+            predicted=followed in said and followed not in fresh,
             zones=zones,
-            models=models,
+            models={
+                model: ModelResult(decoded, self._seats[model].network.labels)
+                for model, decoded in said.items()
+                if model != name
+            },
         )
-        return self._give(frame, decoded, account, facts, sinks)
+        return self._give(frame, said.get(name, no_detections()), account, facts, sinks)
 
-    def _sees_with_first(self, frame: Frame) -> bool:
-        cameras = self._first.config.cameras
-        return not cameras or frame.camera in cameras
+    def _follow(
+        self, looks: _Looks, said: dict[str, Decoded], times_ms: dict[str, float]
+    ) -> ZoneFrame:
+        """Bring results into the frame's pixels, in place, those of the model that is followed with
+        their tracks, also where it did not see the frame; return what happened in zones."""
+        begin_ns, frame = time.monotonic_ns(), looks.frame
+        scene, followed = self._scenes[frame.camera], self._followed.config
+        has_tracks = self._config.tracker is not UNSET
+        zones = NO_ZONES
+        for name, decoded in said.items():
+            kept = self._controls.filtered(decoded, frame.camera)
+            if name == followed.name:
+                said[name], zones = scene.follow(kept, frame, looks.x, looks.y)
+            else:
+                said[name] = scene.placed(kept, frame, looks.x, looks.y)
+        is_seen = followed.name in said
+        if has_tracks and not is_seen and frame.camera in (followed.cameras or (frame.camera,)):
+            is_seen = True
+            said[followed.name], zones = scene.predict(frame)
+        if has_tracks and is_seen:
+            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
+        return zones
 
     def _described(
         self,
@@ -332,6 +362,7 @@ class BatchRunner:
         result = FrameResult(
             *(frame, decoded, event, payload, facts.zones, facts.models, self._places),
             runs=tuple(account.runs),
+            roles=self._roles,
         )
         for sink in sinks:
             sink.write(result)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from statistics import median
 from typing import Any, Protocol
 
 from device.errors import SourceError
@@ -22,20 +23,23 @@ from pipelines.sources.live import Waiting
 from pipelines.sources.table import Source
 from pipelines.sources.take import Admission, batches_of
 
-SMOOTHING = 0.2  # of the running means
+RECENT = 9  # batches of which the usual times are known
 EARLY = 1.2  # a batch is begun so many times its own time before the engine is free,
 EARLY_S = 0.0005  # and this much more: an engine that waits costs more than a frame's age
 
+UNHURRIED = 1.5  # times the time of a frame from its reading to its result
 
-@dataclass(slots=True)
-class _Mean:
-    """A running mean of seconds; inf before the first."""
 
-    value_s: float = inf
+class _Usual:
+    """The median of the last times, in seconds: one that the machine held up does not count."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=RECENT)
+        self.value_s = 0.0
 
     def add(self, seconds: float) -> None:
-        known = self.value_s if self.value_s < inf else seconds
-        self.value_s = known + SMOOTHING * (seconds - known)
+        self._times_s.append(seconds)
+        self.value_s = median(self._times_s)
 
 
 @dataclass(slots=True)
@@ -57,16 +61,17 @@ class _Flying:
 
 @dataclass(slots=True)
 class _Costs:
-    """What batches take: the engines by the number of frames, reading, and making inputs."""
+    """What batches take: the engines by the number of frames, all that the loop does itself, and of
+    that reading, and making inputs."""
 
-    engines: dict[int, _Mean] = field(default_factory=dict)
-    read: _Mean = field(default_factory=_Mean)
-    prepare: _Mean = field(default_factory=_Mean)
+    engines: dict[int, _Usual] = field(default_factory=dict)
+    own: _Usual = field(default_factory=_Usual)
+    read: _Usual = field(default_factory=_Usual)
+    prepare: _Usual = field(default_factory=_Usual)
 
     def ahead_s(self) -> float:
         """Return how long before the engine is free a batch is begun."""
-        known = (mean.value_s for mean in (self.read, self.prepare) if mean.value_s < inf)
-        return EARLY * sum(known) + EARLY_S
+        return EARLY * (self.read.value_s + self.prepare.value_s) + EARLY_S
 
 
 class Flight:
@@ -119,7 +124,7 @@ class Flight:
     def start(self, batch: Sequence[Frame]) -> None:
         """Let the models begin with a batch."""
         begin_s = time.monotonic()
-        started = self._runner.start(batch)
+        started = self._runner.start(batch, here=self._is_unhurried(len(batch)))
         now_s = time.monotonic()
         futures = started.futures
         flying = _Flying(started, begin_s, now_s - begin_s, len(futures))
@@ -128,6 +133,14 @@ class Flight:
         self._flying.append(flying)
         for future in futures:
             future.add_done_callback(partial(self._model_done, flying))
+
+    def _is_unhurried(self, size: int) -> bool:
+        """Whether the result is there long before the next frame: no work could overlap."""
+        engine = self._costs.engines.get(size)
+        if self._flying or engine is None:
+            return False
+        usual_s = engine.value_s + self._costs.read.value_s + self._costs.own.value_s
+        return self._runner.pace.gap_s() > UNHURRIED * usual_s
 
     def _model_done(self, flying: _Flying, _: Future[Any]) -> None:
         with self._arrived:
@@ -139,27 +152,34 @@ class Flight:
     def finish(self, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Yield the results of the oldest batch; waits for its models if they are not done."""
         flying = self._flying[0]
+        with self._arrived:
+            self._arrived.wait_for(lambda: not flying.running)
         flying.started.collect()
-        if flying.started.futures:
-            self._learn(flying)
+        engine_s = self._learn(flying) if flying.started.first else 0.0
         self._flying.popleft()
         begin_s = time.monotonic()
         yield from self._runner.finish(flying.started, sinks)
         flying.own_s += time.monotonic() - begin_s
-        engine = self._costs.engines.get(flying.size)
-        self._runner.pace.ran(max(flying.own_s, engine.value_s if engine else 0.0))
+        if flying.started.here:
+            flying.own_s -= engine_s
+        self._costs.own.add(flying.own_s)
+        self._runner.pace.ran(max(flying.own_s, engine_s))
 
     def finish_all(self, sinks: Callable[[], Sequence[Sink]]) -> Iterator[FrameResult]:
         """Yield the results of all batches; afterwards none is in flight."""
         while self._flying:
             yield from self.finish(sinks())
 
-    def _learn(self, flying: _Flying) -> None:
+    def _learn(self, flying: _Flying) -> float:
+        """Learn from a batch that the first model has seen; return how long engines took."""
+        started = flying.started
         engine_s = flying.done_s - self._engine_from_s(flying)
-        self._costs.engines.setdefault(flying.size, _Mean()).add(engine_s)
-        if flying.started.prepare_s is not None:
-            self._costs.prepare.add(flying.started.prepare_s)
+        if started.here:
+            engine_s = started.infer_s()
+        self._costs.engines.setdefault(flying.size, _Usual()).add(engine_s)
+        self._costs.prepare.add(started.prepare_s())
         self._done_s.append(flying.done_s)
+        return engine_s
 
 
 class Changes(Protocol):

@@ -237,15 +237,25 @@ class Network:
 
     def see(self, pictures: Sequence[Picture]) -> list[Seen]:
         """Return what the network gives for pictures."""
-        return [seen for future in self.start(pictures) for seen in future.result()]
+        here = len(pictures) <= self.room  # nothing to do meanwhile
+        return [seen for future in self.start(pictures, here=here) for seen in future.result()]
 
-    def start(self, pictures: Sequence[Picture]) -> list[Future[list[Seen]]]:
-        """Make inputs of pictures, and let the engine begin; the results are in their order."""
-        started = []
+    def start(self, pictures: Sequence[Picture], *, here: bool = False) -> list[Future[list[Seen]]]:
+        """Make inputs of pictures, and let the engine begin; the results are in their order.
+
+        `here`: infer in the caller's thread, so that all is done on return: two changes of threads
+        are saved.
+        """
+        started: list[Future[list[Seen]]] = []
         for chunk in self._chunks(pictures):
             lane = self._next_lane()
             inputs = lane.prepare(chunk)
-            started.append(lane.thread.submit(self._infer, lane, inputs))
+            if here:
+                done: Future[list[Seen]] = Future()
+                done.set_result(self._infer(lane, inputs))
+                started.append(done)
+            else:
+                started.append(lane.thread.submit(self._infer, lane, inputs))
         return started
 
     def start_whole(self, pictures: Sequence[Picture]) -> Future[list[Decided]]:

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
+from pipelines.model_config import frame_models
 from pipelines.runtime.batch import BatchRunner, Model, Tap
 from pipelines.runtime.flight import run_frames
 from pipelines.runtime.frame_rate import FrameRate
@@ -108,12 +109,13 @@ def iter_results(
         stack.callback(runner.close)
         runner.warm_up()
         context = SinkContext(
-            labels=model.labels,
+            labels=models[config.followed.name].labels,
             broker=broker,
             files=files or OutputFiles(),
             controls=controls,
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
+            models={one.name: models[one.name].labels for one in frame_models(config.networks)},
         )
         sinks = stack.enter_context(OpenSinks(config.sinks, context))
         parts = _Parts(

@@ -80,7 +80,7 @@ class PrometheusOut:
     def write(self, result: FrameResult) -> None:
         """Add a frame."""
         event = result.event
-        objects = Counter(one.label for one in event.detections)
+        objects = Counter(one.label for name in result.by_model for one in result.rows_of(name))
         with self._lock:
             self._name = event.pipeline
             figures = self._figures[result.frame.camera]

@@ -42,15 +42,23 @@ class Pace:
         first = self._batch_s == 0.0
         self._batch_s += (1.0 if first else SMOOTHING) * (seconds - self._batch_s)
 
-    def window_s(self) -> float:
-        """Return how long the first frame of a batch waits for others, in seconds."""
+    def gap_s(self) -> float:
+        """Return the time between two frames: of one camera its period, 0.0 if that is not known
+        yet or there are several cameras, whose frames may come together."""
+        periods_s = self._periods_s()
+        return periods_s[0] if len(periods_s) == len(self._arrivals) == 1 else 0.0
+
+    def _periods_s(self) -> list[float]:
         spans = [(frames[0], frames[-1]) for frames in self._arrivals.values()]
-        periods = [
+        return [
             (last_ns - first_ns) / (last - first) / 1e9
             for (first, first_ns), (last, last_ns) in spans
             if last > first
         ]
-        spare_s = min(periods, default=0.0) - self._batch_s
+
+    def window_s(self) -> float:
+        """Return how long the first frame of a batch waits for others, in seconds."""
+        spare_s = min(self._periods_s(), default=0.0) - self._batch_s
         return min(max(spare_s, WINDOW_S[0]), WINDOW_S[1])
 
 

@@ -115,7 +115,7 @@ def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
 
 def check_tracking(config: PipelineConfig) -> None:
     """Raise PipelineError unless the tracker has boxes, and zones, lines and snapshots have it."""
-    decode = config.first.reading
+    decode = config.followed.reading
     if config.tracker is not UNSET and isinstance(decode, BOXLESS):
         raise PipelineError(
             f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"

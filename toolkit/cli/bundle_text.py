@@ -66,14 +66,21 @@ def _facts(view: BundleView) -> Iterator[tuple[str, str]]:
         ("needs", ", ".join(f"{name} {least}" for name, least in view.requires.items())),
         ("version floor", view.min_version_floor),
         ("pipeline", _pipeline(view)),
-        ("labels", _labels(view.labels)),
+        *((name, _labels(labels)) for name, labels in view.labels.items()),
         ("golden inputs", "" if golden is None else str(golden.samples)),
         ("licence", view.licence),
         *((f"sha256 of {name}", digest) for name, digest in view.hashes.items()),
-        *((name, f"{value:g}") for name, value in view.metrics.items()),
+        *(
+            (name, _figure(value, view.measured_by.get(name, "")))
+            for name, value in view.metrics.items()
+        ),
         ("published", "" if view.signature is None else signature_text(view.signature)),
     )
     return ((title, text) for title, text in rows if text)
+
+
+def _figure(value: float, how: str) -> str:
+    return f"{value:g} ({how})" if how else f"{value:g}"
 
 
 def signature_text(signature: Signature) -> str:

@@ -13,6 +13,7 @@ from device.engine.manifest import Manifest
 from device.engine.purposes import entries_read, without_portable
 from device.errors import BundleError, PipelineError
 from device.update.bundle import (
+    BomWriter,
     BundleFacts,
     BundleInfo,
     Golden,
@@ -25,6 +26,8 @@ from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.open_models import ModelFiles
 from pipelines.sinks.files import check_release
 from pipelines.stages.fit import EngineFacts, check_engines
+from toolkit.fleet.bundle_facts import with_provenance
+from toolkit.fleet.bundles.materials import bill_of_materials
 from toolkit.fleet.golden import TOLERANCE, golden_of
 
 
@@ -86,7 +89,12 @@ def pack_bundle(
                     facts, golden=Golden(samples=samples, tolerance=TOLERANCE)
                 )
             sources.append(ModelSource(network.name, engine, one.labels, golden_file))
-        info = _write(output, sources, pipeline, (name, version, profile), facts)
+        facts = with_provenance(facts, manifests)
+        kept = manifests
+        if not portable:
+            kept = {model: without_portable(one) for model, one in manifests.items()}
+        release = _Release(name, version, profile, facts, _bom_writer(output, stack, kept))
+        info = _write(output, sources, pipeline, release)
     uncalibrated = tuple(model for model, one in manifests.items() if one.uncalibrated)
     return Packed(info, uncalibrated, warnings, slim.left_out_bytes)
 
@@ -138,25 +146,47 @@ def _check(
     return tuple(warnings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """What a bundle is called and says of itself; `bom` writes its bill of materials."""
+
+    name: str
+    version: str
+    profile: str
+    facts: BundleFacts
+    bom: BomWriter
+
+
 def _write(
-    output: Path,
-    sources: Sequence[ModelSource],
-    pipeline: Path,
-    names: tuple[str, str, str],
-    facts: BundleFacts,
+    output: Path, sources: Sequence[ModelSource], pipeline: Path, release: _Release
 ) -> BundleInfo:
-    """`names`: name, version and profile."""
-    name, version, profile = names
+    names = {"name": release.name, "version": release.version, "profile": release.profile}
     if len(sources) > 1:
         return write_bundle_of_models(
-            output, models=sources, pipeline=pipeline,
-            name=name, version=version, profile=profile, facts=facts,
-        )  # fmt: skip
+            output, models=sources, pipeline=pipeline, facts=release.facts, bom=release.bom, **names
+        )
     (only,) = sources
     return write_bundle(
         output, engine=only.engine, pipeline=pipeline, labels=only.labels, golden=only.golden,
-        name=name, version=version, profile=profile, facts=facts,
+        facts=release.facts, bom=release.bom, **names,
     )  # fmt: skip
+
+
+def _bom_writer(output: Path, stack: ExitStack, manifests: Mapping[str, Manifest]) -> BomWriter:
+    """Return what writes the bill of materials into a file beside `output`, which `stack` deletes.
+
+    `manifests`: of the engines as they are in the bundle, by model.
+    """
+
+    def write(info: BundleInfo) -> Path:
+        path = output.with_name(f".{output.name}.{secrets.token_hex(8)}.json")
+        stack.callback(path.unlink, missing_ok=True)
+        only = next(iter(manifests))  # an only model has no name in the bundle
+        by_member = {run.engine: manifests[run.name or only] for run in info.runs}
+        path.write_bytes(bill_of_materials(info, by_member))
+        return path
+
+    return write
 
 
 class _Slim:

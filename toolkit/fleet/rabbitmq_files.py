@@ -22,6 +22,15 @@ from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER, read_certificate
 
 PLUGINS = "[rabbitmq_mqtt,rabbitmq_auth_mechanism_ssl].\n"
 NOTHING = "^$"
+# Without a mirror a client could not subscribe again once the node of its queue is down.
+MIRRORED = {
+    "vhost": "/",
+    "name": "mqtt-subscriptions",
+    "pattern": "^mqtt-subscription-",
+    "apply-to": "queues",
+    "definition": {"ha-mode": "all", "ha-sync-mode": "automatic"},
+    "priority": 0,
+}
 CONF = """\
 # Made by `tandem fleet init`; run it with:
 #   RABBITMQ_CONF_ENV_FILE={folder}/rabbitmq-env.conf /usr/lib/rabbitmq/bin/rabbitmq-server
@@ -145,6 +154,7 @@ def definitions(roster: Roster) -> str:
         "users": users,
         "permissions": rights,
         "topic_permissions": topics,
+        "policies": [MIRRORED],
     }
     return json.dumps(document, separators=(",", ":"))
 

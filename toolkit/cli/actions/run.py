@@ -104,9 +104,9 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview | Window] = [view]
         if request.window:
-            viewers.append(stack.enter_context(Window(model.labels, stop)))
+            viewers.append(stack.enter_context(Window(stop)))
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, model.labels))
+            preview = stack.enter_context(Preview(request.preview))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:

@@ -7,7 +7,8 @@ import msgspec
 
 from device.engine.manifest import UNCALIBRATED
 from device.update.admission import REQUIREMENTS
-from toolkit.cli.commands.bundle_contents import diff, inspect, verify
+from toolkit.cli.commands.bundle_contents import diff, inspect, sbom, verify
+from toolkit.cli.commands.bundle_registry import pull, push
 from toolkit.cli.log import warn
 
 EPILOG = (
@@ -99,7 +100,14 @@ def bundle() -> None:
     metavar="KIND=FILE",
     help="Note the SHA-256 of the model, data or table that the engine was made of.",
 )
-@click.option("--licence", default="", help="The licence of the model.")
+@click.option(
+    "--license",
+    "--licence",
+    "licence",
+    default="",
+    metavar="SPDX",
+    help="The licence of the release.  [default: as the models' metadata say]",
+)
 @click.option(
     "--min-version-floor",
     default="",
@@ -174,5 +182,5 @@ def create(
         )
 
 
-for _command in (inspect, verify, diff):
+for _command in (inspect, verify, diff, sbom, push, pull):
     bundle.add_command(_command)

@@ -1,4 +1,4 @@
-"""`tandem bundle inspect`, `verify` and `diff`: what bundles hold, and what changed."""
+"""`tandem bundle inspect`, `verify`, `diff` and `sbom`: what bundles hold, and what changed."""
 
 import tempfile
 from collections.abc import Iterator
@@ -102,6 +102,27 @@ def diff(ctx: click.Context, a: Path, b: Path, every: bool, as_json: bool) -> No
             difference = compare_bundles(before, after)
     _print(difference, None if as_json else difference_table(difference, every=every))
     ctx.exit(0 if difference.same else 1)
+
+
+@click.command(epilog="Example: tandem bundle sbom robot.bundle")
+@click.argument("bundle", type=BUNDLE)
+def sbom(bundle: Path) -> None:
+    """Print the bill of materials of BUNDLE: CycloneDX 1.6 in JSON.
+
+    It is the one in the bundle; for a bundle of an earlier version one is made.
+    """
+    from device.update.bundle import BOM
+    from toolkit.fleet.bundles.materials import bill_of_materials
+    from toolkit.fleet.bundles.unpacked import unpacked
+
+    with unpacked(bundle) as opened:
+        held = opened.folder / BOM
+        if held.exists():
+            text = held.read_bytes()
+        else:
+            manifests = {name: engine.manifest for name, engine in opened.engines.items()}
+            text = bill_of_materials(opened.info, manifests)
+    click.echo(text.decode(), nl=False)
 
 
 @contextmanager

@@ -49,6 +49,12 @@ EPILOG = (
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Sign with the keys of this fleet's folder; publishes the bundle there.",
 )
+@click.option(
+    "--earlier",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with earlier bundles: a device that runs one of them gets the differences from "
+    "it alone. Those of --fleet are found without.",
+)
 @click.option("--username", help="User name for the broker.")
 @click.option(
     "--password",
@@ -71,6 +77,7 @@ def deploy(
     devices: tuple[str, ...],
     broker: str | None,
     fleet: Path | None,
+    earlier: Path | None,
     username: str | None,
     password: str | None,
     timeout_s: float,
@@ -87,7 +94,13 @@ def deploy(
     _warn(bundle)
     if as_json:
         results = deploy_to_devices(
-            bundle, devices, address, timeout_s=timeout_s, retry=retry, fleet=fleet
+            bundle,
+            devices,
+            address,
+            timeout_s=timeout_s,
+            retry=retry,
+            fleet=fleet,
+            earlier=earlier,
         )
         for result in results:
             click.echo(msgspec.json.encode(result).decode())
@@ -103,6 +116,7 @@ def deploy(
             timeout_s=timeout_s,
             retry=retry,
             fleet=fleet,
+            earlier=earlier,
             on_progress=show,
         )
     for result in results:

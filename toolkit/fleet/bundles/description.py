@@ -1,7 +1,6 @@
 """What a bundle holds and says of itself: the view that `tandem bundle inspect` shows."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,11 +9,11 @@ from device.engine.file import Engine
 from device.engine.manifest import CalibrationInfo
 from device.engine.purposes import bytes_by_purpose
 from device.errors import BundleError
-from device.update.bundle import LABELS, PIPELINE, BundleFile, Golden
+from device.update.bundle import PIPELINE, BundleFile, Golden
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.sources.uri import redact
 from toolkit.fleet.bundles.signature import Signature, read_signature, repository_of
-from toolkit.fleet.bundles.unpacked import Unpacked
+from toolkit.fleet.bundles.unpacked import Unpacked, label_members
 
 _READ_BYTES = 1024 * 1024
 
@@ -58,7 +57,11 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundleView(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `signature` is read where the bundle lies in a repository, and not verified."""
+    """All of it.
+
+    `labels`: class names by member. `signature` is read where the bundle lies in a repository, and
+    not verified.
+    """
 
     path: str
     sha256: str
@@ -71,10 +74,11 @@ class BundleView(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[BundleFile, ...]
     engines: tuple[EngineView, ...]
     pipeline: PipelineView
-    labels: tuple[str, ...]
+    labels: dict[str, tuple[str, ...]]
     golden: Golden | None
     hashes: dict[str, str]
     metrics: dict[str, float]
+    measured_by: dict[str, str]
     licence: str
     requires: dict[str, str]
     min_version_floor: str
@@ -100,10 +104,11 @@ def describe(bundle: Unpacked) -> BundleView:
         members=info.files,
         engines=tuple(_engine(name, engine) for name, engine in bundle.engines.items()),
         pipeline=_pipeline(load_pipeline(bundle.folder / PIPELINE)),
-        labels=load_labels(bundle.folder / LABELS),
+        labels={name: load_labels(bundle.folder / name) for name in label_members(info)},
         golden=info.golden,
         hashes=info.hashes,
         metrics=info.metrics,
+        measured_by=info.measured_by,
         licence=info.licence,
         requires=info.requires,
         min_version_floor=info.min_version_floor,
@@ -164,8 +169,3 @@ def _pipeline(config: PipelineConfig) -> PipelineView:
 
 def _kind(value: msgspec.Struct) -> str:
     return str(value.__struct_config__.tag)
-
-
-def purposes_text(sizes: Mapping[str, int]) -> str:
-    """Return sizes by purpose as one line."""
-    return ", ".join(f"{purpose} {size / 1e6:.2f} MB" for purpose, size in sizes.items())

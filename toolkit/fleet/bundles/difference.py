@@ -9,14 +9,14 @@ import msgspec
 
 from device.errors import BundleError, ConfigError
 from device.toml_file import decode_toml
-from device.update.bundle import LABELS, PIPELINE, BundleInfo
+from device.update.bundle import PIPELINE, BundleInfo
 from device.update.byte_source import FileBytes
 from device.update.layout import Part, read_layout
 from pipelines.config import load_labels
 from pipelines.sources.uri import redact
 from toolkit.fleet.bundles.description import sha256_of
 from toolkit.fleet.bundles.fetch_bytes import FetchBytes, fetch_bytes
-from toolkit.fleet.bundles.unpacked import Unpacked
+from toolkit.fleet.bundles.unpacked import Unpacked, label_members
 
 State = Literal["equal", "changed", "added", "removed"]
 _READ_BYTES = 1024 * 1024
@@ -63,7 +63,7 @@ def compare_bundles(before: Unpacked, after: Unpacked) -> Difference:
         statements=changes(_statements(before.info), _statements(after.info)),
         engines=changes(_engine_facts(before), _engine_facts(after)),
         pipeline=changes(_settings(before.folder), _settings(after.folder)),
-        labels=changes(_labels(before.folder), _labels(after.folder)),
+        labels=changes(_labels(before), _labels(after)),
         parts=_parts(before.path, after.path),
         fetch=fetch_bytes(before.path, after.path),
     )
@@ -128,8 +128,11 @@ def _settings(folder: Path) -> dict[str, str]:
         raise ConfigError(f"{PIPELINE} of the bundle cannot be read: {error}") from error
 
 
-def _labels(folder: Path) -> dict[str, str]:
-    return {str(number): name for number, name in enumerate(load_labels(folder / LABELS))}
+def _labels(bundle: Unpacked) -> dict[str, str]:
+    """Return class names by their ids, with the member's name where there are several."""
+    members = label_members(bundle.info)
+    named = {name: load_labels(bundle.folder / name) for name in members}
+    return flattened(named if len(members) > 1 else named[members[0]])
 
 
 def _parts(before: Path, after: Path) -> tuple[TensorChange, ...]:

@@ -9,8 +9,6 @@ from pathlib import Path
 from device.engine.file import Engine, open_engine
 from device.update.bundle import BundleInfo, extract_bundle
 
-ENGINE_SUFFIX = ".engine"
-
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
@@ -23,8 +21,13 @@ class Unpacked:
 
 
 def engine_members(info: BundleInfo) -> tuple[str, ...]:
-    """Return the names of the members that are engines, in the order of the bundle."""
-    return tuple(entry.name for entry in info.files if entry.name.endswith(ENGINE_SUFFIX))
+    """Return the names of the members that are engines, each once, in the order of the models."""
+    return tuple(dict.fromkeys(run.engine for run in info.runs))
+
+
+def label_members(info: BundleInfo) -> tuple[str, ...]:
+    """Return the names of the members that are labels, each once, in the order of the models."""
+    return tuple(dict.fromkeys(run.labels for run in info.runs))
 
 
 @contextmanager

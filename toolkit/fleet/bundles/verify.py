@@ -8,12 +8,13 @@ import msgspec
 
 from device.engine.file import open_engine
 from device.errors import BundleError, TandemError
-from device.update.bundle import LABELS, PIPELINE, BundleInfo, extract_bundle, read_folder_info
+from device.update.bundle import BOM, PIPELINE, BundleInfo, extract_bundle, read_folder_info
 from pipelines.config import load_labels, load_pipeline
 from toolkit.fleet.bundles.signature import verify_signature
-from toolkit.fleet.bundles.unpacked import engine_members
+from toolkit.fleet.bundles.unpacked import engine_members, label_members
 
 HASHES, SIGNATURE = "hashes", "signature"
+FILE = "file"  # type of a component that is one
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +39,10 @@ def verify_contents(path: Path, folder: Path) -> tuple[Check, ...]:
         hashes,
         *engines,
         _check(PIPELINE, partial(_pipeline, folder / PIPELINE)),
-        _check(LABELS, partial(_labels, folder / LABELS)),
-    )
+        *(_check(name, partial(_labels, folder / name)) for name in label_members(info)),
+        *(_check(BOM, partial(_bom, folder / BOM, info)) for entry in info.files[-1:]
+          if entry.name == BOM),
+    )  # fmt: skip
 
 
 def check_signature(path: Path, trust: Path, repository: str) -> Check:
@@ -75,6 +78,38 @@ def _pipeline(path: Path) -> str:
 
 def _labels(path: Path) -> str:
     return f"{len(load_labels(path))} labels"
+
+
+class _Hash(msgspec.Struct):
+    content: str
+
+
+class _Component(msgspec.Struct):
+    name: str
+    type: str
+    hashes: tuple[_Hash, ...] = ()
+
+
+class _Bom(msgspec.Struct):
+    components: tuple[_Component, ...] = ()
+
+
+def _bom(path: Path, info: BundleInfo) -> str:
+    """Compare the files of the bill of materials with the bundle's own."""
+    try:
+        components = msgspec.json.decode(path.read_bytes(), type=_Bom).components
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{BOM} cannot be read: {error}") from error
+    listed = {
+        row.name: tuple(one.content for one in row.hashes) for row in components if row.type == FILE
+    }
+    held = {entry.name: (entry.sha256,) for entry in info.files if entry.name != BOM}
+    if wrong := sorted(name for name in {*listed, *held} if listed.get(name) != held.get(name)):
+        raise BundleError(
+            f"{BOM} does not list {', '.join(wrong)} as the bundle holds it: it is that of another "
+            "bundle, pack it again"
+        )
+    return f"{len(components)} components"
 
 
 def _signature(path: Path, trust: Path, repository: str) -> str:
