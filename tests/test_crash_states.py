@@ -24,12 +24,15 @@ from mqtt_fixtures import PROFILE, make_bundle
 from device import files
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.shadow_process import ShadowEnded, ShadowLimits
 from device.agent.updater import Updater
 from device.errors import TandemError
+from device.protocol import messages
 from device.protocol.documents import (
     DOCUMENT_FORMAT,
     BlobSpec,
     Desired,
+    InstallPolicy,
     PipelineReport,
     ReleaseSpec,
 )
@@ -76,6 +79,29 @@ class Pipeline:
         return PipelineHealth(self.state, self.frames, 0, None, 0.0)
 
 
+@dataclass
+class Shadow:
+    """A double of the shadow process: it compares nothing, and agrees as the test says."""
+
+    running: bool = False
+    started: Callable[[], None] = lambda: None
+    number: int = 0
+
+    def start(self, folder: Path, limits: ShadowLimits) -> None:
+        self.running = True
+        self.started()
+
+    def stop(self) -> None:
+        self.running = False
+
+    def is_current(self, event: ShadowEnded) -> bool:
+        return event.run == self.number
+
+    def ended(self, event: ShadowEnded) -> bool:
+        self.running = False
+        return True
+
+
 class Board:
     """The agent's updater on a state directory; without processes and network."""
 
@@ -90,11 +116,20 @@ class Board:
         )
         self.store = SlotStore(root)
         self.pipeline = Pipeline()
-        self.updater = Updater(config, self.store, self.pipeline, lambda: None)  # type: ignore[arg-type]
+        self.shadow = Shadow()
+        self.updater = Updater(
+            config,
+            self.store,
+            self.pipeline,
+            lambda: None,
+            shadow=self.shadow,  # type: ignore[arg-type]
+        )
         self.updater.boot()
 
-    def fetch(self, bundle: Path, *, retry: bool = False) -> str:
-        """Take a bundle up to its trial; return its hash."""
+    def fetch(
+        self, bundle: Path, *, retry: bool = False, policy: InstallPolicy | None = None
+    ) -> str:
+        """Take a bundle up to its trial, or to its shadow; return its hash."""
         data = bundle.read_bytes()
         chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
         index = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
@@ -106,7 +141,11 @@ class Board:
         )
         release = ReleaseSpec(name="n", version="1", profile=PROFILE, blob=blob)
         request = os.urandom(4).hex()
-        desired = Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
+        desired = Desired(
+            format=DOCUMENT_FORMAT, request=request, release=release, retry=retry,
+            policy=policy or InstallPolicy(),
+        )  # fmt: skip
+        self.desired = desired
         self.updater.on_desired(desired, TRUSTED)
         self.updater.downloads.on_part(blob.sha256, "index", index, 0.0)
         for number, chunk in enumerate(chunks):
@@ -139,6 +178,7 @@ class Promise:
 
     active: frozenset[str | None]
     failed: frozenset[str] = frozenset()
+    attempts: int = 0  # to run the release in the idle slot in shadow: those that had begun
 
 
 @dataclass
@@ -151,8 +191,8 @@ class Story:
     bundles: Iterator[Path]
     failed: set[str] = field(default_factory=set)
 
-    def promise(self, *active: str | None) -> None:
-        self.recording.mark(Promise(frozenset(active), frozenset(self.failed)))
+    def promise(self, *active: str | None, attempts: int = 0) -> None:
+        self.recording.mark(Promise(frozenset(active), frozenset(self.failed), attempts))
 
     def new_release(self) -> None:
         before = self.board.active
@@ -195,6 +235,37 @@ class Story:
         assert self.board.active == sha256
         self.promise(sha256)
 
+    def shadowed_release(self) -> None:
+        """A release that agrees is tried; nothing but the one before runs until then."""
+        before, board = self.board.active, self.board
+        board.shadow.started = lambda: self.promise(before, attempts=1)
+        sha256 = board.fetch(next(self.bundles), policy=InstallPolicy(shadow_s=1.0))
+        assert board.shadow.running
+        self.promise(before, sha256, attempts=0)
+        result = messages.Shadow(frames=99, agreement=1.0, counted=99, done=True)
+        board.updater.shadow.on_ended(ShadowEnded(0, result))
+        assert board.updater.update.phase == "trial"
+        self.promise(before, sha256)
+        board.run("running", 1.0)
+        assert board.active == sha256
+        self.promise(sha256)
+
+    def killed_shadow(self) -> None:
+        """An agent that dies in mid-shadow each time gives the release up."""
+        before = self.board.active
+        bundle, policy = next(self.bundles), InstallPolicy(shadow_s=1.0)
+        self.board.shadow.started = lambda: self.promise(before, attempts=1)
+        self.board.fetch(bundle, policy=policy)
+        desired = self.board.desired
+        for attempt in (2, 3):
+            self.board.close()  # nothing else is put in order
+            self.board = Board(self.board.store.root)
+            self.board.shadow.started = lambda number=attempt: self.promise(before, attempts=number)
+            self.board.updater.on_desired(desired, TRUSTED)
+        assert not self.board.shadow.running
+        assert self.board.updater.update.phase == "refused"
+        self.promise(before)
+
     def restart(self) -> None:
         self.board.close()
         self.board = Board(self.board.store.root)
@@ -205,6 +276,8 @@ EVENTS = (
     Story.bad_release,
     Story.crash_loop,
     Story.postponed_release,
+    Story.shadowed_release,
+    Story.killed_shadow,
     Story.restart,
 )
 
@@ -281,6 +354,10 @@ def _boots(root: Path, promise: Promise, *, trial: bool = True) -> None:
             if release is not None:
                 assert hash_folder(board.store.slot_folder(slot))[1] == release.sha256
                 assert not release.good or release.sha256 not in promise.failed - promise.active
+        if trial and promise.attempts:
+            waiting = state.record(state.idle)
+            assert waiting is not None
+            assert waiting.shadow_attempts >= promise.attempts
         if trial:
             assert promise.failed <= {one.sha256 for one in state.failures}
         torn = [path for path in root.rglob(".*.tmp") if path.parent.name != "download"]
