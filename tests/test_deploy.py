@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import queue
 import select
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_por
 import configs
 from device.errors import BrokerError, BundleError, DeployError
 from device.protocol.documents import CHUNK_BYTES, PipelineReport
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, Message
 from device.protocol.topics import Topics
 from device.update.bundle import verify_folder
 from toolkit.cli.commands.build import build as build_command
@@ -89,6 +91,39 @@ def test_a_release_becomes_live_through_the_embedded_broker(tmp_path: Path) -> N
             box.close()
     assert result.phase == "live", result
     assert "with MQTT 3.1.1" in box.log()
+
+
+def test_a_document_that_is_said_again_is_answered_again_without_mqtt_5(tmp_path: Path) -> None:
+    """A server may sit at another node of a cluster than the device's retained report."""
+    topic = Topics(DEVICE).desired
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    with start_broker() as embedded:
+        box = AgentBox(tmp_path, embedded.port)
+        box.start()
+        settings = LinkSettings("127.0.0.1", embedded.port, "server", ((topic, 1),))
+        link = Link(settings, events.put)
+        try:
+            bundle = make_bundle(tmp_path / "in")
+            assert deploy_bundle(bundle, DEVICE, address(embedded.port), timeout_s=WAIT_S).live
+            link.start()
+            while not isinstance(event := events.get(timeout=WAIT_S), Message):
+                pass
+            with Watcher(embedded.port) as watcher:
+                watcher.wait_report("live")
+                # An agent does not report what has not changed, but for this. Something may change
+                # meanwhile: the figures of the download are forgotten, the disk has other room.
+                for _ in range(10):
+                    known = len(watcher.drain().reports)
+                    link.publish(topic, event.payload, qos=1, retain=True)
+                    while len(watcher.seen.reports) == known:
+                        assert watcher.take(WAIT_S), "the device said nothing"
+                    if watcher.seen.reports[-1] == watcher.seen.reports[-2]:
+                        break
+                else:
+                    pytest.fail("it reports only what has changed")
+        finally:
+            link.close()
+            box.close()
 
 
 @pytest.mark.parametrize("is_earlier_there", [True, False])

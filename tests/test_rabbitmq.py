@@ -283,7 +283,11 @@ def run(*words: str) -> str:
 def test_a_fleet_goes_on_at_the_other_node_when_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
-    """Signed releases reach real agents through a real server, before and after."""
+    """Signed releases reach real agents through a real server, before and after.
+
+    One board is at the other node than the server from the beginning, and away while its first
+    document is sent: that is retained where the server is.
+    """
     ports = (free_port(), free_port())
     order = ports if victim == 0 else ports[::-1]  # all are at the node that is killed
     balancer = Balancer(order)
@@ -305,10 +309,13 @@ def test_a_fleet_goes_on_at_the_other_node_when_one_is_killed(
             for name, value in nodes[0].variables().items():
                 monkeypatch.setenv(name, value)
             server.start()
-            boards = [enrolled(tmp_path, fleet, number, balancer.port) for number in range(2)]
+            boards = [
+                enrolled(tmp_path, fleet, number, port)
+                for number, port in enumerate((balancer.port, order[1]))
+            ]
             for board in boards:
                 board.start()
-            roll_out(tmp_path, fleet, server, "1")
+            roll_out(tmp_path, fleet, server, "1", late=boards[1])
             nodes[victim].kill()
             roll_out(tmp_path, fleet, server, "2")
             assert order[1] in balancer.passed
@@ -343,13 +350,23 @@ def enrolled(base: Path, fleet: Path, number: int, port: int) -> AgentBox:
     return box
 
 
-def roll_out(base: Path, fleet: Path, server: ServerProcess, version: str) -> None:
-    """Roll a release out and wait until both boards run it."""
+def roll_out(
+    base: Path, fleet: Path, server: ServerProcess, version: str, late: AgentBox | None = None
+) -> None:
+    """Roll a release out and wait until both boards run it; `late` is away when it is sent."""
     at_fleet = ["--fleet", str(fleet)]
     devices = ["fleet", "devices", *at_fleet, "--json"]
     wait_until(lambda: len(json.loads(run(*devices))) == 2, server.log, for_s=180.0)
     bundle = make_bundle(base / "in", version=version)
-    run("fleet", "rollout", "start", "--bundle", str(bundle), "--groups", "50%,rest", *at_fleet)
+    if late is not None:
+        late.terminate()
+    run("fleet", "rollout", "start", "--bundle", str(bundle), "--groups", "rest", *at_fleet)
+    if late is not None:
+        sent = [*devices, "--rollout", version]
+        wait_until(
+            lambda: "pending" not in {row["phase"] for row in json.loads(run(*sent))}, server.log
+        )
+        late.start()
     wait_until(
         lambda: (
             [row["running"] and row["running"]["version"] for row in json.loads(run(*devices))]
