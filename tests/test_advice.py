@@ -18,6 +18,7 @@ import pytest
 
 from device.agent.agent import make_parser as agent_parser
 from device.control.__main__ import make_parser as control_parser
+from device.enrol.__main__ import make_parser as enrol_parser
 from device.runtime.tensorrt.__main__ import make_parser as prepare_parser
 from device.selftest.__main__ import make_parser as selftest_parser
 from pipelines.__main__ import make_parser as pipeline_parser
@@ -28,7 +29,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("toolkit", "calibration", "device", "pipelines")
 OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 NAMED = re.compile(
-    r"\btandem ([a-z]+)|\b(tandem-agent(?: control| prepare| selftest)?)\b|(python -m pipelines)"
+    r"\btandem ([a-z]+)|\b(tandem-agent(?: control| enrol| prepare| selftest)?)\b"
+    r"|(python -m pipelines)"
     r"|\b(build|calibrate)(?: it| again)? with",
     re.IGNORECASE,
 )
@@ -55,9 +57,14 @@ SILENT = {
     ("toolkit.guess.toml_text", "pipeline"): "it prints no proposal",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
 }
+# Modules whose texts are commands for the shell of a board; those of Tandem in them name it.
+SHELL = frozenset(
+    f"toolkit.board.{name}" for name in ("packages", "service", "steps", "texts", "trust", "wheels")
+)
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent": ("device.agent.agent", agent_parser()),
     "tandem-agent control": ("device.control.__main__", control_parser()),
+    "tandem-agent enrol": ("device.enrol.__main__", enrol_parser()),
     "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
     "tandem-agent selftest": ("device.selftest.__main__", selftest_parser()),
     "python -m pipelines": ("pipelines.__main__", pipeline_parser()),
@@ -169,7 +176,7 @@ def wrong_options(text: Text) -> list[str]:
             continue
         wrong += [
             f"`{command}` has no {mention[0]}"
-            for command in named or commands_with(text.module)
+            for command in named or (() if text.module in SHELL else commands_with(text.module))
             if mention[0] not in options_of(command)
         ]
     return wrong

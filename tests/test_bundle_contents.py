@@ -96,7 +96,7 @@ def test_inspect_shows_what_the_bundle_holds_and_says(files: Files) -> None:
     assert view["pipeline"]["decoders"] == ["classification"]
     assert [len(names) for names in view["labels"].values()] == [10]
     assert (view["metrics"]["top1"], view["licence"]) == (0.7, "MIT")
-    assert view["measured_by"]["top1"] == "stated with --metric"
+    assert view["measured_by"]["top1"] == "stated with `tandem bundle --metric`"
     assert view["measured_by"]["predicted_latency_ms"].startswith("predicted, not measured")
     assert view["hashes"] == {"model": engine["model_sha256"]}
     assert view["signature"] is None  # it lies in no repository

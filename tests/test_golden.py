@@ -74,7 +74,7 @@ def test_a_bundle_says_what_it_is(slot: Path) -> None:
     assert info.golden is not None
     assert info.golden.samples == 4
     assert info.metrics["top1"] == 0.7
-    assert info.measured_by["top1"] == "stated with --metric"
+    assert info.measured_by["top1"] == "stated with `tandem bundle --metric`"
     assert info.requires == {"memory_mb": "500"}
     assert (info.licence, info.min_version_floor) == ("MIT", "0.1")
     assert set(info.hashes) == {"model"}

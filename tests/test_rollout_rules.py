@@ -286,7 +286,7 @@ def test_in_shadow_mode_the_score_is_that_of_live_frames() -> None:
 
 @pytest.mark.parametrize("gate", ["shadow_agreement>0.9", "shadow_frames>100"])
 def test_a_gate_on_live_frames_needs_shadow_mode(gate: str) -> None:
-    with pytest.raises(RolloutError, match="which both engines see only with --shadow"):
+    with pytest.raises(RolloutError, match=r"only with `tandem .*start --shadow`"):
         with_gates(InstallPolicy(), parse_gates(gate))
 
 

@@ -144,7 +144,8 @@ def _endless_shadow(policy: InstallPolicy) -> str | None:
         return None
     return (
         "the policy asks how well live frames agree (min_shadow_agreement), and does not say how "
-        "long both engines shall run (shadow_s): set it, for example `--shadow 60`"
+        "long both engines shall run (shadow_s): set it with `tandem fleet rollout start --shadow "
+        "60`"
     )
 
 

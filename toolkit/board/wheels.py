@@ -165,8 +165,8 @@ def own_wheel(folder: Path) -> Path:
     """Return Tandem's wheel, built of the checkout that this runs from."""
     if not (ROOT / "pyproject.toml").exists():
         raise BoardError(
-            "this Tandem does not run from a checkout, so that it cannot build its wheel: name the "
-            "file that you installed with --wheel"
+            "this program does not run from a checkout, so that it cannot build its wheel: name "
+            "the file that you installed with --wheel"
         )
     # A copy: a build leaves files beside its sources, which the next one would take in.
     source = folder / "source"

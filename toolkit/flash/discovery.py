@@ -213,8 +213,8 @@ def the_one(search: Search) -> FoundBoard:
     if search.boards:
         rows = "; ".join(f"{board.name or 'unknown'} at {board.way}" for board in search.boards)
         raise NoBoardError(
-            f"{len(search.boards)} boards are there ({rows}): name one with --to, or take all with "
-            "--all-found"
+            f"{len(search.boards)} boards are there ({rows}): name one with `tandem flash --to`, "
+            "or take all with `tandem flash --all-found`"
         )
     raise no_boards(search)
 

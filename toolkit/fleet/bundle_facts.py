@@ -16,7 +16,7 @@ from device.update.bundle import BundleFacts, BundleInfo
 from toolkit.fleet.rollout.gates import LICENCE
 
 PREDICTED_LATENCY = "predicted_latency_ms"
-STATED = "stated with --metric"
+STATED = "stated with `tandem bundle --metric`"
 MAX_TEXT = 200  # characters of a text in bundle.json
 KINDS = ("model", "data", "table")
 _OWN_LICENCE = re.compile(r"LicenseRef-[A-Za-z0-9.-]+\Z")

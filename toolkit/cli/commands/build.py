@@ -12,7 +12,6 @@ from toolkit.cli.options.calibration import (
     KeepOption,
     calibration_options,
     parse_shapes,
-    progress_bar,
     range_options,
 )
 from toolkit.cli.options.choices import Switch
@@ -23,6 +22,7 @@ from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.preprocess import PreprocessOptions
+from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tactics import tactic_options
 from toolkit.partition.planning.objectives import BUILD_GOALS

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.fleet import json_option
+from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.registry import registry_client, registry_options
 
 

@@ -10,7 +10,6 @@ from toolkit.cli.options.calibration import (
     KeepOption,
     calibration_options,
     parse_shapes,
-    progress_bar,
     range_options,
 )
 from toolkit.cli.options.choices import Switch
@@ -19,6 +18,7 @@ from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.preprocess import PreprocessOptions
+from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.range_outputs import need_folders, output_options
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from device.errors import TandemError
-from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.inputs import input_options, input_request
 from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tolerances import tolerance_options, tolerances_of
 from toolkit.errors import NotComparedError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from device.engine.manifest import Precision
-from toolkit.cli.options.calibration import parse_shapes, progress_bar
+from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.memory import memory_option
@@ -19,6 +19,7 @@ from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.progress import progress_bar
 from toolkit.html.page import write_page
 from toolkit.partition.planning.objectives import GOALS, MAKESPAN
 from toolkit.partition.planning.workload import WorkloadModel, load_workload

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.options.calibration import parse_shapes, progress_bar
+from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.progress import progress_bar
 
 if TYPE_CHECKING:
     from toolkit.plugins import Plugin

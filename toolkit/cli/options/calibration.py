@@ -2,8 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from device.errors import TandemError
-from toolkit.cli.log import progress_shown
 from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
 from toolkit.cli.options.names import complete_method
 from toolkit.cli.options.preprocess import PreprocessOptions, preprocess_options
 
 if TYPE_CHECKING:
-    from toolkit.quantize.ranges.measure import RangeOptions, Report
+    from toolkit.quantize.ranges.measure import RangeOptions
 
 LOG = logging.getLogger("tandem")
 
@@ -183,31 +181,3 @@ def range_options(
         correct_biases=bias_correction,
         keep_float=frozenset(keep_float),
     )
-
-
-@contextmanager
-def progress_bar(title: str) -> "Iterator[Report]":
-    """Show the steps and the remaining time on standard error; log each step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not progress_shown(),
-    ) as bar:
-        task = bar.add_task(title, total=1.0)
-        last_step = ""
-
-        def report(step: str, share: float) -> None:
-            nonlocal last_step
-            if step != last_step:
-                LOG.info("%s: %s", title, step)
-                last_step = step
-            bar.update(task, description=f"{title}: {step}", completed=share)
-
-        yield report

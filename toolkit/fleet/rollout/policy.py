@@ -41,8 +41,8 @@ def with_gates(policy: InstallPolicy, gates: Sequence[Gate]) -> InstallPolicy:
     for gate in gates:
         if gate.name in SHADOW_GATES and not policy.shadow_s:
             raise RolloutError(
-                f"the gate {gate} is on live frames, which both engines see only with --shadow: "
-                "add for example --shadow 60"
+                f"the gate {gate} is on live frames, which both engines see only with "
+                "`tandem fleet rollout start --shadow`: add for example --shadow 60"
             )
         for limit in limits.get(gate.name, ()):
             side = "max_" if gate.compare in ("<", "<=") else "min_"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.fleet import fleet_option, json_option
+from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.registry import registry_client, registry_options
 
 if TYPE_CHECKING:
