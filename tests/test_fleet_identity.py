@@ -148,43 +148,58 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
     assert seen == [*own, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
 
 
+class OneConnection:
+    """A client of paho's that connects once: a link that comes back would throw others off."""
+
+    def __init__(self, fleet: FleetBroker, device: str, client_id: str, *, clean: bool) -> None:
+        self.flags: queue.Queue[paho.ConnectFlags] = queue.Queue()
+        self.topics: queue.Queue[str] = queue.Queue()
+        self.ended = threading.Event()
+        self.client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2, client_id, clean_session=clean,
+            protocol=paho.MQTTv311,
+        )  # fmt: skip
+        self.client.on_connect = lambda _client, _data, flags, *_rest: self.flags.put(flags)
+        self.client.on_message = lambda _client, _data, message: self.topics.put(message.topic)
+        self.client.on_disconnect = lambda *_: self.ended.set()
+        self.client.tls_set_context(fleet.tls(device).context())
+        self.client.reconnect_delay_set(600, 600)
+        self.client.connect("127.0.0.1", fleet.files.port)
+        self.client.loop_start()
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
 def test_who_takes_another_device_s_client_id_gets_nothing_of_that_device(
     fleet: FleetBroker,
 ) -> None:
     """MQTT ends the first of two connections with one client id. More does not come of it: the
     rights are those of the certificate, and there is no session that could be inherited."""
-    own = ("fleet/v1/board-1/desired", "fleet/v1/board-1/cmd/#")
+    own, stolen_id = "fleet/v1/board-1/desired", "tandem-agent-board-1"
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/board-1/reported") as server:
         server.wait(LinkUp)
-        with Client(fleet, fleet.tls("board-1"), *own, name="tandem-agent-board-1") as board:
-            board.wait(LinkUp)
-            # The thief asks for the session that the board may have left on the broker.
-            thief = paho.Client(
-                paho.CallbackAPIVersion.VERSION2, "tandem-agent-board-1", clean_session=False,
-                protocol=paho.MQTTv311,
-            )  # fmt: skip
-            heard: queue.Queue[str] = queue.Queue()
-            flags: queue.Queue[paho.ConnectFlags] = queue.Queue()
-            thief.on_message = lambda _client, _data, message: heard.put(message.topic)
-            thief.on_connect = lambda _client, _data, given, *_rest: flags.put(given)
-            thief.tls_set_context(fleet.tls("board-2").context())
-            thief.reconnect_delay_set(60, 60)  # it does not come back by itself
-            thief.connect("127.0.0.1", fleet.files.port)
-            thief.loop_start()
-            assert not flags.get(timeout=WAIT_S).session_present
-            assert isinstance(board.wait(LinkDown), LinkDown)  # the harm, which the agent reports
-            for topic in own:
-                thief.subscribe(topic, 1)
-            thief.publish("fleet/v1/board-1/reported", b"stolen", qos=1).wait_for_publish(WAIT_S)
-            server.link.publish("fleet/v1/board-1/desired", b"secret", qos=1, wait_s=WAIT_S)
-            server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
-            thief.subscribe("fleet/v1/board-2/desired", 1)
-            server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
-            assert heard.get(timeout=WAIT_S) == "fleet/v1/board-2/desired"
-            thief.disconnect()
-            thief.loop_stop()
-            board.wait(LinkUp)  # it is back, and its report is the first that anybody hears
-            board.link.publish("fleet/v1/board-1/reported", b"mine", qos=1, wait_s=WAIT_S)
+        board = OneConnection(fleet, "board-1", stolen_id, clean=True)  # as an agent connects
+        board.flags.get(timeout=WAIT_S)
+        board.client.subscribe(own, 1)
+        # The thief asks for the session that the board may have left on the broker.
+        thief = OneConnection(fleet, "board-2", stolen_id, clean=False)
+        assert not thief.flags.get(timeout=WAIT_S).session_present
+        assert board.ended.wait(WAIT_S)  # the harm, which an agent reports
+        for topic in (own, "fleet/v1/board-1/cmd/#", "fleet/v1/board-2/desired"):
+            thief.client.subscribe(topic, 1)
+        stolen = thief.client.publish("fleet/v1/board-1/reported", b"stolen", qos=1)
+        stolen.wait_for_publish(WAIT_S)
+        assert stolen.is_published()  # after the subscriptions; the broker drops it without a word
+        server.link.publish(own, b"secret", qos=1, wait_s=WAIT_S)
+        server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
+        assert thief.topics.get(timeout=WAIT_S) == "fleet/v1/board-2/desired"
+        thief.close()
+        board.close()
+        with Client(fleet, fleet.tls("board-1"), name=stolen_id) as back:
+            back.wait(LinkUp)
+            back.link.publish("fleet/v1/board-1/reported", b"mine", qos=1, wait_s=WAIT_S)
         message = server.wait(Message)
     assert message == Message("fleet/v1/board-1/reported", b"mine")
 
