@@ -194,7 +194,8 @@ def test_a_text_names_options_that_there_are(text: Text) -> None:
 def test_a_help_text_names_options_that_there_are(command: str) -> None:
     found = tandem.get_command(click.Context(tandem), command)
     assert found is not None
-    help_text = " ".join(found.get_help(click.Context(found, info_name=command)).split())
+    wide = click.Context(found, info_name=command, terminal_width=10_000)  # no option is broken
+    help_text = " ".join(found.get_help(wide).split())
     for name, text in [(command, QUOTED.sub("", help_text)), *QUOTED.findall(help_text)]:
         for mention in set(OPTION.findall(text)) - FOREIGN:
             assert mention in options_of(name), f"`{name}`: {help_text}"
