@@ -382,6 +382,22 @@ def test_a_refusal_without_kernels_is_degraded(
     assert "segment gpu.0 runs as portable, not through TensorRT: " in report.degraded
 
 
+@pytest.mark.parametrize(("l4t", "degraded"), [("", False), ("36.4.3", True)])
+def test_kernels_that_do_not_run_on_a_jetson_are_degraded(
+    l4t: str, degraded: bool, both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = replace(read_board(), l4t=l4t)
+    monkeypatch.setattr("device.runtime.executors.table.read_board", lambda: board)
+    monkeypatch.setattr("device.runtime.executors.cuda.device_sm", lambda: 72)
+    with open_session(both, plans=tmp_path / "none") as session:
+        (report,) = session.reports
+    assert report.implementation == "portable"
+    said = "cuda: its kernels are for sm_87, this GPU is sm_72"
+    assert said in report.reason
+    assert ("segment gpu.0 runs as portable, not on the GPU: " in report.degraded) == degraded
+    assert (said in report.degraded) == degraded
+
+
 def test_a_session_gives_back_all_of_the_gpu(
     alone: dict[str, BuildResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     gpu: cuda_double.CudaDouble,
