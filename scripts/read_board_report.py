@@ -64,6 +64,7 @@ def lines(report: Report, rules: RuleSummary) -> list[str]:
         out.append(
             f"{step.name}: {step.done} of {step.items} in {step.seconds:.0f} s{crashed}{note}"
         )
+        out += [f"  left out: {', '.join(step.left_out)}"] if step.left_out else []
     out += ["", *_kernel_lines(report), "", *_rule_lines(rules), "", *_network_lines(report)]
     out += [
         f"demo: {row.frames} frames, {row.detections} detections in {row.seconds:.1f} s"
