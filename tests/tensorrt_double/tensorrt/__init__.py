@@ -427,6 +427,11 @@ class Builder:
         if _fail == "refuse":
             log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
             return None
+        ports = (*network._inputs, *network._outputs)
+        other = next((port for port in ports if port.dtype.name not in ("INT8", "HALF")), None)
+        if on_dla and other is not None:
+            log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O, {other.name} has another type")
+            return None
         return _Memory(_serialize(network, on_dla))
 
 
