@@ -20,10 +20,10 @@ from msgspec import Meta
 from device.files import replacing, sync_folder
 from device.protocol.documents import Sha256
 from device.smp.message import Code, SmpError
+from device.update.admission import SPARE_BYTES
 
 LOG = logging.getLogger("tandem.agent")
 SYNC_BYTES = 4 * 1024**2
-SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 IDLE_S = 10.0  # an upload that is silent for so long gives way to another one
 _READ_BYTES = 1024**2
 

@@ -22,13 +22,14 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from device.errors import BundleError, BundleReadError, StateError
 from device.files import make_folder, replacing, sync_folder, write_synced
+from device.update.admission import Room
 from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
 from device.update.slots import (
@@ -104,15 +105,15 @@ class SlotStore:
         records = ((slot, state.record(slot)) for slot in slots)
         return {record.sha256: self.slot_folder(slot) for slot, record in records if record}
 
-    def room_bytes(self, state: SlotState) -> int | None:
-        """Return what a release may take on the disk, with what is removed for it: unfinished
-        downloads and the release in the idle slot. None: the disk does not say."""
+    def room(self, state: SlotState) -> Room | None:
+        """Return what a release may take on the disk, unfinished downloads counted as free. None:
+        the disk does not say."""
         try:
-            removed = [*self.downloads.iterdir(), *self.slot_folder(state.idle).glob("*")]
-            used_bytes = sum(path.stat().st_blocks * 512 for path in removed)
-            return shutil.disk_usage(self.root).free + used_bytes
+            idle_bytes = _allocated(self.slot_folder(state.idle).glob("*"))
+            free_bytes = shutil.disk_usage(self.root).free + _allocated(self.downloads.iterdir())
         except OSError:
             return None
+        return Room(free_bytes, idle_bytes)
 
     # -- the state
 
@@ -395,3 +396,8 @@ def _recovery(
         else:
             rows.append(f"slot {slot}: no whole release")
     return f"{lost}. The slots were read instead: {'; '.join(rows)}"
+
+
+def _allocated(paths: Iterable[Path]) -> int:
+    """Return the bytes that files take on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in paths)

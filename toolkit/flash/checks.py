@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from device.control.parcel import BoardFacts
 from device.protocol.documents import Reported
+from device.update.admission import SPARE_BYTES
 from device.update.bundle import BundleInfo
 from device.update.decisions import other_profile
-from device.update.part_file import SPARE_BYTES
 from device.update.versions import is_older, too_old
 
 _MEBIBYTE = 1024**2

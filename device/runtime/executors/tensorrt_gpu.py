@@ -140,6 +140,11 @@ class TensorRTGpuExecutor(Executor):
             raise
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """The GPU."""
+        return ("gpu",)
+
+    @property
     def description(self) -> str:
         """TensorRT's version, the GPU, graph or not, and the times if plan and kernels have any."""
         how = "in a CUDA graph" if self.captured else f"in no CUDA graph: {self._why_enqueued}"

@@ -13,18 +13,17 @@ from rich.progress import Progress as Bars
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
+from toolkit.cli.commands.flash_all import flash_all
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
-from toolkit.cli.phases import PHASES
+from toolkit.cli.options.search import found_way, search_of, search_options
+from toolkit.cli.phases import phase_text
 from toolkit.flash.board import Flashed, Progress
 from toolkit.flash.flash import flash_board
+from toolkit.flash.many import INTERRUPTED
 from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import USB, open_board, parse_address
+from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
-
-INTERRUPTED = 130
-# Phase of `Progress` -> text, beside those of `tandem deploy`.
-SENDING = {"sending": "sending", "reconnecting": "connecting again"}
 
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
 
@@ -34,11 +33,12 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 @click.option(
     "--to",
     "way",
-    default=USB,
-    show_default=True,
     metavar="WAY",
-    help="ssh://user@host, dir:///media/usb or mqtt://broker/device-id.",
+    help="ssh://user@host, dir:///media/usb or mqtt://broker/device-id; by default the board that "
+    "is found.",
 )
+@click.option("--all-found", is_flag=True, help="Flash every board that is found, all at once.")
+@search_options
 @click.option(
     "--device",
     "devices",
@@ -70,7 +70,10 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 @click.option("--json", "as_json", is_flag=True, help="Print the board and the result as JSON.")
 def flash(
     bundle: Path,
-    way: str,
+    way: str | None,
+    all_found: bool,
+    login: str,
+    ssh_config: Path | None,
     devices: tuple[str, ...],
     fleet: Path | None,
     erase_cache: bool,
@@ -81,10 +84,19 @@ def flash(
 ) -> None:
     """Bring BUNDLE to one board and wait until it is live there.
 
+    Without --to it is looked for: on the USB network, by mDNS, at serial ports. Where there are
+    several, they are listed and none is flashed; with --all-found each is.
     Only the chunks that the board lacks are sent. Ctrl-C leaves the board on its old release; what
     has arrived stays, and the next flash goes on there. Exit status 0: live, or it was already; 1:
     the board cannot be reached; 3: it refuses the bundle; 4: it rolled it back; 130: Ctrl-C.
     """
+    if all_found:
+        if way is not None or devices:
+            raise click.UsageError("--all-found takes neither --to nor --device")
+        flash_all(bundle, fleet, search_of(login, ssh_config), erase=erase_cache, as_json=as_json)
+        return
+    if way is None:
+        way = found_way(search_of(login, ssh_config), as_json=as_json)
     address = parse_address(way, devices)
     if address.text.startswith("mqtt:"):
         broker = _broker(address.host, address.port, fleet, username, password)
@@ -171,10 +183,9 @@ def _shower(bars: Bars) -> Callable[[Progress], None]:
     task = bars.add_task("", total=None, visible=False)
 
     def show(state: Progress) -> None:
-        text = SENDING.get(state.phase) or PHASES.get(state.phase, state.phase)
         bars.update(
             task,
-            description=text,
+            description=phase_text(state.phase),
             completed=state.received_bytes,
             total=state.total_bytes,
             visible=True,
