@@ -57,6 +57,7 @@ def test_agreement_tells_detections_apart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # kernels of 400 nodes, and 800x800 on a CPU
 @pytest.mark.parametrize("profile", ["orin-nx-16gb", "agx-orin-64gb", "h200"])
 def test_the_large_one_builds_and_finds_pytorchs_boxes(profile: str, tmp_path: Path) -> None:
     network = make_network()

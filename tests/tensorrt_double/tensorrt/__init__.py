@@ -430,7 +430,7 @@ class Builder:
         ports = (*network._inputs, *network._outputs)
         other = next((port for port in ports if port.dtype.name not in ("INT8", "HALF")), None)
         if on_dla and other is not None:
-            log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O, {other.name} has another type")
+            log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O: {other.name} is neither")
             return None
         return _Memory(_serialize(network, on_dla))
 

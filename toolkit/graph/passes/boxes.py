@@ -79,7 +79,7 @@ def _slice_end(node: ir.Node | None) -> int | None:
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = value.uses()
+    uses = tuple(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
