@@ -12,7 +12,8 @@ units. The candidates of a tensor are the ranges that the methods propose for it
 1. Try each method for all tensors; the best is the start.
 2. Measure each tensor alone on a few samples, with all other activations in floating point: its
    sensitivity. Noises of tensors are nearly additive, so a tensor with little noise has little to
-   gain and is skipped.
+   gain and is skipped. Most of the trials are left for step 3; where there are too few for that,
+   the start is the answer.
 3. Try the other candidates tensor by tensor, the most sensitive first, with all others at their
    current choice.
 
@@ -57,6 +58,8 @@ MAX_TRIALS = 40
 """Maximum number of runs over all validation samples; partial runs count in part."""
 SIGNIFICANT = 2.0
 """z at which a narrower range is significantly better."""
+ALONE_SHARE = 0.75
+"""The largest share of the trials that measure tensors alone."""
 NEGLIGIBLE = 0.01
 """Tensors whose sensitivity is below this share of E are skipped."""
 
@@ -140,15 +143,10 @@ def choose_ranges(
     choice = {tensor: amax_of[first_method] for tensor, amax_of in candidates.items()}
     current = single[first_method] if start is None else search.measure(choice)
     options = {tensor: _distinct(amax_of, choice[tensor]) for tensor, amax_of in candidates.items()}
+    search.samples = current.size
     quick = _spread_samples(current, max(MIN_QUICK, current.size // QUICK_SHARE))
-    few = _spread_samples(current, MIN_QUICK)
-    sensitivity = _sensitivities(search, choice, options, few, own_errors or errors)
-    negligible = NEGLIGIBLE * mean_of(current[few])
-    order = [
-        tensor for tensor, noise in sensitivity.items() if noise >= negligible and options[tensor]
-    ]
+    sensitivity, order = _most_sensitive(search, choice, options, current, own_errors or errors)
     search.expect(sum(len(options[tensor]) for tensor in order))
-    order.sort(key=lambda tensor: -sensitivity[tensor])
     ordered = {tensor: options[tensor] for tensor in order}
     current = _improve(search, choice, ordered, current, quick, allowed=allowed)
     return AutoResult(
@@ -160,6 +158,32 @@ def choose_ranges(
         complete=not search.refused,
         start=first_method,
     )
+
+
+def _most_sensitive(
+    search: Trials,
+    choice: Mapping[str, float],
+    options: Mapping[str, Sequence[float]],
+    current: NDArray[np.float64],
+    errors: Errors,
+) -> tuple[dict[str, float], list[str]]:
+    """The sensitivity of each tensor; and those to try other ranges for, the most sensitive first.
+
+    Both tell nothing where too few trials are left to try ranges afterwards.
+    """
+    tensors = sum(bool(amax_of) for amax_of in options.values())
+    most_runs = int(ALONE_SHARE * search.left)
+    count = min(MIN_QUICK, most_runs // tensors) if tensors else MIN_QUICK
+    if not count:
+        search.refused = True
+        return dict.fromkeys(choice, 0.0), []
+    few = _spread_samples(current, count)
+    sensitivity = _sensitivities(search, choice, options, few, errors)
+    negligible = NEGLIGIBLE * mean_of(current[few])
+    order = [
+        tensor for tensor, noise in sensitivity.items() if noise >= negligible and options[tensor]
+    ]
+    return sensitivity, sorted(order, key=lambda tensor: -sensitivity[tensor])
 
 
 def _improve(

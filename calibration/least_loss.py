@@ -3,6 +3,7 @@
 With the names of `calibration.budget`:
 
 1. Measure M(N) and M({}), and an error of each node alone in INT8, which is smooth where M leaps.
+   Where that takes too long, of a few neighbours together, which share it.
 2. Sort nodes by error / w(n), descending.
 3. Take ever more of them, and end where M meets the limit. If it never does, the answer is the set
    with the least error of all together, as errors of nodes may cancel.
@@ -44,13 +45,15 @@ def least_loss(
     most_float: float,
     added_alone: Measure = lambda keep_float: 0.0,
     most_added: float = math.inf,
+    together: int = 1,
     on_progress: Progress | None = None,
 ) -> BudgetResult:
     """Find the nodes that are best in floating point, with at most `most_float` of the work.
 
     `error`: of all nodes together, less is better; `error_alone`: the same where one node alone is
     in INT8, on fewer samples if that takes too long. `added_alone`: the part of it that may be at
-    most `most_added` in sum. Other parameters as of `largest_int8_share`.
+    most `most_added` in sum. `together`: how many nodes, one behind the other in `macs`, are
+    measured at once. Other parameters as of `largest_int8_share`.
 
     Raises CalibrationError: as `largest_int8_share`, or `most_float` is no share.
     """
@@ -69,7 +72,7 @@ def least_loss(
     keep_float, value = none, int8_value
     costs, added = tuple[NodeCost, ...](), dict[str, float]()
     if not search.fits(int8_value) or math.isfinite(most_added):
-        costs, added = _errors_alone(search, error_alone, added_alone)
+        costs, added = _errors_alone(search, error_alone, added_alone, together)
 
     def adds_little(keep_float: frozenset[str]) -> bool:
         return _added(added, keep_float) <= most_added
@@ -93,16 +96,23 @@ def least_loss(
 
 
 def _errors_alone(
-    search: Search, error_alone: Measure, added_alone: Measure
+    search: Search, error_alone: Measure, added_alone: Measure, together: int
 ) -> tuple[tuple[NodeCost, ...], dict[str, float]]:
-    """The error of each node alone in INT8, the largest per work first; the part that is added."""
-    all_nodes = frozenset(search.macs)
+    """The error of each node alone in INT8, the largest per work first; the part that is added.
+
+    Those that are measured together have equal shares.
+    """
+    nodes = tuple(search.macs)
     rows, added = [], dict[str, float]()
-    for node, work in search.macs.items():
-        error = _known_error(error_alone(all_nodes - {node}))
-        added[node] = _known_error(added_alone(all_nodes - {node}))
-        rows.append(NodeCost(node, work, math.nan, error))
-        search.count()
+    for start in range(0, len(nodes), together):
+        neighbours = nodes[start : start + together]
+        others = frozenset(nodes) - frozenset(neighbours)
+        error = _known_error(error_alone(others)) / len(neighbours)
+        share = _known_error(added_alone(others)) / len(neighbours)
+        for node in neighbours:
+            added[node] = share
+            rows.append(NodeCost(node, search.macs[node], math.nan, error))
+            search.count()
     return tuple(sorted(rows, key=lambda row: -row.cost / search.weight(row.node))), added
 
 

@@ -38,6 +38,11 @@ class Trials:
         return -(-self._runs // max(self.samples, 1))
 
     @property
+    def left(self) -> int:
+        """The runs of single samples up to the limit; a full trial is known."""
+        return max(0, self.limit * self.samples - self._runs)
+
+    @property
     def spent(self) -> bool:
         """True if the limit is reached; then sets `refused`."""
         self.refused = self.refused or self.trials >= self.limit

@@ -35,7 +35,7 @@ Outputs = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Agreement:
-    """Detections of PyTorch that another run has, too: the same class, IoU >= SAME_IOU."""
+    """Detections of PyTorch that another run has, too: the same class, IoU of `iou` or more."""
 
     expected: int
     found: int
@@ -43,7 +43,7 @@ class Agreement:
     worst_corner_difference: float
 
 
-def agreement(expected: Outputs, actual: Outputs) -> Agreement:
+def agreement(expected: Outputs, actual: Outputs, iou: float = SAME_IOU) -> Agreement:
     """Compare detections, each of `actual` used once, best first. Corners in pixels."""
     free = list(range(len(actual["scores"])))
     score_differences, corner_differences = [0.0], [0.0]
@@ -52,7 +52,7 @@ def agreement(expected: Outputs, actual: Outputs) -> Agreement:
         overlaps = [
             _iou(box, actual["boxes"][at]) if actual["labels"][at] == label else 0.0 for at in free
         ]
-        if not overlaps or max(overlaps) < SAME_IOU:
+        if not overlaps or max(overlaps) < iou:
             continue
         at = free.pop(int(np.argmax(overlaps)))
         found += 1

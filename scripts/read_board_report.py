@@ -64,6 +64,7 @@ def lines(report: Report, rules: RuleSummary) -> list[str]:
         out.append(
             f"{step.name}: {step.done} of {step.items} in {step.seconds:.0f} s{crashed}{note}"
         )
+        out += [f"  left out: {', '.join(step.left_out)}"] if step.left_out else []
     out += ["", *_kernel_lines(report), "", *_rule_lines(rules), "", *_network_lines(report)]
     out += [
         f"demo: {row.frames} frames, {row.detections} detections in {row.seconds:.1f} s"
@@ -77,7 +78,9 @@ def _kernel_lines(report: Report) -> list[str]:
     out = [f"kernels: {len(report.kernels)} reference engines"]
     for row in report.kernels:
         worst = max((output.relative for output in row.outputs), default=0.0)
-        verdict = f"WRONG: {row.problem}" if row.problem else f"right, off by at most {worst:.2g}"
+        verdict = f"right, off by at most {worst:.2g}"
+        if row.problem:  # without outputs nothing ran
+            verdict = f"{'WRONG' if row.outputs else 'not run'}: {row.problem}"
         repeat = "" if row.repeatable or row.problem else ", but not the same bits twice"
         out.append(
             f"  {row.item}: {row.tried} of {row.tactics} tactics of {row.kernels} kernels, "

@@ -5,8 +5,8 @@ every call passes through ctypes with the types that Tandem declares. It is stri
 
     streams   keep what is enqueued until somebody waits: results that are read too early are poison
     memory    is poisoned when it is taken; an address outside of what is taken ends the call
-    graphs    record copies and kernels alone; waiting, taking memory or a DLA's task while a
-              stream is captured ends the call
+    graphs    record copies, kernels and TensorRT's plans on the GPU; waiting, taking memory or a
+              DLA's task while a stream is captured ends the call
     kernels   are those of an engine built with `interpreted_cubins`: a "cubin" is the kernel's
               description, and Triton's interpreter runs it on the same launches
 
@@ -51,6 +51,7 @@ class CudaDouble:
         self.streams: dict[int, list[Work]] = {0: []}
         self.captures: dict[int, list[Work]] = {}
         self.graphs: dict[int, list[Work]] = {}
+        self.invalid: set[int] = set()
         self.kernels: dict[int, dict] = {}
         self.events: dict[int, tuple[int, list[bool]]] = {}
         self.reached_s: dict[int, float] = {}
@@ -230,6 +231,19 @@ class CudaDouble:
         self.calls.append("task")
         self.enqueue(stream, work)
 
+    def plan(self, stream: int, work: Work) -> None:
+        """Enqueue a plan of TensorRT on the GPU."""
+        self.calls.append("plan")
+        self.enqueue(stream, work)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is enqueued in a stream goes into a graph."""
+        return stream in self.captures
+
+    def invalidate(self, stream: int) -> None:
+        """Let the capture of a stream end in an error, as after a call that no graph can hold."""
+        self.invalid.add(stream)
+
     def settle(self) -> None:
         """Do all that is enqueued anywhere."""
         for stream in list(self.streams):
@@ -256,8 +270,12 @@ class CudaDouble:
         self.captures[stream] = []
 
     def _cuStreamEndCapture(self, stream: int, out: object) -> None:
+        works = self.captures.pop(stream)
+        invalid = stream in self.invalid
+        self.invalid.discard(stream)
+        assert not invalid, "operation failed due to a previous error during capture"
         out[0] = handle = next(self._handles)
-        self.graphs[handle] = self.captures.pop(stream)
+        self.graphs[handle] = works
 
     def _cuGraphInstantiateWithFlags(self, out: object, graph: int, flags: int) -> None:
         out[0] = handle = next(self._handles)

@@ -243,3 +243,28 @@ def test_what_is_not_allowed_of_all_tensors_together_is_not_chosen(
     bound = choose_ranges(errors.candidates, errors, start="m2", allowed=at_most_one)
     assert sum(bound.amax[name] != found["m2"] for name, found in errors.candidates.items()) == 1
     assert bound.error == pytest.approx(float(errors(bound.amax).mean()))
+
+
+def test_trials_are_left_to_try_ranges_or_none_is_spent(rng: np.random.Generator) -> None:
+    """Measuring tensors alone may not take all of the trials: it chooses nothing by itself."""
+    tensors, samples = 40, 6
+    candidates = {f"t{n}": {"wide": 2.0, "narrow": 1.0} for n in range(tensors)}
+    alone: list[int] = []
+
+    def errors(assignment, chosen=ALL):
+        if len(assignment) == 1:
+            alone.append(np.arange(samples)[chosen].size)
+        return np.full(samples, sum(a for a in assignment.values()))[chosen]
+
+    result = choose_ranges(candidates, errors, max_trials=40)
+    assert alone == [3] * tensors  # the worst two, and half way
+    assert result.amax != dict.fromkeys(candidates, 2.0)
+    # 12 trials are 72 runs, 12 of them for the methods: one for each tensor leaves 20.
+    alone.clear()
+    result = choose_ranges(candidates, errors, max_trials=12)
+    assert alone == [1] * tensors
+    assert result.amax != dict.fromkeys(candidates, 2.0)
+    alone.clear()
+    result = choose_ranges(candidates, errors, max_trials=10)  # 48 left: not one for each
+    assert (alone, result.trials, result.complete) == ([], 2, False)
+    assert {choice.sensitivity for choice in result.choices} == {0.0}

@@ -295,7 +295,6 @@ def test_a_pipeline_gives_bgr_no_larger_than_the_input_shows_it(
 def test_without_a_gpu_frames_become_inputs_on_the_cpu(
     engine_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "tandem.session")
     with open_engine(engine_path) as engine, Session(engine) as session:
         assert frame_opener(engine, session) is None
     assert "frames become inputs on the CPU" in caplog.text

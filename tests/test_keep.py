@@ -334,3 +334,31 @@ def test_a_remark_that_cannot_be_made_ends_no_calibration(
     sentence = first_layer.remark(layer, [{"x": np.zeros((1, 5, 16, 16), np.float32)}])
     assert sentence is not None
     assert "were not compared" in sentence
+
+
+@pytest.mark.parametrize(("together", "runs"), [(1, 5), (2, 3), (5, 1), (9, 1)])
+def test_neighbours_are_measured_together_where_runs_are_few(together: int, runs: int) -> None:
+    macs = {f"n{number}": 100.0 for number in range(5)}
+    costs = dict(zip(macs, (1.0, 2.0, 8.0, 4.0, 16.0), strict=True))
+    asked: list[frozenset[str]] = []
+
+    def error(keep: frozenset[str]) -> float:
+        asked.append(keep)
+        return sum(cost for node, cost in costs.items() if node not in keep)
+
+    result = least_loss(
+        macs,
+        lambda keep: 1.0 if "n4" in keep else 0.0,
+        Budget("m", "least", 1.0),
+        error=lambda keep: 0.0,
+        error_alone=error,
+        most_float=1.0,
+        together=together,
+    )
+    assert len(asked) == runs
+    assert "n4" in result.keep_float
+    assert {row.node for row in result.costs} == set(macs)
+    assert math.isclose(sum(row.cost for row in result.costs), sum(costs.values()))
+    if together == 2:
+        cost = {row.node: row.cost for row in result.costs}
+        assert (cost["n2"], cost["n3"], cost["n4"]) == (6.0, 6.0, 16.0)

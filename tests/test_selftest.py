@@ -29,6 +29,7 @@ from device.selftest.machine import read_machine
 from device.selftest.report import (
     RECORDED,
     KernelRow,
+    Machine,
     Report,
     RuleRow,
     is_report,
@@ -39,6 +40,8 @@ from device.selftest.runner import Work, run_step
 from device.selftest.sensors import clocks_locked, clocks_mhz, rails_watts
 from device.selftest.steps import MINUTES, STEPS, deadlines_s
 from scripts.make_board_kit import check_agent_runs, rule_models
+from scripts.read_board_report import lines
+from toolkit.board_kit.corrections import summarize_rules
 from toolkit.board_kit.make import KitRequest, NetworkModel, ReferenceModel, make_kit
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.target import choose_target
@@ -201,6 +204,13 @@ def test_an_item_that_hangs_is_ended_and_the_step_too(
     assert "it took longer than 1 s" in rows[0].problem
     assert len(rows) < step.items
     assert step.problem.startswith(f"out of time, {step.items - len(rows)} left out; give more")
+    names = [case.name for case in load_kit(kit).rules]
+    assert step.left_out == tuple(names[len(rows) :])
+    machine = Machine()
+    report = Report(
+        tandem="", kit="", profile="orin-nx-16gb", seconds=3.0, steps=(step,), machine=machine
+    )
+    assert f"  left out: {', '.join(step.left_out)}" in lines(report, summarize_rules(report))
 
 
 def replace_rules(kit: Path, folder: Path, count: int) -> Path:

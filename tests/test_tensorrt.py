@@ -666,6 +666,18 @@ def test_a_board_with_a_dla_and_without_tensorrt_is_degraded(
     assert "not on the DLA: tensorrt: TensorRT is not installed" in dla.degraded
 
 
+def test_a_board_with_one_core_of_two_says_that_frames_take_no_turns(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "one core")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    with open_session(engine, plans=tmp_path / "plans") as session:
+        (dla,) = [report for report in session.reports if report.processor == "dla0"]
+    assert "DLA core 0, the only one here: frames take no turns" in dla.reason
+
+
 def test_a_version_that_is_none_does_not_end_the_session(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from device.runtime.tensorrt.children import TIMING, Ended, Limits, run_child
 from device.runtime.tensorrt.plans import Comparison, Record, form_for
 from device.runtime.tensorrt.prepare import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_gpu_release
-from device.session import open_session
+from device.session import Session, open_session
 from toolkit.cli.manifest_text import manifest_text
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.engine.options import GpuBackendName
@@ -157,13 +157,80 @@ def test_segments_on_gpu_and_dla_share_a_line(
         assert [report.implementation for report in session.reports] == ["tensorrt", "tensorrt"]
         assert len(session._stages) == 1
         actual = session.infer(feeds())["y"]
-        gpu.calls.clear()
-        session.infer(feeds())
-        assert gpu.calls.count("task") == 2
+        # A graph of copies and kernels, the DLA's task alone, a graph with the plan and the copies.
+        assert enqueued(session, gpu) == ["cuGraphLaunch", "task", "cuGraphLaunch"]
         assert gpu.calls.count("cuStreamSynchronize") == 1
     with open_session(engine, plans=tmp_path / "none") as session:
         expected = session.infer(feeds())["y"]
     assert np.abs(actual - expected).max() < 0.06 * np.abs(expected).max()
+
+
+def enqueued(session: Session, gpu: cuda_double.CudaDouble) -> list[str]:
+    """What an inference gives the GPU and the DLA; the first captures."""
+    session.infer(feeds())
+    gpu.calls.clear()
+    session.infer(feeds())
+    return [call for call in gpu.calls if call in ("cuGraphLaunch", "plan", "task")]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plan_is_captured_with_its_copies(
+    version: str, alone: dict[str, BuildResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    gpu: cuda_double.CudaDouble,
+) -> None:  # fmt: skip
+    install(version, tmp_path, monkeypatch)
+    prepare(alone["fp16"].path, tmp_path / "plans")
+    with open_session(alone["fp16"].path, plans=tmp_path / "plans") as session:
+        assert enqueued(session, gpu) == ["cuGraphLaunch"]
+        assert session.reports[0].reason.startswith(f"tensorrt (TensorRT {version}, ")
+        assert "in a CUDA graph)" in session.reports[0].reason
+        profiler = session.executors[0].profiler
+        assert profiler is not None
+        gpu.calls.clear()
+        assert len(profiler.compute_us(3)) == 3
+        assert (gpu.calls.count("cuGraphLaunch"), gpu.calls.count("plan")) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("capture", "TensorRT does not enqueue it on the GPU"),
+        ("invalidate", "operation failed due to a previous error during capture"),
+    ],
+)
+def test_a_plan_that_cannot_be_captured_is_enqueued_and_the_report_says_so(
+    failure: str, reason: str, alone: dict[str, BuildResult], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, gpu: cuda_double.CudaDouble,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    engine, plans = alone["fp16"].path, tmp_path / "plans"
+    prepare(engine, plans)
+    with open_session(engine, plans=plans) as session:
+        expected = session.infer(feeds())["y"]
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", failure)
+    monkeypatch.delitem(sys.modules, "tensorrt")
+    with open_session(engine, plans=plans) as session:
+        (report,) = session.reports
+        assert report.implementation == "tensorrt"
+        assert "in no CUDA graph: TensorRT cannot be captured (" in report.reason
+        assert reason in report.reason
+        # Copies in and out are graphs, the plan between them is none.
+        assert enqueued(session, gpu) == ["cuGraphLaunch", "plan", "cuGraphLaunch"]
+        assert np.array_equal(session.infer(feeds())["y"], expected)
+
+
+def test_a_plan_that_is_not_enqueued_leaves_the_kernels_in_use(
+    both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    assert prepare(both, tmp_path / "plans").problem is None
+    monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", "submit")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    with open_session(both, plans=tmp_path / "plans") as session:
+        (report,) = session.reports
+        session.infer(feeds(SMALL))
+    assert report.implementation == "cuda"
+    assert "TensorRT does not enqueue it on the GPU" in report.reason
 
 
 @pytest.mark.parametrize("version", ["8.6.1", "11.4.1"])
@@ -178,6 +245,10 @@ def test_a_dynamic_batch_has_its_sizes(
     for plans, kind in (("plans", "tensorrt"), ("none", "portable")):
         with open_session(engine, plans=tmp_path / plans) as session:
             assert session.reports[0].implementation == kind
+            enqueued_each_time = (
+                "in no CUDA graph: its sizes may change" in session.reports[0].reason
+            )
+            assert enqueued_each_time == (kind == "tensorrt")
             rng = np.random.default_rng(3)
             for size in (4, 1, 3):
                 x = rng.normal(size=(size, 8)).astype(np.float32)
@@ -309,6 +380,22 @@ def test_a_refusal_without_kernels_is_degraded(
         (report,) = session.reports
     assert report.implementation == "portable"
     assert "segment gpu.0 runs as portable, not through TensorRT: " in report.degraded
+
+
+@pytest.mark.parametrize(("l4t", "degraded"), [("", False), ("36.4.3", True)])
+def test_kernels_that_do_not_run_on_a_jetson_are_degraded(
+    l4t: str, degraded: bool, both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = replace(read_board(), l4t=l4t)
+    monkeypatch.setattr("device.runtime.executors.table.read_board", lambda: board)
+    monkeypatch.setattr("device.runtime.executors.cuda.device_sm", lambda: 72)
+    with open_session(both, plans=tmp_path / "none") as session:
+        (report,) = session.reports
+    assert report.implementation == "portable"
+    said = "cuda: its kernels are for sm_87, this GPU is sm_72"
+    assert said in report.reason
+    assert ("segment gpu.0 runs as portable, not on the GPU: " in report.degraded) == degraded
+    assert (said in report.degraded) == degraded
 
 
 def test_a_session_gives_back_all_of_the_gpu(

@@ -65,7 +65,7 @@ def frame_opener(engine: Engine, session: Session) -> FrameOpener | None:
         return None
     reason = why_no_frames(engine, session)
     if reason is not None:
-        _LOG.info("%s: frames become inputs on the CPU: %s", engine.path, reason)
+        _LOG.warning("%s: frames become inputs on the CPU: %s", engine.path, reason)
         return None
     return partial(FrameInput, engine, session)
 

@@ -1,6 +1,7 @@
 """Segments that follow each other on a GPU and its DLA cores: one stream, no copy over the host.
 
-What kernels do between two DLA tasks is one CUDA graph; the tasks are enqueued between the graphs.
+What kernels and TensorRT's plans do on the GPU between two DLA tasks is one CUDA graph; the tasks
+are enqueued between the graphs, and so are plans that TensorRT lets no graph hold.
 The steps are planned by `device.runtime.line_steps`.
 """
 

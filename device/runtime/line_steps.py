@@ -31,7 +31,7 @@ class Place:
 class Member:
     """A segment of a line: the formats of its inputs and outputs, in order.
 
-    `captured`: its work can be a part of a CUDA graph, which that of a DLA cannot.
+    `captured`: its work can be a part of a CUDA graph; that of a DLA and of some plans cannot.
     """
 
     name: str
@@ -120,8 +120,9 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
 def in_graphs(steps: Sequence[Step], members: Sequence[Member]) -> Iterator[tuple[Step, ...]]:
     """Yield the steps of an inference in runs: each is captured as one CUDA graph, or stands alone.
 
-    Alone are tasks of the DLA, and what reads or writes the caller's memory: its addresses change
-    from inference to inference, and a graph's do not. "use" is left out.
+    Alone are tasks of the DLA and plans that are not captured, and what reads or writes the
+    caller's memory: its addresses change from inference to inference, and a graph's do not. "use"
+    is left out.
     """
     captured = {member.name: member.captured for member in members}
     graph: list[Step] = []

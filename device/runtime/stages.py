@@ -62,7 +62,7 @@ def open_stages(engine: Engine, executors: Sequence[Executor]) -> tuple[Stage, .
     try:
         for start, stop in _runs([executor.device is not None for executor in executors]):
             devices = [device for one in executors[start:stop] if (device := one.device)]
-            alone = stop - start == 1 and _is_kernels(devices)
+            alone = stop - start == 1 and executors[start].can_stay_on_gpu  # kernels
             if not devices or alone:
                 stages += singles[start:stop]
                 continue
@@ -113,10 +113,6 @@ def open_line(
     read = {t for one in manifest.segments if one.name not in names for t in one.inputs}
     needed = frozenset({*manifest.outputs, *read})
     return Line(str(engine.path), segments, devices, manifest.dims, needed)
-
-
-def _is_kernels(devices: Sequence[DeviceSegment]) -> bool:
-    return all(device.captured for device in devices)
 
 
 def _runs(on_gpu: Sequence[bool]) -> list[tuple[int, int]]:

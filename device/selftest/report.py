@@ -22,7 +22,7 @@ from device.errors import TandemError
 from device.files import replacing
 from device.runtime.cuda.facts import GpuFacts
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 REPORT = "report.json"
 TIMINGS = "timings.json"
 RECORDED = "recorded/"
@@ -180,7 +180,7 @@ class DemoRow(_Value, frozen=True, kw_only=True):
 
 
 class StepRow(_Value, frozen=True, kw_only=True):
-    """A step: how many of its items were done, and why not the others."""
+    """A step: how many of its items were done, and why not the others, `left_out`."""
 
     name: Text
     items: Count
@@ -188,6 +188,7 @@ class StepRow(_Value, frozen=True, kw_only=True):
     seconds: Amount
     crashes: Count = 0
     problem: Text = ""
+    left_out: tuple[Text, ...] = ()
 
 
 class Report(_Value, frozen=True, kw_only=True):

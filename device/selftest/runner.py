@@ -77,7 +77,7 @@ def run_step(work: Work, step: Step, deadline: float) -> tuple[StepRow, tuple[An
             crashes += 1
             item = run.items[len(run.rows)]
             run.rows.append(step.failed(work.kit, item, scrub(reason)))
-    left_out = len(run.items) - len(run.rows)
+    left_out = run.items[len(run.rows) :]
     return (
         StepRow(
             name=step.name,
@@ -85,7 +85,8 @@ def run_step(work: Work, step: Step, deadline: float) -> tuple[StepRow, tuple[An
             done=len(run.rows),
             seconds=time.monotonic() - begin,
             crashes=crashes,
-            problem=f"out of time, {left_out} left out; {_MORE_TIME}" if left_out else "",
+            problem=f"out of time, {len(left_out)} left out; {_MORE_TIME}" if left_out else "",
+            left_out=left_out,
         ),
         tuple(run.rows),
     )

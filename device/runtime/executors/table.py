@@ -46,8 +46,8 @@ class SegmentReport:
     """How one segment runs: which implementation, and why not a better one.
 
     `processor`: that of the plan; `runs_on`: those that it runs on here, DLA cores in turn.
-    `degraded`: why a DLA segment does not run on the DLA of a board that has one, or a GPU segment
-    that has no kernels not through its TensorRT, else "".
+    `degraded`: why a DLA segment does not run on the DLA of a board that has one, a GPU segment not
+    with its kernels on a Jetson, or one that has none not through its TensorRT, else "".
     """
 
     segment: str
@@ -125,6 +125,8 @@ def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
         where = "on the DLA"
     elif tensorrt_gpu.TAG in tags and cuda.TAG not in tags and tensorrt_version():
         where = "through TensorRT"
+    elif cuda.TAG in tags and kind.tag != cuda.TAG and read_board().l4t:
+        where = "on the GPU"
     else:
         return ""
     return f"segment {segment.name} runs as {kind.name}, not {where}: {'; '.join(refused)}"

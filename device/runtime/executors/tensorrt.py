@@ -90,17 +90,15 @@ class TensorRTExecutor(Executor):
         try:
             self._cuda.activate()  # TensorRT loads a plan into the context that is current
             chosen = context.options.dla_core
-            self._plans = (
-                self._load(_cores(context, implementation))
-                if chosen is None
-                else self._load_chosen(chosen)
-            )
+            cores = _cores(context, implementation)
+            self._plans = self._load(cores) if chosen is None else self._load_chosen(chosen)
+            self._lacks_cores = chosen is None and implementation.take_turns and core_count() < 2
             self._stream = self._cuda.stream()
             self._ports = {
                 port.tensor: (port, *self._take(port))
                 for port in (*implementation.inputs, *implementation.outputs)
             }
-            self._kernels = _port_kernels(self._cuda, context, implementation)
+            self._kernels, self._why_by_cpu = _port_kernels(self._cuda, context, implementation)
         except BaseException as error:
             for plan in self._plans:
                 plan.close()
@@ -113,11 +111,15 @@ class TensorRTExecutor(Executor):
 
     @property
     def description(self) -> str:
-        """TensorRT's version, its cores, and who brings tensors into its formats if not the GPU."""
+        """TensorRT's version, its cores, and what is slower than planned.
+
+        Frames that should take turns on cores but have one; formats that the CPU makes, and why.
+        """
         cores = [str(plan.core) for plan in self._plans]
         which = f"core {cores[0]}" if len(cores) == 1 else f"cores {', '.join(cores)} in turn"
-        by_cpu = "" if self._kernels else ", formats by the CPU"
-        return f"TensorRT {tensorrt_version()}, DLA {which}{by_cpu}"
+        alone = ", the only one here: frames take no turns" if self._lacks_cores else ""
+        by_cpu = f", formats by the CPU: {self._why_by_cpu}" if self._why_by_cpu else ""
+        return f"TensorRT {tensorrt_version()}, DLA {which}{alone}{by_cpu}"
 
     @property
     def processors(self) -> tuple[str, ...]:
@@ -287,16 +289,20 @@ def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]
 
 def _port_kernels(
     cuda: Context, context: SegmentContext, implementation: TensorRT
-) -> dict[str, PortKernels]:
-    """Load the kernels of all ports; none where the engine has none for this GPU."""
+) -> tuple[dict[str, PortKernels], str]:
+    """Load the kernels of all ports; or return none, and why the GPU cannot make the formats."""
     ports = (*implementation.inputs, *implementation.outputs)
     programs = (*implementation.enter, *implementation.leave)
-    if len(programs) != len(ports) or any(program.sm != device_sm() for program in programs):
-        return {}
+    if len(programs) != len(ports):
+        return {}, "the engine has no kernels for them"
+    sm = device_sm()
+    built = next((program.sm for program in programs if program.sm != sm), sm)
+    if built != sm:
+        return {}, f"their kernels are for sm_{built}, this GPU is sm_{sm}"
     return {
         port.tensor: PortKernels(cuda, context.engine, program)
         for port, program in zip(ports, programs, strict=True)
-    }
+    }, ""
 
 
 def _static(shape: tuple[Dim, ...]) -> tuple[int, ...]:

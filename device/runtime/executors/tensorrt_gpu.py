@@ -1,8 +1,9 @@
 """Runs a GPU segment through TensorRT: a plan that was finished on this board.
 
-Tensors are in C order, in memory of the segment, and all is enqueued on one stream. Where the
-engine has kernels for the segment, too, the plan runs only if it was faster when the board was
-prepared. TensorRT is imported when a segment is loaded.
+Tensors are in C order, in memory of the segment, and all is enqueued on one stream. The plan is
+captured into CUDA graphs if TensorRT lets it; the report says if not. Where the engine has kernels
+for the segment, too, the plan runs only if it was faster when the board was prepared. TensorRT is
+imported when a segment is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import ITEM_BYTES, TensorInfo, largest_elements
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import SessionError
-from device.runtime.cuda.context import Context, Stream
+from device.runtime.cuda.context import Context, CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.executors.protocol import (
     DeviceSegment,
@@ -129,6 +130,7 @@ class TensorRTGpuExecutor(Executor):
             }
             self._host = {n: self._cuda.allocate_host(s) for n, s in self.largest_bytes.items()}
             self._address = {n: self._cuda.allocate(s) for n, s in self.largest_bytes.items()}
+            self._graph, self._why_enqueued = self._capture()
         except BaseException as error:
             if plan is not None:
                 plan.close()
@@ -144,8 +146,15 @@ class TensorRTGpuExecutor(Executor):
 
     @property
     def description(self) -> str:
-        """TensorRT's version, the GPU, and the times of plan and kernels if both were taken."""
-        return f"TensorRT {tensorrt_version()}, {self._cuda.facts.name or 'GPU'}{self._times}"
+        """TensorRT's version, the GPU, graph or not, and the times if plan and kernels have any."""
+        how = "in a CUDA graph" if self.captured else f"in no CUDA graph: {self._why_enqueued}"
+        gpu = self._cuda.facts.name or "GPU"
+        return f"TensorRT {tensorrt_version()}, {gpu}{self._times}, {how}"
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph can hold the plan."""
+        return self._graph is not None
 
     @property
     def device(self) -> DeviceSegment:
@@ -173,7 +182,7 @@ class TensorRTGpuExecutor(Executor):
                 if inputs[name] is not arrays[name]:
                     np.copyto(arrays[name], inputs[name])
             self.copy_in(sizes)
-            self.enqueue(self._stream, sizes)
+            self._compute(sizes)
             self.copy_out(sizes)
             self._stream.wait()
         except CudaError as error:
@@ -232,7 +241,7 @@ class TensorRTGpuExecutor(Executor):
     def laps_us(self, runs: int) -> list[Phases]:
         """Return the GPU's times of copies in, the plan and copies out, run by run."""
         self._cuda.activate()
-        parts = (self.copy_in, lambda: self.enqueue(self._stream), self.copy_out)
+        parts = (self.copy_in, self._compute, self.copy_out)
         return [Phases(0.0, *self._stream.laps_us(parts)) for _ in range(runs)]
 
     @property
@@ -248,6 +257,37 @@ class TensorRTGpuExecutor(Executor):
         self._plan.close()
         self._cuda.close()
 
+    def _compute(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Run the plan by itself on the segment's own stream, as a graph if it is one."""
+        if self._graph is None:
+            self.enqueue(self._stream, sizes)
+        else:
+            self._graph.launch()
+
+    def _capture(self) -> tuple[CudaGraph | None, str]:
+        """Return the plan as a graph, or None and why TensorRT lets no graph hold it.
+
+        A graph refers to the memory and the shapes of TensorRT's context: with other shapes it
+        would not be valid any more, so that plans of dynamic sizes are enqueued. TensorRT wants a
+        plan enqueued once before it is captured. Raises LoadRefusedError: it does not take even
+        that, CudaError if the driver fails.
+        """
+        for name in self._inputs:  # zeros, which every index may be
+            self._cuda.fill(self._address[name], 0, self.largest_bytes[name])
+        try:
+            self.enqueue(self._stream)
+        except CudaError:
+            raise
+        except SessionError as error:
+            raise LoadRefusedError(str(error)) from error
+        self._stream.wait()
+        if self._dynamic:
+            return None, "its sizes may change"
+        try:
+            return self._stream.capture(lambda: self.enqueue(self._stream)), ""
+        except SessionError as error:
+            return None, f"TensorRT cannot be captured ({error})"
+
     def _bytes(self, name: str, sizes: Mapping[str, int] | None) -> npt.NDArray[np.uint8]:
         shape, dtype = self.shapes(self._sizes if sizes is None else sizes)[name]
         return self._host[name][: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
@@ -256,10 +296,9 @@ class TensorRTGpuExecutor(Executor):
 class _OnDevice(DeviceSegment):
     """A plan in a line: inputs and outputs lie in its own memory, in C order."""
 
-    captured = False  # a plan may do what no graph can hold
-
     def __init__(self, executor: TensorRTGpuExecutor) -> None:
         self._executor = executor
+        self.captured = executor.captured
         self.largest_bytes = executor.largest_bytes
 
     def format(self, tensor: str) -> Format | None:

@@ -29,7 +29,7 @@ _API = json.loads(Path(os.environ["TENSORRT_DOUBLE_API"]).read_text())
 __version__ = os.environ["TENSORRT_DOUBLE_VERSION"]
 
 FAILURES = ("refuse", "segfault", "memory", "hang", "parse", "grow", "submit", "cores", "null",
-            "load", "crash", "type")  # fmt: skip
+            "load", "crash", "type", "capture", "invalidate", "one core")  # fmt: skip
 _fail, _, _what = os.environ.get("TENSORRT_DOUBLE_FAIL", "").partition(":")
 assert not _fail or _fail in FAILURES, _fail
 if "device.runtime.tensorrt.compare" in sys.orig_argv:
@@ -385,7 +385,7 @@ class Builder:
 
     @property
     def num_DLA_cores(self):
-        return 0 if _fail == "cores" else 2
+        return {"cores": 0, "one core": 1}.get(_fail, 2)
 
     def create_network(self, flags=0):
         known = sum(1 << int(flag) for flag in NetworkDefinitionCreationFlag)
@@ -426,6 +426,11 @@ class Builder:
             return None
         if _fail == "refuse":
             log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
+            return None
+        ports = (*network._inputs, *network._outputs)
+        other = next((port for port in ports if port.dtype.name not in ("INT8", "HALF")), None)
+        if on_dla and other is not None:
+            log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O: {other.name} is neither")
             return None
         return _Memory(_serialize(network, on_dla))
 
@@ -476,7 +481,7 @@ class Runtime:
 
     @property
     def num_DLA_cores(self):
-        return 0 if _fail == "cores" else 2
+        return {"cores": 0, "one core": 1}.get(_fail, 2)
 
     def deserialize_cuda_engine(self, serialized_engine):
         data = bytes(serialized_engine)
@@ -486,30 +491,32 @@ class Runtime:
         if _fail == "load" or head["version"] != __version__:
             return None  # "The engine plan file is not compatible with this version of TensorRT"
         assert not head["dla"] or 0 <= self.DLA_core < self.num_DLA_cores
-        return ICudaEngine(head["ports"], data[17 + size :])
+        return ICudaEngine(head, data[17 + size :])
 
 
 @_strict
 class ICudaEngine:
     """A loaded plan."""
 
-    def __init__(self, ports, model):
-        self._ports, self._model = ports, model
+    def __init__(self, head, model):
+        self._head, self._model = head, model
 
     def create_execution_context(self):
-        return IExecutionContext(self._ports, self._model)
+        return IExecutionContext(self._head, self._model)
 
 
 @_strict
 class IExecutionContext:
     """Runs a plan. Addresses are those of CPU memory here."""
 
-    def __init__(self, ports, model):
+    def __init__(self, head, model):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        ports, self._on_dla = head["ports"], head["dla"]
         self._ports, self._addresses = ports, {}
+        self._enqueued = None  # the shapes of the last run that was not captured
         self._shapes = {name: tuple(port["shape"]) for name, port in ports.items()}
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
@@ -540,7 +547,24 @@ class IExecutionContext:
         for name, port in self._ports.items():
             if -1 not in shapes[name]:
                 gpu.check(addresses[name], _size(port, shapes[name]))
-        gpu.task(stream_handle, lambda: self._run(addresses, shapes))
+        if self._on_dla:
+            gpu.task(stream_handle, lambda: self._run(addresses, shapes))
+            return True
+        if gpu.is_capturing(stream_handle):
+            # Shapes that are new make it do on the GPU what no capture permits.
+            if _fail == "capture" or self._enqueued != shapes:
+                return False
+            if _fail == "invalidate":
+                gpu.invalidate(stream_handle)
+        else:
+            self._enqueued = shapes
+
+        def run():
+            assert self._shapes == shapes, "a graph runs after its context has got other shapes"
+            self._run(addresses, shapes)
+
+        captured = gpu.is_capturing(stream_handle)
+        gpu.plan(stream_handle, run if captured else lambda: self._run(addresses, shapes))
         return True
 
     def _run(self, addresses, shapes=None):

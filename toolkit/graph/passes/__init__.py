@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from device.errors import TandemError
+from toolkit.graph.passes.boxes import limit_boxes
 from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops, remove_unread
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
@@ -43,6 +44,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("remove-unread", remove_unread),
     Pass("fuse-batch-norms", fuse_batch_norms),
     Pass("fuse-gemm-factors", fuse_gemm_factors),
+    Pass("limit-boxes", limit_boxes),
     Pass("own-outputs", own_outputs),
     Pass("infer-shapes", infer_shapes),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from calibration.auto import AutoResult, choose_ranges, replaces, widest_first
+from calibration.auto import MAX_TRIALS, AutoResult, choose_ranges, replaces, widest_first
 from calibration.calibrate import Observation
 from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
@@ -17,6 +17,7 @@ from calibration.threshold import amax_by_method
 from calibration.trials import Assignment, SampleSelection, mean_of
 from toolkit.quantize.loss.parts import bounded_tensors, output_tensors
 from toolkit.quantize.quantize import with_operands
+from toolkit.quantize.trials.effort import affordable_runs
 from toolkit.quantize.trials.metrics import NO_NODES, AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
@@ -258,10 +259,17 @@ def search_ranges(
         lambda ranges, samples: noise.own_errors(ranges, choosers[samples]),
         single=single,
         start=start.method,
+        max_trials=_max_trials(fitted, choosers.size),
         allowed=lambda ranges: loses_no_more(spent_shares(fitted, noise, ranges), limit),
         on_progress=on_progress,
     )
     return _chosen(fitted, start.method, auto)
+
+
+def _max_trials(fitted: Fit, samples: int) -> int:
+    """The runs over all `samples` that may choose ranges; each method is tried once."""
+    runs = affordable_runs(fitted.graph, MAX_TRIALS * samples)
+    return max(len(fitted.candidates), runs // samples)
 
 
 def widest_fit(fitted: Fit) -> Fit:

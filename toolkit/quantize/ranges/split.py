@@ -17,8 +17,8 @@ MAX_REPORTED = 8  # if they are only reported and choose nothing
 class Split:
     """A data set of which a part judges the ranges of the others.
 
-    The first pass observes all samples but every second one, up to `MAX_VALIDATION`
-    (`MAX_REPORTED` unless `halve`); these `held_out` samples are observed later. Of fewer than
+    The first pass observes all samples but every second one, up to `most` (`MAX_VALIDATION`)
+    or `MAX_REPORTED` unless `halve`; these `held_out` samples are observed later. Of fewer than
     `MIN_SAMPLES` only the last is held out, and of one none. Validation uses them and, if `halve`,
     as many of the others, else the first.
 
@@ -26,10 +26,10 @@ class Split:
     are held out; the first of them are the validation samples too.
     """
 
-    def __init__(self, data: Dataset, halve: bool) -> None:
+    def __init__(self, data: Dataset, halve: bool, most: int = MAX_VALIDATION) -> None:
         self._data = data
         self._halve = halve
-        self._max = MAX_VALIDATION if halve else MAX_REPORTED
+        self._max = most if halve else MAX_REPORTED
         self._count = len(data)
         self.unseen = self._count >= MIN_SAMPLES
         self._validation: dict[int, Sample] = {}

@@ -49,8 +49,9 @@ from toolkit.quantize.ranges.fit import (
 )
 from toolkit.quantize.ranges.observe import observe_run, shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report
-from toolkit.quantize.ranges.split import MIN_SAMPLES, Split
+from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
+from toolkit.quantize.trials.effort import affordable_samples
 from toolkit.quantize.trials.keep import Kept, keep_best
 
 WORSE = "minmax without it loses less at the outputs"
@@ -107,6 +108,7 @@ def opened(
     data = Split(
         open_data(source, specs, config, options.samples),
         options.search or switches != ("off", "off"),
+        affordable_samples(graph, MAX_VALIDATION, MIN_SAMPLES // 2),
     )
     tensors = calibrated_tensors(graph)
     return Job(graph, tensors, source, preprocessing, data, options, model_sha256, report)

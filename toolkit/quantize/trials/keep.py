@@ -23,6 +23,7 @@ from calibration.least_loss import least_loss
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.loss.metrics import DETECTION_DROP, SCORE_DROP
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
+from toolkit.quantize.trials.effort import affordable_runs
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
 
 MOST_FLOAT = 0.5
@@ -31,7 +32,9 @@ AIM = Budget("target", "least", 0.5)
 MOST_ADDED = (1.0 - AIM.amount) ** 2
 """The largest sum of the errors of scores, in units of the target's power."""
 MAX_RUNS = 800
-"""Runs of the model that measure nodes alone; a large model has fewer samples for each node."""
+"""Runs of the model that measure nodes alone. One with many nodes, or whose runs take long, has
+fewer samples for each node, and if there is not a run for each, neighbours are measured together
+(`toolkit.quantize.trials.effort`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def keep_best(
     if not macs or noise.judged(ranges, always_float).target_spent <= 1.0:
         return None
     choosers, apart = _choosers(fitted, ranges, always_float)
-    few = _worst(fitted, ranges, always_float, choosers, max(1, MAX_RUNS // len(macs)))
+    runs = affordable_runs(fitted.graph, MAX_RUNS)
+    few = _worst(fitted, ranges, always_float, choosers, max(1, runs // len(macs)))
     measure = METRICS[AIM.metric].build(Material(noise, choosers))
     drops = noise.judged(ranges, always_float, choosers).losses
     scores = {loss.part for loss in drops if loss.metric in {DETECTION_DROP, SCORE_DROP}}
@@ -108,6 +112,7 @@ def keep_best(
         most_float=most_float,
         added_alone=lambda keep: noise.error(ranges, keep | always_float, few, scores),
         most_added=MOST_ADDED if scores else math.inf,
+        together=math.ceil(len(macs) / runs),
         on_progress=on_progress,
     )
     before = noise.judged(ranges, always_float, fitted.judges)
