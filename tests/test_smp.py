@@ -94,9 +94,11 @@ def line(board: Board) -> Iterator[Cable]:
         server.stop()
 
 
-def serve(board: Board, one: Cable, framing: str = "console") -> TtyServer:
+def serve(
+    board: Board, one: Cable, framing: str = "console", buffer_bytes: int = MAX_MESSAGE
+) -> TtyServer:
     server = TtyServer(
-        one.board, board.service.handle, framing=framing, baud=115200, buffer_bytes=MAX_MESSAGE
+        one.board, board.service.handle, framing=framing, baud=115200, buffer_bytes=buffer_bytes
     )
     server.start()
     return server
@@ -254,7 +256,7 @@ REFUSALS = (
     ((2, 1, 1, {"off": 0, "len": 2**31 + 1, "data": b""}), 3, "the limit is 2147483648"),
     ((2, 1, 1, {"off": 0, "len": 9, "image": 1, "data": bytes(10)}), 3, "beyond the end"),
     ((2, 1, 1, {"off": 0, "len": 9 * 2**20, "image": 1, "data": b""}), 3, "the limit is 8388608"),
-    ((2, 1, 1, {"off": 0, "len": 9, "image": 2, "data": b""}), 3, "there is no image 2"),
+    ((2, 1, 1, {"off": 0, "len": 9, "image": 3, "data": b""}), 3, "there is no image 3"),
     ((2, 1, 1, {"off": 0, "len": 9, "sha": b"xx", "data": b""}), 3, "no SHA-256 of 32 bytes"),
     ((2, 1, 1, {"off": 0, "len": 9, "data": "text"}), 3, "data is no byte string"),
     ((2, 1, 1, {"off": -1, "data": b""}), 3, "off is no number from 0 on"),
@@ -267,6 +269,14 @@ REFUSALS = (
     ((2, 0, 0, {"d": 5}), 3, "d is no text"),
     ((0, 9, 0, {}), 8, "no command 0 of group 9"),
     ((0, 1, 0, [1]), 3, "no CBOR map"),
+    ((0, 65, 1, {}), 6, "no transfer has begun"),
+    ((2, 65, 2, {"off": 0, "data": b"x"}), 6, "no transfer has begun"),
+    ((2, 65, 2, {"off": 0}), 3, "data is no byte string"),
+    ((2, 65, 4, {}), 6, "nothing that came over this line"),
+    ((0, 8, 0, {"off": 0, "name": "/etc/passwd"}), 5, "there is no file '/etc/passwd'"),
+    ((0, 8, 0, {"off": 10**6, "name": "/agent.log"}), 3, "has 0 bytes, not 1000000"),
+    ((0, 8, 2, {"name": "/agent.log", "type": "md5"}), 8, "there is no checksum 'md5'"),
+    ((0, 0, 7, {"format": "x"}), 3, "format takes letters of"),
 )
 
 
@@ -467,7 +477,7 @@ def test_a_stock_client_over_udp_beside_noise(board: Board) -> None:
             request = bytes(MCUMgrParametersRead().BYTES)
             client.sendto(request, ("127.0.0.1", server.port))
             reply = client.recv(2000)
-        assert cbor2.loads(reply[HEADER.size :]) == {"buf_size": 1472, "buf_count": 1}
+        assert cbor2.loads(reply[HEADER.size :]) == {"buf_size": 1472, "buf_count": 32}
     finally:
         server.stop()
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:9 cannot be used"):

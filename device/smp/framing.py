@@ -7,9 +7,10 @@ Raw: messages follow each other as they are; after noise the next plausible head
 
 import binascii
 import struct
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from device.smp.message import HEADER, MAX_MESSAGE, read_header
+from device.smp.message import HEADER, MAX_MESSAGE, REQUESTS, read_header
 
 FramingName = Literal["console", "raw"]
 FIRST, NEXT = b"\x06\x09", b"\x04\x14"
@@ -101,7 +102,9 @@ class ConsoleFraming:
 class RawFraming:
     """Messages as they are. There is no checksum: an upload is checked by its SHA-256."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: Sequence[int] = REQUESTS) -> None:
+        """`operations`: those of the messages that are expected; a client expects `ANSWERS`."""
+        self._operations = operations
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -109,7 +112,7 @@ class RawFraming:
         self._buffer += data
         buffer, at, messages = self._buffer, 0, []
         while at + HEADER.size <= len(buffer):
-            header = read_header(buffer, at)
+            header = read_header(buffer, at, self._operations)
             if header is None:
                 at += 1
                 continue

@@ -45,13 +45,16 @@ class Upload:
         *,
         max_bytes: int,
         on_whole: Callable[[Path, str], None],
+        on_begin: Callable[[str | None], None] = lambda _sha256: None,
     ) -> None:
-        """`on_whole` takes the whole file, which it moves, and its SHA-256."""
+        """`on_whole` takes the whole file, which it moves, and its SHA-256. `on_begin` makes room
+        for a file with the SHA-256 that was announced, if one was."""
         self.name = name
         self._part = folder / f"{name}.part"
         self._record = folder / f"{name}.session"
         self._max_bytes = max_bytes
         self._on_whole = on_whole
+        self._on_begin = on_begin
         self._session: Session | None = None
         self._peer: object = None
         self._file = -1
@@ -110,6 +113,7 @@ class Upload:
 
     def _open(self, session: Session) -> None:
         self._close()
+        self._on_begin(session.sha256)
         if session.sha256 is None or session != self._recorded():
             self.remove()
             with replacing(self._record) as file:

@@ -21,8 +21,14 @@ from device.control.parcel import (
 )
 from device.errors import TransferError
 from device.protocol.control import Answer
-from device.protocol.documents import Measured
-from toolkit.flash.board import OnProgress, Progress, RefusedError, RolledBackError, WayError
+from toolkit.flash.board import (
+    Delivered,
+    OnProgress,
+    Progress,
+    RefusedError,
+    RolledBackError,
+    WayError,
+)
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import Address
 
@@ -85,7 +91,7 @@ class ControlBoard:
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
         """Send, install and follow; see `toolkit.flash.board.Board`."""
         if not self._device:
             self.facts()
@@ -101,7 +107,16 @@ class ControlBoard:
                 _stdout(child).read()
             raise
         assert last.reported is not None
-        return sent_bytes, last.reported.measured
+        waits = last.reported.update.waits_for_commit
+        return Delivered(sent_bytes, last.reported.measured, waits)
+
+    def commit(self) -> Answer:
+        """Keep the release on trial, and wait until it is live."""
+        with self._running("commit") as child:
+            line = _stdout(child).readline()
+            if not line:
+                raise RefusedError(self._cause(child))
+        return _decoded(line, Answer)
 
     def close(self) -> None:
         """Every action has its own connection: there is nothing to end."""
@@ -164,7 +179,7 @@ class ControlBoard:
             raise RefusedError(f"{self.name} refused {shipment.named}: {update.reason}")
         if update.phase == "rolled_back":
             raise RolledBackError(f"{self.name} rolled {shipment.named} back: {update.reason}")
-        if update.phase != "live":
+        if update.phase != "live" and not update.waits_for_commit:
             raise WayError(
                 f"the connection to {self.name} was lost while {shipment.named} was in the phase "
                 f"{update.phase}: the board goes on by itself; flash again to see how it ended"
