@@ -106,10 +106,14 @@ class RawFraming:
         """`operations`: those of the messages that are expected; a client expects `ANSWERS`."""
         self._operations = operations
         self._buffer = bytearray()
+        self._needed = HEADER.size  # bytes before there is anything to see
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes of the line; return the messages that are whole now."""
         self._buffer += data
+        if len(self._buffer) < self._needed:
+            return []
+        self._needed = HEADER.size
         buffer, at, messages = self._buffer, 0, []
         while at + HEADER.size <= len(buffer):
             header = read_header(buffer, at, self._operations)
@@ -118,6 +122,7 @@ class RawFraming:
                 continue
             stop = at + HEADER.size + header.length
             if stop > len(buffer):
+                self._needed = stop - at
                 break
             messages.append(bytes(buffer[at:stop]))
             at = stop
@@ -127,6 +132,7 @@ class RawFraming:
     def reset(self) -> None:
         """Forget what is not whole."""
         self._buffer.clear()
+        self._needed = HEADER.size
 
     def encode(self, message: bytes) -> bytes:
         """Return the message."""
