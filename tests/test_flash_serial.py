@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,9 @@ from toolkit.flash.board import Progress, RefusedError, WayError
 from toolkit.flash.lines import SerialLine, UdpLine
 from toolkit.flash.records import Records, numbers_of
 from toolkit.flash.shipment import Shipment
+from toolkit.flash.smp_board import SmpBoard
 from toolkit.flash.smp_client import SmpClient
+from toolkit.flash.ssh import ControlBoard
 from toolkit.fleet.blob import Blob
 
 Told = Callable[[Progress], None]
@@ -395,3 +399,53 @@ def wait_for(holds: Callable[[], bool], box: AgentBox) -> None:
     while not holds():
         assert time.monotonic() < until_s, box.log()
         time.sleep(0.1)
+
+
+class PeakBytes:
+    """The most that files below a folder take on the disk; a file with two names counts once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.most = 0
+        self._folder = folder
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> int:
+        self._ended.set()
+        self._thread.join()
+        return self.most
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.002):
+            blocks: dict[int, int] = {}
+            for folder, _, names in os.walk(self._folder):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.stat(os.path.join(folder, name))
+                        blocks[status.st_ino] = status.st_blocks * 512
+            self.most = max(self.most, sum(blocks.values()))
+
+
+@pytest.mark.parametrize("way", ["serial", "ssh"])
+def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
+    tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, way: str
+) -> None:
+    agent = (sys.executable, "-m", "device.agent", "control", "--config", str(bench.config))
+    first, second = (
+        bundle_of(tmp_path / "in", rng.bytes(size * MEGABYTE), str(size)) for size in (1, 12)
+    )
+    for bundle in (first, second):
+        board = SmpBoard(SerialLine(wire.host, 115200, "raw"))
+        peak = PeakBytes(bench.state_dir)
+        shipment = Shipment(bundle, None)
+        try:
+            if way == "serial":
+                board.deliver(shipment, lambda _progress: None)
+            else:
+                ControlBoard(("sh", "-c"), "b", agent).deliver(shipment, lambda _progress: None)
+        finally:
+            shipment.close()
+            board.close()
+            most_bytes = peak.close()
+    assert 1.9 * 12 * MEGABYTE < most_bytes < (2 * 12 + 3 * 1 + 2) * MEGABYTE
