@@ -69,9 +69,24 @@ def _serial(address: Address) -> Board:
     if not (baud.isascii() and baud.isdigit() and 1200 <= int(baud) <= 12_000_000):
         raise click.UsageError(f"--to {address.text}: baud = {baud!r} is no rate, such as 921600")
     lines = _lines(address)
+    if "rescue" in address.options:
+        return _rescue(address, device, int(baud))
     from toolkit.flash.smp_board import SmpBoard
 
     return SmpBoard(lines.SerialLine(device, int(baud), "raw" if framing == "raw" else "console"))
+
+
+def _rescue(address: Address, device: str, baud: int) -> Board:
+    from toolkit.flash.rescue import RescueBoard
+
+    if address.options["rescue"] != "zmodem":
+        raise click.UsageError(f"--to {address.text}: the rescue way is rescue=zmodem")
+    return RescueBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
+
+
+def _ask(text: str, *, secret: bool) -> str:
+    answer: str = click.prompt(text, hide_input=secret, err=True)
+    return answer
 
 
 def _udp(address: Address) -> Board:
@@ -97,7 +112,7 @@ def _lines(address: Address) -> ModuleType:
 # Scheme -> what opens it, and the options that its address may have behind "?".
 WAYS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
     "ssh": (_ssh, frozenset({"agent", "config", "ssh_config"})),
-    "serial": (_serial, frozenset({"baud", "framing"})),
+    "serial": (_serial, frozenset({"baud", "framing", "rescue", "user", "agent", "config"})),
     "smp+udp": (_udp, frozenset()),
     "dir": (_folder, frozenset()),
     "mqtt": (_mqtt, frozenset()),
