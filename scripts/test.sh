@@ -14,6 +14,7 @@ debian_packages=(
     mosquitto
     openssh-client
     openssh-server
+    lrzsz
     faketime
     ffmpeg
     gstreamer1.0-tools

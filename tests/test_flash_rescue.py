@@ -133,6 +133,7 @@ def test_a_board_is_rescued_through_its_login_shell(
     assert not (console.home / "tandem-rescue").exists()
 
 
+@pytest.mark.slow
 def test_a_wrong_password_a_transfer_that_ends_and_a_bad_bundle(
     tmp_path: Path,
     wire: Cable,

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import random
+import re
+import shlex
 import socket
 import sys
 import threading
@@ -28,10 +30,12 @@ from toolkit.flash import smp_board
 from toolkit.flash.board import Progress, RefusedError, WayError
 from toolkit.flash.lines import SerialLine, UdpLine
 from toolkit.flash.records import Records, numbers_of
+from toolkit.flash.rescue import RescueBoard
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.smp_board import SmpBoard
 from toolkit.flash.smp_client import SmpClient
 from toolkit.flash.ssh import ControlBoard
+from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.blob import Blob
 
 Told = Callable[[Progress], None]
@@ -427,6 +431,7 @@ class PeakBytes:
             self.most = max(self.most, sum(blocks.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["serial", "ssh"])
 def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
     tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, way: str
@@ -449,3 +454,47 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
             board.close()
             most_bytes = peak.close()
     assert 1.9 * 12 * MEGABYTE < most_bytes < (2 * 12 + 3 * 1 + 2) * MEGABYTE
+
+
+def test_ctrl_c_in_a_trial_leaves_the_old_release(
+    tmp_path: Path, wire: Cable, bench: AgentBox
+) -> None:
+    way = f"serial://{wire.host}?framing=raw"
+    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    slow = make_bundle(tmp_path / "in", "hangs", version="2")
+
+    def stop(progress: Progress) -> None:
+        if progress.phase == "trial":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        flash(way, slow, stop)
+    wait_for(lambda: roles(bench) == {"1": "active", "2": "idle"}, bench)
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, wire: Cable) -> None:
+    udp_port = free_port()
+    box = AgentBox(tmp_path, free_port())
+    with box.config.open("a") as file:
+        file.write(f'[smp]\ndevice = "{wire.board}"\nudp = "127.0.0.1:{udp_port}"\n')
+    box.start()
+    page = (Path(__file__).parents[1] / "docs/flash_cable.md").read_text()
+    lines = re.findall(r"^\$ tandem (flash .*)$", page, re.MULTILINE)
+    assert len(lines) == 5
+    stands_for = {
+        "serial:///dev/ttyACM0": f"serial://{wire.host}",
+        "smp+udp://192.168.55.1": f"smp+udp://127.0.0.1:{udp_port}",
+    }
+    try:
+        client_of(box).close()
+        for number, line in enumerate(lines):
+            words = [stands_for.get(word, word) for word in shlex.split(line)]
+            if "rescue" in line:  # tests/test_flash_rescue.py takes this way
+                assert isinstance(open_board(parse_address(words[-1])), RescueBoard)
+                continue
+            bundle = make_bundle(tmp_path / "in", version=str(number))
+            words = [str(bundle) if word == "robot.bundle" else word for word in words[1:]]
+            done = run(*words)
+            assert done.exit_code == 0, done.output + box.log()
+    finally:
+        box.close()

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 import random
 import re
 import shlex
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,17 @@ from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
 from smpclient import SMPClient
 from smpclient.exceptions import SMPUploadError
-from smpclient.requests.os_management import MCUMgrParametersRead
+from smpclient.requests.file_management import (
+    FileClose,
+    FileHashChecksum,
+    FileStatus,
+    SupportedFileHashChecksumTypes,
+)
+from smpclient.requests.os_management import (
+    DateTimeRead,
+    MCUMgrParametersRead,
+    OSApplicationInfoRead,
+)
 from smpclient.transport.serial import SMPSerialTransport
 
 from device.errors import ConfigError
@@ -396,7 +408,8 @@ def test_the_commands_of_the_page_run_with_the_stock_client(
     page = (ROOT / "docs" / "flash_serial.md").read_text()
     page = page.replace("$(sha256sum robot.bundle | cut -c1-64)", sha256)
     lines = re.findall(r"^\$ smpmgr --port /dev/ttyACM0 (.*)$", page, re.MULTILINE)
-    assert len(lines) == 4
+    assert len(lines) == 6
+    places["report.json"] = str(tmp_path / "report.json")
     for words in map(shlex.split, lines):
         printed = smpmgr("--port", line.host, *(places.get(word, word) for word in words))
         assert "rsn" not in printed
@@ -409,6 +422,38 @@ def test_the_commands_of_the_page_run_with_the_stock_client(
     assert "r='hello'" in smpmgr("--port", line.host, "os", "echo", "hello")
     assert board.ask(2, 0, 5, {}) == {}
     assert board.restarts == 1
+
+
+def test_stock_requests_of_the_os_and_file_groups_are_answered(board: Board) -> None:
+    log = b"".join(b"line %d\n" % number for number in range(20_000))
+    board.service._files._files["/agent.log"] = lambda: log  # type: ignore[index]
+
+    async def ask(address: str) -> list[object]:
+        async with SMPClient(SMPSerialTransport(), address, timeout_s=20.0) as client:
+            assert await client.download_file("/agent.log") == log
+            return [await client.request(request) for request in requests]
+
+    requests = (
+        OSApplicationInfoRead(format="a"),
+        DateTimeRead(),
+        FileStatus(name="/agent.log"),
+        FileHashChecksum(name="/agent.log"),
+        FileHashChecksum(name="/agent.log", type="crc32"),
+        SupportedFileHashChecksumTypes(),
+        FileClose(),
+    )
+    with cable() as one:
+        server = serve(board, one)
+        try:
+            info, date, status, sha256, crc32, kinds, _closed = asyncio.run(ask(one.host))
+        finally:
+            server.stop()
+    assert os.uname().release in info.output
+    assert re.match(r"20\d\d-\d\d-\d\dT", date.datetime)
+    assert status.len == len(log)
+    assert sha256.output == hashlib.sha256(log).digest()
+    assert crc32.output == zlib.crc32(log)
+    assert set(kinds.types) == {"sha256", "crc32"}
 
 
 def test_a_bad_line_costs_time_and_never_the_upload(board: Board, line: Cable) -> None:
