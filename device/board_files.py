@@ -36,8 +36,12 @@ def memory_mb(root: Path = Path("/")) -> tuple[int, int]:
 
 def power_mode_name(number: str, root: Path = Path("/")) -> str:
     """Return the name of a power mode in /etc/nvpmodel.conf, "" if it is not there."""
-    names = dict(_MODES.findall(read_text(root / "etc/nvpmodel.conf")))
-    return str(names.get(number, ""))
+    return power_modes(read_text(root / "etc/nvpmodel.conf")).get(number, "")
+
+
+def power_modes(text: str) -> dict[str, str]:
+    """Return the names of the power modes in the text of nvpmodel.conf by their numbers."""
+    return dict(_MODES.findall(text))
 
 
 def power_mode_number(root: Path = Path("/")) -> str:

@@ -1,6 +1,7 @@
 """Device profiles: what a module has, in figures that each carry a source and a confidence."""
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -182,6 +183,22 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def list_profiles() -> tuple[Profile, ...]:
     """Load every shipped profile, by name."""
     return tuple(load_profile(name) for name in sorted(p.stem for p in PROFILES.glob("*.toml")))
+
+
+def profile_of_parts(compatible: str) -> Profile | None:
+    """Return the shipped profile of a device tree's `compatible`, None if it names none.
+
+    It has the part numbers of module and carrier: "nvidia,p3768-0000+p3767-0000-super".
+    """
+    parts = set(re.findall(r"p\d{4}-\d{4}(?:-super)?", compatible))
+    # A board in super mode carries both names, with and without the suffix.
+    for profile in sorted(list_profiles(), key=lambda each: not each.name.endswith("-super")):
+        numbers = re.findall(r"(p\d{4}-)(\d{4})((?:/\d{4})*)", profile.part)
+        suffix = "-super" if profile.name.endswith("-super") else ""
+        for board, first, more_skus in numbers:
+            if any(f"{board}{sku}{suffix}" in parts for sku in (first + more_skus).split("/")):
+                return profile
+    return None
 
 
 def load_jetpacks() -> tuple[JetPack, ...]:

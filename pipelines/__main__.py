@@ -31,20 +31,21 @@ from typing import TYPE_CHECKING
 
 from device.engine.file import Engine
 from device.errors import PipelineError, TandemError
-from device.protocol.messages import ChildMessage, Failure, encode_message
+from device.protocol.messages import ChildMessage, Failure
 from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
-from device.update.bundle import LABELS, PIPELINE
+from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.message_channel import claim_stdout
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
+    from pipelines.open_models import ModelFiles
+    from pipelines.runtime.network import Model
+    from pipelines.shadow.tap import Tap
     from pipelines.sinks.files import OutputFiles
-
-STDOUT = 1
-STDERR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, ask_to_stop)
-    emit = _claim_stdout(stop)
+    emit = claim_stdout(stop.set)
     try:
         _run(options, emit, stop)
     except TandemError as error:
@@ -96,6 +97,11 @@ def _run(
         files = bundle_files(config, folder)
         models = open_models(config, files, stack, partial(_open_session, options.profile))
         model, others = first_and_others(models)
+        tap = (
+            None
+            if options.tap is None
+            else stack.enter_context(_open_tap(options.tap, config, model))
+        )
         reload = None
         if options.data is None:  # a release never changes: its files are those of its hash
             reload = ReloadFile(folder / PIPELINE, adapt)
@@ -106,12 +112,21 @@ def _run(
             emit=emit,
             stop=stop,
             broker=broker,
-            files=_output_files(options, config, model.engine_sha256),
+            files=_output_files(options, config, models, files),
             patient=options.wait_for_source,
             frames=options.frames,
             others=others,
             reload=reload,
+            tap=tap,
         )
+
+
+def _open_tap(path: Path, config: PipelineConfig, model: "Model") -> "Tap":
+    """Return what lets a new release run in the shadow of this one."""
+    from pipelines.shadow.tap import Tap
+
+    cameras = [camera.id for camera in config.cameras]
+    return Tap(path, pipeline=config.name, labels=model.labels, cameras=cameras)
 
 
 def _tls(environment: Mapping[str, str]) -> TlsFiles | None:
@@ -143,12 +158,15 @@ def _sources_here(texts: Sequence[str]) -> Callable[[PipelineConfig], PipelineCo
     return adapt
 
 
-def _open_session(profile: str, engine: Engine, dla_core: int | None) -> Session:
-    return Session(engine, profile=profile, dla_core=dla_core)
+def _open_session(profile: str, engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+    return Session(engine, profile=profile, dla_core=dla_core, turn=turn)
 
 
 def _output_files(
-    options: argparse.Namespace, config: PipelineConfig, engine_sha256: str
+    options: argparse.Namespace,
+    config: PipelineConfig,
+    models: "Mapping[str, Model]",
+    files: "Mapping[str, ModelFiles]",
 ) -> "OutputFiles":
     """Return the files of a person's run, or of a release: its folder is named by its content.
 
@@ -158,9 +176,9 @@ def _output_files(
 
     if options.data is None or not writes_files(config):
         return OutputFiles(overwrite=options.overwrite)
-    content = hashlib.sha256(engine_sha256.encode())
-    for name in (PIPELINE, LABELS):
-        content.update((options.bundle / name).read_bytes())
+    content = hashlib.sha256("".join(one.engine_sha256 for one in models.values()).encode())
+    for path in (options.bundle / PIPELINE, *(files[name].labels for name in models)):
+        content.update(path.read_bytes())
     folder = release_folder(options.data, content.hexdigest()[:16])
     return OutputFiles(folder, quota_bytes=options.data_mb * 2**20)
 
@@ -178,26 +196,6 @@ def _check_reach(config: PipelineConfig, *, is_release: bool) -> None:
             )
 
 
-def _claim_stdout(stop: threading.Event) -> Callable[[ChildMessage], None]:
-    """Keep standard output for messages and send whatever else is printed, by C code too, to
-    standard error. If nobody reads the messages any more, the pipeline is asked to stop."""
-    sys.stdout.flush()
-    channel = os.dup(STDOUT)
-    os.dup2(STDERR, STDOUT)
-    lock = threading.Lock()
-
-    def emit(message: ChildMessage) -> None:
-        line = encode_message(message)
-        try:
-            with lock:
-                while line:
-                    line = line[os.write(channel, line) :]
-        except BrokenPipeError:
-            stop.set()
-
-    return emit
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -208,7 +206,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder with model.engine, pipeline.toml and labels.txt",
+        help="folder of an unpacked bundle, or with pipeline.toml and the files that it names",
     )
     parser.add_argument(
         "--profile", required=True, metavar="NAME", help="the device profile of this machine"
@@ -232,6 +230,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data-mb", type=_positive, default=1024, metavar="N", help="quota of that folder in MiB"
+    )
+    parser.add_argument(
+        "--tap", type=Path, metavar="FILE", help="socket on which a shadow may ask for frames"
     )
     parser.add_argument("--frames", type=_positive, metavar="N", help="stop after N frames")
     return parser

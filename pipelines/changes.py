@@ -12,14 +12,14 @@ from pipelines.config import PipelineConfig
 # Keys that may change, and how they are called; the first row that fits a key holds. Keys of a
 # table that is not there in one version are those of the other.
 _DECODE = r"decode\.(score_threshold|iou_threshold|max_detections|threshold|unclip|top)"
-_MODEL = r"every_nth|max_hz|classes|min_score|margin|max_crops"
+_MODEL = r"every_nth|max_hz|classes|min_score|margin|max_crops|draw"
 TAKEN = (
     r"zones\b.*",
     r"lines\b.*",
     r"sinks\b.*",
     r"load\b.*",
     r"roi\b.*",
-    r"tracker\b(?!\.lost_s).*",
+    r"tracker\b(?!\.(lost_s|model)).*",
     r"source\.max_hz",
     r"sources\[\d+\]\.max_hz",
     _DECODE,
@@ -51,6 +51,8 @@ def changes(before: PipelineConfig, after: PipelineConfig) -> tuple[str, ...]:
     refused = [key for key in keys if not any(re.fullmatch(row, key) for row in TAKEN)]
     if before.lost_s != after.lost_s and "tracker.lost_s" not in refused:
         refused.append("tracker.lost_s")
+    if not refused and before.followed.name != after.followed.name:
+        refused.append("tracker.model")
     if refused:
         reasons = dict.fromkeys(REASONS[re.split(r"[.\[]", key)[0]] for key in refused)
         raise ConfigError(

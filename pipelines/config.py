@@ -11,13 +11,15 @@ from msgspec import UNSET, UnsetType
 from device.choices import list_choices
 from device.errors import ConfigError
 from device.toml_file import decode_toml
-from pipelines.decode_config import DecodeConfig
+from pipelines.decode_config import BOXLESS, DecodeConfig
 from pipelines.load_config import LoadConfig
 from pipelines.model_config import (
     ONLY,
     PipelineModel,
     PreprocessConfig,
+    check_frame_model,
     check_models,
+    followed_of,
     with_inherited,
 )
 from pipelines.sink_config import MqttSink, SerialSink, SinkConfig
@@ -63,7 +65,7 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
 
     One source is `source`; several are `sources`, each with an `id`. One model is `preprocess` and
     `decode`, with `engine` and `labels` if no command line names these files; several are `models`,
-    of which the first is the one whose objects are followed. `batch`: the most frames of one
+    of which every frame is for the first. `batch`: the most frames of one
     inference, by default as many as there are sources and the engine takes.
     """
 
@@ -102,6 +104,7 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
                     f"the serial sink of {sink.port} needs `camera`, the id of one source ({ids}),"
                     f" not {sink.camera!r}"
                 )
+        self._check_names()
         if sum(isinstance(sink, MqttSink) for sink in self.sinks) > 1:
             raise ValueError('write one [[sinks]] of kind "mqtt": two would share their topics')
 
@@ -131,9 +134,35 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
             if len({spares[name] for name in step.use}) < len(step.use):
                 raise ValueError(f"[load] uses {list(step.use)} at once, which replace one model")
 
+    def _check_names(self) -> None:
+        """The tracker and sinks name models on frames, and the one that is followed sees every
+        frame of its cameras."""
+        networks = self.networks
+        for sink in self.sinks:
+            kind = sink.__struct_config__.tag
+            for name in getattr(sink, "models", ()):
+                check_frame_model(networks, name, f"the {kind} sink")
+                reading = next(one.reading for one in networks if one.name == name)
+                if isinstance(sink, SerialSink) and isinstance(reading, BOXLESS):
+                    raise ValueError(
+                        f"the serial sink names the model {name!r}, which gives no boxes: name"
+                        " detectors"
+                    )
+        if self.tracker is UNSET:
+            return
+        if self.tracker.model:
+            check_frame_model(networks, self.tracker.model, "[tracker]")
+        followed = self.followed
+        for key in ("every_nth", "max_hz"):
+            if getattr(followed, key) not in (1, UNSET):
+                raise ValueError(
+                    f"the model {followed.name!r}, which [tracker] follows, has `{key}`: set the"
+                    " rate in [tracker] or [source], or let `model` of [tracker] name another one"
+                )
+
     @property
     def networks(self) -> tuple[PipelineModel, ...]:
-        """All models, that of a pipeline without [[models]] included; the first is followed."""
+        """All models, that of a pipeline without [[models]] included."""
         if self.models:
             return with_inherited(self.models)
         return (
@@ -148,8 +177,14 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
 
     @property
     def first(self) -> PipelineModel:
-        """The model whose objects are followed."""
+        """The model that every frame is for."""
         return self.networks[0]
+
+    @property
+    def followed(self) -> PipelineModel:
+        """The model whose objects tracker, zones and lines follow."""
+        chosen = "" if self.tracker is UNSET else self.tracker.model
+        return followed_of(self.networks, chosen)
 
     @property
     def cameras(self) -> tuple[SourceConfig, ...]:

@@ -1,5 +1,6 @@
 """An image with its number and its times."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,14 +57,16 @@ class Frame:
     camera: str = ""
     nv12: Nv12 | None = None
     _made: list[Image] = field(default_factory=list, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def image(self) -> Image:
-        """The image, uint8 [H, W, 3], BGR."""
+        """The image, uint8 [H, W, 3], BGR; the same array for all threads."""
         if not callable(self.picture):
             return self.picture
-        if not self._made:
-            self._made.append(self.picture())
+        with self._lock:  # models in threads of their own look at it at the same time
+            if not self._made:
+                self._made.append(self.picture())
         return self._made[0]
 
     @property

@@ -17,7 +17,10 @@ from pipelines.value import Fraction, Positive, PositiveFloat, Value
 
 ONLY = "model"  # the name of a model that is not one of [[models]]
 # Stages of `latency_ms` beside the models' own.
-STAGES = ("wait", "preprocess", "infer", "decode", "track", "sinks", "total", "transport")
+STAGES = (
+    *("wait", "preprocess", "queue", "infer", "collect", "decode", "track", "sinks", "total"),
+    "transport",
+)
 ModelName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 DESCRIBERS = (Classification, TextRecognition)  # decoders that say something of a crop
 
@@ -42,7 +45,8 @@ class PipelineModel(Value, frozen=True, kw_only=True):
     model's objects: of `classes` (empty means all) and from `min_score` on, wider by `margin` of
     the box's sides, at most `max_crops` a frame; what it says becomes an attribute of the object.
     With `replaces` it runs instead of that model in steps of [load] that name it; what it leaves
-    out is as in that model. `dla_core`: the core of all its DLA segments.
+    out is as in that model. `dla_core`: the core of all its DLA segments. `draw`: its results are
+    shown on pictures.
     """
 
     name: ModelName
@@ -60,6 +64,7 @@ class PipelineModel(Value, frozen=True, kw_only=True):
     max_crops: Positive = 8
     replaces: str = ""
     dla_core: Annotated[int, Meta(ge=0, le=7)] | UnsetType = UNSET
+    draw: bool = True
 
     @property
     def feeding(self) -> PreprocessConfig:
@@ -104,6 +109,40 @@ def check_models(models: Sequence[PipelineModel]) -> None:
             )
 
 
+def followed_of(models: Sequence[PipelineModel], chosen: str) -> PipelineModel:
+    """Return the model whose objects are followed: the one that is chosen by name, or the first one
+    on frames that gives boxes, else the first."""
+    on_frames = frame_models(models)
+    if chosen:
+        return next(model for model in on_frames if model.name == chosen)
+    detectors = (model for model in on_frames if not isinstance(model.reading, BOXLESS))
+    return next(detectors, models[0])
+
+
+def frame_models(models: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
+    """Return the models that see frames and replace no other one."""
+    return tuple(model for model in models if not (model.on or model.replaces))
+
+
+def check_frame_model(models: Sequence[PipelineModel], name: str, where: str) -> None:
+    """Raise ValueError unless a name that `where` has is of a model on frames."""
+    names = [model.name for model in frame_models(models)]
+    if name in names:
+        return
+    named = next((model for model in models if model.name == name), None)
+    if named is None:
+        raise ValueError(
+            f"{where} names the model {name!r}, which is none of [[models]]: use one of"
+            f" {list_choices(name, names)}"
+        )
+    target = named.on or named.replaces
+    how = f"is on crops of {target!r}" if named.on else f"replaces {target!r}"
+    raise ValueError(
+        f"{where} names the model {name!r}, which {how}: name {target!r}, whose results"
+        " have what it says"
+    )
+
+
 def with_inherited(models: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
     """Return models of which those with `replaces` have what they left out."""
     by_name = {model.name: model for model in models}
@@ -113,7 +152,10 @@ def with_inherited(models: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]
 
 
 def _inherited(spare: PipelineModel, model: PipelineModel) -> PipelineModel:
-    same = ("cameras", "every_nth", "max_hz", "on", "classes", "min_score", "margin", "max_crops")
+    same = (
+        "cameras", "every_nth", "max_hz", "on", "classes", "min_score", "margin", "max_crops",
+        "draw",
+    )  # fmt: skip
     return replace(
         spare,
         engine=spare.engine or model.engine,
@@ -187,8 +229,8 @@ def _check_keys(model: PipelineModel) -> None:
     rows = (
         (not model.on, of_crops, "which is for crops: add `on`, or remove it"),
         (bool(model.on), of_frames, "and its crops follow from the objects: remove it"),
-        (bool(model.replaces), (*of_crops, *of_frames, "on"), "which it has from the model that"
-         " it replaces: remove it"),
+        (bool(model.replaces), (*of_crops, *of_frames, "on", "draw"),
+         "which it has from the model that it replaces: remove it"),
     )  # fmt: skip
     for applies, keys, why in rows:
         for key in keys:

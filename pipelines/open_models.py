@@ -1,10 +1,11 @@
 """Opens the engines of a pipeline, with their labels, from the files that it names."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -13,13 +14,19 @@ from device.engine.file import Engine, open_engine
 from device.engine.manifest import UNCALIBRATED
 from device.errors import ConfigError
 from device.runtime.frames import frame_opener
+from device.runtime.pool import turns_of
 from device.runtime.session import Session
-from device.update.bundle import ENGINE, LABELS
+from device.update.bundle import ENGINE, INFO, LABELS, BundleModel, read_folder_info
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
-from pipelines.runtime.network import Model
+from pipelines.runtime.network import Model, Turn
 
-Opener = Callable[[Engine, int | None], Session]
-"""Opens a session of an engine, its DLA segments on a core, or where the engine says."""
+
+class Opener(Protocol):
+    """Opens a session of an engine: its DLA segments on a core, or where the engine says, and those
+    whose frames take turns on the core of this turn."""
+
+    def __call__(self, engine: Engine, dla_core: int | None, turn: int | None) -> Session: ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -44,30 +51,76 @@ def files_of(
     `labels` those of the first model. Raises ConfigError: a file is not named, or a name is of no
     model.
     """
-    networks = config.networks
-    names = [one.name for one in networks]
-    first = {one.name for one in networks if names[0] in (one.name, one.replaces)}
-    for name in engines or {}:
-        if name not in names:
-            raise ConfigError(
-                f"pipeline {config.name!r} has no model {name!r}: use one of"
-                f" {list_choices(name, names)}."
-            )
+    engines = engines or {}
+    check_names(config, engines)
+    first = _first_names(config)
     return {
         one.name: ModelFiles(
-            (engines or {}).get(one.name) or _named(config, one, "engine", folder),
+            engines.get(one.name) or _named(config, one, "engine", folder),
             labels if labels and one.name in first else _named(config, one, "labels", folder),
         )
-        for one in networks
+        for one in config.networks
     }
 
 
-def bundle_files(config: PipelineConfig, folder: Path) -> dict[str, ModelFiles]:
-    """Return the files of each model in the folder of a bundle, which has one engine; a folder
-    that a person made may have several, named by its pipeline.toml."""
-    if config.models[1:]:
-        return files_of(config, folder)
-    return files_of(config, folder, {config.first.name: folder / ENGINE}, folder / LABELS)
+def check_names(config: PipelineConfig, names: Iterable[str]) -> None:
+    """Raise ConfigError if a name is of no model of a pipeline."""
+    known = [one.name for one in config.networks]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"pipeline {config.name!r} has no model {name!r}: use one of"
+                f" {list_choices(name, known)}."
+            )
+
+
+def bundle_files(
+    config: PipelineConfig,
+    folder: Path,
+    engines: Mapping[str, Path] | None = None,
+    labels: Path | None = None,
+) -> dict[str, ModelFiles]:
+    """Return the files of each model in the folder of a bundle; a folder that a person made has
+    them where its pipeline.toml says.
+
+    `engines` and `labels` replace them as in `files_of`. Raises ConfigError as that does, and
+    BundleError: bundle.json is damaged.
+    """
+    members = _members(folder)
+    engines = engines or {}
+    if not members:
+        if config.models[1:]:
+            return files_of(config, folder, engines, labels)
+        only = {config.first.name: folder / ENGINE, **engines}
+        return files_of(config, folder, only, labels or folder / LABELS)
+    names = [one.name for one in config.networks]
+    if unknown := [name for name in names if name not in members]:
+        raise ConfigError(
+            f"pipeline {config.name!r} has the model {unknown[0]!r}, which is none of the bundle's"
+            f" ({', '.join(members)}): write the bundle again, with this pipeline.toml."
+        )
+    check_names(config, engines)
+    first = _first_names(config)
+    return {
+        name: ModelFiles(
+            engines.get(name, folder / members[name].engine),
+            labels if labels and name in first else folder / members[name].labels,
+        )
+        for name in names
+    }
+
+
+def _first_names(config: PipelineConfig) -> set[str]:
+    """Return the names of the first model and of those that replace it."""
+    first = config.first.name
+    return {one.name for one in config.networks if first in (one.name, one.replaces)}
+
+
+def _members(folder: Path) -> dict[str, BundleModel]:
+    """Return the models of an unpacked bundle of several by name; none where that is no such."""
+    if not (folder / INFO).exists():
+        return {}
+    return {model.name: model for model in read_folder_info(folder).models}
 
 
 def open_models(
@@ -88,12 +141,29 @@ def open_models(
         if engine.manifest.uncalibrated:
             warn(f"{one.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
         core = None if one.dla_core is UNSET else one.dla_core
-        session = stack.enter_context(open_session(engine, core))
         # Threads of other models have no context of their own for the kernels of frames.
-        frames = frame_opener(engine, session) if first in (one.name, one.replaces) else None
+        has_frames = first in (one.name, one.replaces)
+        turns = tuple(
+            Turn(session, frame_opener(engine, session) if has_frames else None)
+            for session in _sessions(engine, core, open_session, stack)
+        )
         facts = engine.manifest.preprocessing
-        models[one.name] = Model(session, labels, engine.sha256, facts, frames)
+        models[one.name] = Model(
+            turns[0].session, labels, engine.sha256, facts, turns[0].frames, turns[1:]
+        )
     return models
+
+
+def _sessions(
+    engine: Engine, core: int | None, open_session: Opener, stack: ExitStack
+) -> list[Session]:
+    """Open a session, or one for each DLA core where frames take turns on them."""
+    if core is not None:
+        return [stack.enter_context(open_session(engine, core, None))]
+    sessions = [stack.enter_context(open_session(engine, None, 0))]
+    for turn in range(1, turns_of(engine, sessions[0])):
+        sessions.append(stack.enter_context(open_session(engine, None, turn)))
+    return sessions
 
 
 def first_and_others(models: Mapping[str, Model]) -> tuple[Model, dict[str, Model]]:

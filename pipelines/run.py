@@ -110,8 +110,8 @@ class Pipeline:
             yield from stack.enter_context(closing(results))
 
 
-def _open_session(engine: Engine, dla_core: int | None) -> Session:
-    return Session(engine, dla_core=dla_core)
+def _open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+    return Session(engine, dla_core=dla_core, turn=turn)
 
 
 def _adapt(config: PipelineConfig, uri: str | None, *, with_mqtt: bool) -> PipelineConfig:

@@ -1,4 +1,7 @@
-"""The kinds of [[sinks]] in pipeline.toml."""
+"""The kinds of [[sinks]] in pipeline.toml.
+
+`models` of a sink: those of several whose results it takes.
+"""
 
 from typing import Annotated, Literal, Union
 
@@ -26,6 +29,7 @@ class MqttSink(Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
     events: bool = True
     stats_s: Annotated[float, Meta(ge=0.0)] = 0.0
     controls: bool = False
+    models: tuple[str, ...] = ()
 
 
 class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
@@ -33,6 +37,7 @@ class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind")
 
     path: str
     format: Format = "tandem"
+    models: tuple[str, ...] = ()
 
 
 class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
@@ -40,6 +45,7 @@ class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind")
 
     path: str
     fps: PositiveFloat = 15.0
+    models: tuple[str, ...] = ()
 
 
 class SnapshotSink(Value, frozen=True, kw_only=True, tag="snapshot", tag_field="kind"):
@@ -75,6 +81,7 @@ class SerialSink(Value, frozen=True, kw_only=True, tag="serial", tag_field="kind
     component_id: Byte = 191
     hfov_deg: Annotated[float, Meta(gt=0.0, lt=180.0)] = 60.0
     heights_m: dict[str, float] = msgspec.field(default_factory=dict)
+    models: tuple[str, ...] = ()
 
 
 class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_field="kind"):

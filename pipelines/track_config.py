@@ -19,7 +19,8 @@ class TrackerConfig(Value, frozen=True, kw_only=True):
     from `low_score` on may only extend one that was seen in the frame before. A track gets its
     number after `confirm_frames` frames in a row and is forgotten `lost_s` after it was last seen.
     `same_class`: a track keeps its class. `every_nth`: the engine runs on every n-th frame; in
-    between, the tracks are moved on by their own speed.
+    between, the tracks are moved on by their own speed. `model`: of several, the one whose objects
+    are followed; empty: the first detector.
     """
 
     high_score: Fraction = 0.5
@@ -30,6 +31,7 @@ class TrackerConfig(Value, frozen=True, kw_only=True):
     lost_s: PositiveFloat = 1.0
     same_class: bool = True
     every_nth: Positive = 1
+    model: str = ""
 
 
 class ZoneConfig(Value, frozen=True, kw_only=True):

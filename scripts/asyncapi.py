@@ -15,7 +15,7 @@ import msgspec
 from device.agent.events import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
-from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Stats
+from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats
 from device.protocol.topics import PipelineTopics, Topics, cast_topic
 from pipelines.sinks.events import Event
 from pipelines.sinks.lives import ObjectEvent
@@ -26,7 +26,7 @@ PIPELINE = PipelineTopics(TOPICS.root)
 SWITCH = {"type": "string", "enum": ["ON", "OFF"]}
 SCORE = {"type": "string", "pattern": r"^(0(\.\d+)?|1(\.0+)?)$"}
 STATUS = {"type": "string", "enum": ["online", "stopped", "offline"]}
-MESSAGES = (Stats, Ready, Result, Heartbeat, Reload, Failure)
+MESSAGES = (Stats, Ready, Result, Heartbeat, Reload, Shadow, Failure)
 BYTES = {"type": "string", "format": "binary"}
 Sender = Literal["device", "fleet", "operator", "claim"]
 
@@ -50,8 +50,9 @@ CHANNELS: tuple[Channel, ...] = (
             "Whether the agent is online, stopped or, as its will, lost."),
     Channel("desired", TOPICS.desired, "fleet", documents.Signed, 1, True,
             "The release that the device shall run: a signed Desired; bare on a bench."),
-    Channel("reported", TOPICS.reported, "device", documents.Reported, 1, True,
-            "What the device runs and how far an update is."),
+    Channel("reported", TOPICS.reported, "device",
+            (documents.Reported, documents.Signed), 1, True,
+            "What the device runs and how far an update is; signed where it has a key."),
     Channel("chunkRequest", TOPICS.blob_get, "device", documents.BlobGet, 0, False,
             "Asks for chunks of a bundle."),
     Channel("chunk", TOPICS.chunk("{sha256}", "{part}", "{peer}"), "fleet", BYTES, 0, False,
@@ -67,6 +68,17 @@ CHANNELS: tuple[Channel, ...] = (
             "How an update ended: a CloudEvent."),
     Channel("pipelineEvent", TOPICS.event("pipeline"), "device", documents.PipelineReport, 1,
             False, "The pipeline's status changed: a CloudEvent."),
+    Channel("capability", TOPICS.capability("{op}"), "device", {"type": "object"}, 1, True,
+            "The device takes this operation: an empty object.", ("device", "op")),
+    Channel("command", TOPICS.command("{op}", "{command}"), "operator",
+            (documents.SignedCommand, documents.Command), 1, True,
+            "What the device shall do once: a signed Command; bare on a bench.",
+            ("device", "op", "command")),
+    Channel("commandState", TOPICS.command("{op}", "{command}"), "device",
+            documents.CommandState, 1, True,
+            "How far a command is, in its place.", ("device", "op", "command")),
+    Channel("log", TOPICS.log("{source}"), "device", documents.LogLine, 0, False,
+            "Lines of the agent or its pipeline, while asked for.", ("device", "source")),
     Channel("stats", TOPICS.stats, "device", MESSAGES, 0, False,
             "Figures of the pipeline, and its other messages by `kind`."),
     Channel("status", PIPELINE.status, "device", STATUS, 1, True, "Whether the pipeline runs."),
@@ -93,6 +105,9 @@ PARAMETERS = {
     "part": "A number, `dN` for chunk N as a difference, `index`, `end` or `none`.",
     "peer": "The server that sends.",
     "request": "Chosen by who asks.",
+    "op": "An operation: restart, pipeline, snapshot, log, logs, report, reboot.",
+    "command": "The id of the command, chosen by who gives it.",
+    "source": "agent or pipeline.",
 }
 
 

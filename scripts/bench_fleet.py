@@ -42,6 +42,7 @@ from device.protocol.documents import (
     decode,
     encode,
 )
+from device.protocol.tls import TlsFiles
 from device.protocol.topics import PREFIX, Topics
 from device.update.bundle import write_bundle
 from device.update.chunk_table import ChunkTable
@@ -49,6 +50,8 @@ from scripts.light_devices import Birth, Client, connect
 from toolkit.fleet import operations, views
 from toolkit.fleet.admission import admit, release_of
 from toolkit.fleet.blob import Blob
+from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
+from toolkit.fleet.certificates import init_identity
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 
@@ -116,22 +119,34 @@ class Result:
 @contextlib.contextmanager
 def mosquitto(folder: Path, persistence: str) -> Iterator[tuple[int, int]]:
     """Run a mosquitto and yield its port and process id; BrokerError if it does not start."""
+    port = free_port()
+    config = folder / "mosquitto.conf"
+    config.write_text((BROKER + persistence).format(port=port, folder=folder))
+    with run_mosquitto(config, port) as pid:
+        yield port, pid
+
+
+@contextlib.contextmanager
+def run_mosquitto(config: Path, port: int) -> Iterator[int]:
+    """Run a mosquitto with this configuration, yield its process id, and kill it."""
     binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         raise BrokerError("mosquitto is not installed: apt-get install mosquitto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    config = folder / "mosquitto.conf"
-    config.write_text((BROKER + persistence).format(port=port, folder=folder))
-    with (folder / "mosquitto.log").open("wb") as log:
+    with (config.parent / "mosquitto.log").open("ab") as log:
         process = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
     try:
         _await_port(port, process)
-        yield port, process.pid
+        yield process.pid
     finally:
         process.kill()
         process.wait()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _await_port(port: int, process: "subprocess.Popen[bytes]") -> None:
@@ -429,6 +444,49 @@ async def broadcast(count: int, port: int, folder: Path) -> Measured:
     return Measured(seconds, f"{count * MIB / seconds / 1e6:.0f} MB/s")
 
 
+async def reconnect(count: int, _port: int, folder: Path) -> Measured:
+    """Let all devices connect again, at once, after their broker was killed: mutual TLS with a full
+    handshake each, the configuration of `tandem fleet init`, no pause between them."""
+    authority = init_identity(folder / "identity", fleet="bench", hosts=("127.0.0.1",))
+    contexts = {}
+    for name in names(count):
+        key, issued = authority.issue(name)
+        certificate, key_file = folder / f"{name}.crt", folder / f"{name}.key"
+        certificate.write_bytes(issued.pem)
+        key_file.write_bytes(key)
+        contexts[name] = TlsFiles(authority.folder / "ca.crt", certificate, key_file).context()
+    files = BrokerFiles(folder / "broker", authority.folder, free_port())
+    write_mosquitto(files)
+    config = files.folder / "mosquitto.conf"
+    config.write_text(f"user root\n{config.read_text()}")
+    seconds = []
+    for _storm in ("first", "again"):
+        devices = [
+            Client(name, ((Topics(name).desired, 1),), report_live, birth_of(name), contexts[name])
+            for name in names(count)
+        ]
+        with run_mosquitto(config, files.port) as pid:
+            begun_s, own_s = time.perf_counter(), time.process_time()
+            await connect(files.port, devices)
+            seconds.append(time.perf_counter() - begun_s)
+            own_ms = (time.process_time() - own_s) / count * 1000.0
+            broker_ms = cpu_s(pid) / count * 1000.0
+        for device in devices:
+            device.close()
+    first_s, again_s = seconds
+    return Measured(
+        again_s,
+        f"first {count / first_s:.0f} a second; for each {broker_ms:.2f} ms of a core in the "
+        f"broker and {own_ms:.2f} ms in the devices",
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Return how long a process has been on a core, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 ROWS: tuple[Row, ...] = (
     Row("reported", "desired -> reported", 9000, 2.0, "1.1 s; hawkBit polls every 300 s", PLAIN,
         desired_to_reported),
@@ -439,6 +497,7 @@ ROWS: tuple[Row, ...] = (
     Row("rollout", "a rollout of `tandem fleet serve`", 9000, None, "AWS Jobs: 1000 a minute",
         PLAIN, rollout),
     Row("download", "1 MiB each from the server", 1000, 5.0, "4.9 s", PLAIN, download),
+    Row("reconnect", "all connect again at once, mutual TLS", 2000, 2.5, "-", PLAIN, reconnect),
     Row("broadcast", "1 MiB to all at once", 2000, 6.5, "6.3 s", PLAIN, broadcast),
 )  # fmt: skip
 

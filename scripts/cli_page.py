@@ -24,8 +24,10 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "bundle", "deploy", "flash"),
+        ("model", "pipeline", "run", "deploy", "flash"),
     ),
+    "bundle.md": ("Commands: bundles", ("bundle",)),
+    "board.md": ("Commands: one board", ("board",)),
     "fleet.md": ("Commands: fleets", ("fleet",)),
     "machine.md": ("Commands: this machine", ("demo", "completion", "doctor")),
 }

@@ -5,6 +5,7 @@ control and 0 for chunks, as in the protocol.
 """
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,10 @@ class Client(asyncio.Protocol):
         subscriptions: Sequence[tuple[str, int]],
         on_message: OnMessage,
         birth: Birth | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
+        self.tls = tls
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._subscriptions = subscriptions
         self._on_message = on_message
@@ -152,7 +155,7 @@ async def connect(port: int, clients: Sequence[Client]) -> None:
 
     async def one(client: Client) -> None:
         async with places:
-            await loop.create_connection(lambda: client, "127.0.0.1", port)
+            await loop.create_connection(lambda: client, "127.0.0.1", port, ssl=client.tls)
             await client.ready
 
     tasks: list[Awaitable[None]] = [one(client) for client in clients]

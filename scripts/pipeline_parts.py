@@ -275,6 +275,7 @@ class _Report(NamedTuple):
     implementation: str = "double"
     reason: str = "double: it takes a fixed time"
     degraded: str = ""
+    runs_on: tuple[str, ...] = ("gpu",)
 
 
 class EngineDouble:

@@ -27,8 +27,11 @@ debian_packages=(
     gir1.2-gst-plugins-base-1.0
     python3-gst-1.0
     python3-gi
+    docker-registry
     postgresql
+    rabbitmq-server
     shellcheck
+    sudo
 )
 
 install_debian_packages() {

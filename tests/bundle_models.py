@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from device.update.bundle import write_bundle
+from device.update.bundle import ModelSource, write_bundle, write_bundle_of_models
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
@@ -43,5 +43,23 @@ def write_model_bundle(
         name="model",
         version=version,
         profile=profile,
+    )
+    return path
+
+
+def write_bundle_of_several(
+    path: Path, engines: Mapping[str, Tensors], *, version: str = "1", profile: str = "laptop"
+) -> Path:
+    """Write a bundle of models, by name, with these tensors in their engines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = path.with_suffix(".t")
+    text.write_text("good\n")
+    sources = []
+    for name, tensors in engines.items():
+        engine = path.with_name(f"{path.stem}-{name}.e")
+        save_file(dict(tensors), engine, {"manifest": name})
+        sources.append(ModelSource(name, engine, text))
+    write_bundle_of_models(
+        path, models=sources, pipeline=text, name="models", version=version, profile=profile
     )
     return path

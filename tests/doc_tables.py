@@ -9,7 +9,7 @@ from msgspec import inspect as mi
 
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.+) \|$", re.MULTILINE)
 WORDS = {mi.StrType: "text", mi.BoolType: "boolean", mi.IntType: "integer", mi.FloatType: "number",
-         mi.NoneType: "none"}  # fmt: skip
+         mi.NoneType: "none", mi.AnyType: "any"}  # fmt: skip
 
 
 def rows_of(kind: type[msgspec.Struct], titles: Mapping[type, str]) -> dict[str, tuple[str, str]]:

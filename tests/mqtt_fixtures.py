@@ -114,9 +114,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+def wait_for_port(port: int, process: "subprocess.Popen[bytes]", for_s: float = WAIT_S) -> None:
     """Return when a server accepts connections; connecting is the event that is awaited."""
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + for_s
     while True:
         assert process.poll() is None, f"the broker ended with status {process.returncode}"
         with socket.socket() as probe:

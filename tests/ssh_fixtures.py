@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 class Sshd:
     """The server, which can be killed and started again on its port; `config` is for clients."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings_text: str = "") -> None:
+        """`settings_text`: more lines of sshd_config."""
         binary = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
         assert binary, "sshd is missing: apt-get install openssh-server"
         if os.geteuid() == 0:
@@ -35,6 +36,7 @@ class Sshd:
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nUsePAM no\n"
             f"PidFile none\nStrictModes no\nAuthorizedKeysFile {folder}/authorized_keys\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+            + settings_text
         )
         self.config = folder / "ssh_config"
         self.config.write_text(

@@ -93,7 +93,8 @@ def test_what_is_published_is_what_the_description_says(
             schema = {"$ref": "#/components/schemas/Desired"}
         validator = jsonschema.Draft202012Validator({**PAGE, **schema})
         text = message.payload.decode()
-        validator.validate(text if isinstance(row.payload, dict) else json.loads(text))
+        is_text = isinstance(row.payload, dict) and row.payload["type"] == "string"
+        validator.validate(text if is_text else json.loads(text))
     assert {"state", "desired", "reported", "chunkRequest", "chunk", "updateEvent"} <= used
 
 

@@ -192,7 +192,7 @@ def test_a_missing_bundle_is_one_sentence(tmp_path: Path) -> None:
 def test_the_command_shows_an_example() -> None:
     result = CliRunner().invoke(bundle_command, ["--help"])
     assert result.exit_code == 0
-    assert "Example: tandem bundle" in result.output
+    assert "Examples: tandem bundle" in result.output
 
 
 def engine_of(folder: Path, outputs: dict[str, list[int]], size: int | str = 64) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_models import detector, write_model_bundle
+from bundle_models import detector, write_bundle_of_several, write_model_bundle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,14 @@ from device.errors import TransferError
 from device.protocol.documents import CHUNK_BYTES, BlobSpec
 from device.update.bundle import extract_bundle
 from device.update.byte_source import FileBytes, UnpackedBundle
-from device.update.chunk_table import ChunkTable, decode_index, encode_index, index_fits, make_table
+from device.update.chunk_table import (
+    ChunkTable,
+    decode_index,
+    encode_index,
+    index_fits,
+    make_table,
+    repeats_of,
+)
 from device.update.cuts import cut_bundle
 from device.update.layout import read_layout
 from device.update.part_file import Fetch
@@ -244,6 +251,48 @@ def test_a_device_copies_what_a_slot_has_and_asks_for_the_rest(tmp_path: Path) -
     assert again.download.complete
     again.remove()
     blob.close()
+
+
+def test_what_two_models_share_is_fetched_once(tmp_path: Path) -> None:
+    backbone = detector(np.random.default_rng(6), blocks=9)
+    engines = {
+        "detector": backbone,
+        "other": {**backbone, "head.weight": -backbone["head.weight"]},
+    }
+    bundle = write_bundle_of_several(tmp_path / "2.bundle", engines)
+    (tmp_path / "download").mkdir()
+    blob = Blob(bundle)
+    fetch = Fetch(tmp_path / "download", blob.spec, 64)
+    asked = serve(fetch, blob)
+    assert len(asked) == len(set(asked))
+    assert sum(map(blob.table.size, asked)) < 0.6 * blob.spec.bytes
+    fetch.file.finish()
+    assert fetch.file.path.read_bytes() == bundle.read_bytes()
+    fetch.remove()
+    # The first place of what is shared was lost, the second one is there.
+    repeats = repeats_of(blob.table)
+    assert repeats
+    (tmp_path / "download" / f"{blob.spec.sha256}.index").write_bytes(blob.index)
+    part = bytearray(bundle.read_bytes())
+    for first in repeats:
+        start = blob.table.starts[first]
+        part[start : start + blob.table.size(first)] = bytes(blob.table.size(first))
+    (tmp_path / "download" / f"{blob.spec.sha256}.part").write_bytes(part)
+    again = Fetch(tmp_path / "download", blob.spec, 64)
+    assert again.download.complete
+    again.file.finish()
+    again.remove()
+    blob.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from("abc"), max_size=12))
+def test_repeated_chunks_are_found(letters: list[str]) -> None:
+    hashes = b"".join(letter.encode() * 32 for letter in letters)
+    repeats = repeats_of(make_table(hashes, [1] * len(letters)))
+    places = {letter: [n for n, one in enumerate(letters) if one == letter] for letter in letters}
+    expected = {rows[0]: tuple(rows[1:]) for rows in places.values() if rows[1:]}
+    assert repeats == expected
 
 
 def test_a_damaged_slot_gives_only_what_fits(tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ def test_a_release_becomes_live_through_the_embedded_broker(tmp_path: Path) -> N
     assert "with MQTT 3.1.1" in box.log()
 
 
+@pytest.mark.parametrize("is_earlier_there", [True, False])
+def test_a_device_gets_the_difference_from_what_it_runs(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox, is_earlier_there: bool
+) -> None:
+    first, second = (make_bundle(tmp_path / "in", version=version) for version in "12")
+    board.start()
+    assert deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    earlier = first.parent if is_earlier_there else None
+    result = deploy_bundle(second, DEVICE, address(broker.port), timeout_s=WAIT_S, earlier=earlier)
+    assert result.live, result
+    assert verify_folder(board.state_dir / "slots" / "b").version == "2"
+    if is_earlier_there:
+        assert result.sent_bytes < result.total_bytes / 4
+    else:
+        assert result.sent_bytes >= result.total_bytes - 65536
+
+
 def test_the_same_release_again_moves_no_bytes(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:

@@ -13,6 +13,7 @@ from device.errors import PipelineError
 from pipelines.preview import window as window_module
 from pipelines.preview.window import Window
 from pipelines.results import no_detections
+from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.draw_zones import EMPTY, LINE, OCCUPIED, Places
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.result import FrameResult
@@ -64,7 +65,7 @@ def test_what_is_counted_changes_the_picture_and_an_image_without_places_stays()
 def test_a_video_shows_its_zones(tmp_path: Path) -> None:
     writer = VideoFileWriter(tmp_path / "seen.mp4", 10.0)
     for _ in range(3):
-        writer.write(gray_frame(0, *SIZE), no_detections(), (), 0.0, places=Places(zones=(ZONE,)))
+        writer.write(gray_frame(0, *SIZE), lambda: draw_result(result()))
     writer.close()
     video = cv2.VideoCapture(str(writer.path))
     frame = video.read()[1]
@@ -84,7 +85,7 @@ def test_a_window_without_a_screen_says_what_else_there_is(monkeypatch: pytest.M
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(PipelineError, match="no screen for `tandem run --window`"):
-        Window((), threading.Event())
+        Window(threading.Event())
 
 
 @pytest.mark.parametrize("display", [":4711", "127.0.0.1:4711.0"])
@@ -94,14 +95,14 @@ def test_a_screen_that_does_not_answer_is_an_error_and_no_crash(
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", display)
     with pytest.raises(PipelineError, match=f"no screen answers at DISPLAY={display}"):
-        Window((), threading.Event())
+        Window(threading.Event())
 
 
 def test_a_window_without_opencv_s_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-7")
     monkeypatch.setattr(window_module.cv2, "getBuildInformation", lambda: "  GUI:       NONE\n")
     with pytest.raises(PipelineError, match="`pip install opencv-python` on a desktop"):
-        Window((), threading.Event())
+        Window(threading.Event())
 
 
 @pytest.mark.parametrize("how", ["a key", "the window's button"])
@@ -117,7 +118,7 @@ def test_a_window_shows_frames_and_ends_the_run(how: str, monkeypatch: pytest.Mo
         "destroyAllWindows": lambda: None,
     }.items():
         monkeypatch.setattr(window_module.cv2, name, double)
-    with Window((), stop) as window:
+    with Window(stop) as window:
         for _ in range(3):
             if not stop.is_set():
                 window.on_result(result())

@@ -40,7 +40,7 @@ class Fleet:
         for board in self.boards:
             board.start()
         wait_until(lambda: len(self.json("devices")) == len(self.boards), self.server.log,
-            for_s=600.0)  # fmt: skip
+            for_s=1800.0)  # fmt: skip
 
     def run(self, *words: str) -> str:
         """A command of `tandem fleet`, in this process."""
@@ -175,14 +175,14 @@ def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:
 
 
 def agents_that_fit() -> int:
-    """200 agents with their pipelines, or as many as the memory takes."""
+    """200 agents with their pipelines (30 MB each), or as many as half of the memory takes."""
     if asked := os.environ.get("TANDEM_TEST_AGENTS"):
         return int(asked)
-    return min(200, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (100 * 1024**2))
+    return min(200, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (60 * 1024**2))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_many_agents_of_which_some_are_killed_and_some_get_a_bad_model(tmp_path: Path) -> None:
     count = agents_that_fit()
     killed, unlucky = max(1, count // 20), max(1, count // 40)
@@ -194,11 +194,11 @@ def test_many_agents_of_which_some_are_killed_and_some_get_a_bad_model(tmp_path:
         fleet.start()
         fleet.run("rollout", "start", "--bundle", str(good), "--groups", "10%,rest",
             "--timeout", "120")  # fmt: skip
-        wait_until(lambda: "live" in phases(fleet, 1).values(), fleet.server.log, for_s=600.0)
+        wait_until(lambda: "live" in phases(fleet, 1).values(), fleet.server.log, for_s=1800.0)
         victims = chance.sample(fleet.boards, killed)
         for board in victims:
             board.kill()
-        view = fleet.wait_status(1, "finished", for_s=600.0)
+        view = fleet.wait_status(1, "finished", for_s=1800.0)
         assert view["live"] >= count - killed
         assert all(row["phase"] == "timed_out" for row in view["failures"])
 
@@ -206,12 +206,12 @@ def test_many_agents_of_which_some_are_killed_and_some_get_a_bad_model(tmp_path:
         for board in alive[:unlucky]:
             fleet.run("device", "label", board.device, "group=unlucky")
         fleet.run("rollout", "start", "--bundle", str(bad), "--groups", "unlucky,rest")
-        view = fleet.wait_status(2, "paused", for_s=600.0)
+        view = fleet.wait_status(2, "paused", for_s=1800.0)
         # It pauses at the first that fail; the others of the group have begun.
         wait_until(
             lambda: set(phases(fleet, 2).values()) <= {"failed", "pending"},
             fleet.server.log,
-            for_s=600.0,
+            for_s=1800.0,
         )
         assert view["groups"][1]["phases"] == {"pending": count - unlucky}
         running = {row["id"]: row["running"] for row in fleet.json("devices")}

@@ -74,7 +74,10 @@ def test_orders_wait_in_the_store_and_lists_say_so(folder: Path, tmp_path: Path)
     view = json.loads(run(folder, "rollout", "status", "1", "--json"))
     assert (view["status"], view["server"]) == ("paused", False)
     assert view["reason"].startswith("paused by ")
-    assert view["groups"] == [{"name": "rest", "devices": 3, "phases": {"pending": 3}}]
+    assert view["groups"] == [
+        {"name": "rest", "devices": 3, "phases": {"pending": 3}, "shadow_agreement": None,
+         "shadow_frames": 0}
+    ]  # fmt: skip
     run(folder, "rollout", "resume", "1")
     with pytest.raises(RolloutError, match="rollout 1 is running: approve means nothing to it now"):
         run(folder, "rollout", "approve", "1")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import paho.mqtt.client as paho
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -83,10 +84,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetBroker]:
 class Client:
     """A link with its events."""
 
-    def __init__(self, fleet: FleetBroker, tls: TlsFiles | None, *topics: str) -> None:
+    def __init__(
+        self, fleet: FleetBroker, tls: TlsFiles | None, *topics: str, name: str = ""
+    ) -> None:
         self.events: queue.Queue[LinkEvent] = queue.Queue()
         subscriptions = tuple((topic, 1) for topic in topics)
-        name = f"test-{time.monotonic_ns()}"
+        name = name or f"test-{time.monotonic_ns()}"
         self.link = Link(
             LinkSettings("127.0.0.1", fleet.files.port, name, subscriptions, tls=tls),
             self.events.put,
@@ -143,6 +146,47 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
         seen = server.messages("fleet/v1/board-1/evt/end")
     own = [b"fleet/v1/board-2/desired secret of board-2", b"fleet/v1/board-1/desired its own"]
     assert seen == [*own, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
+
+
+def test_who_takes_another_device_s_client_id_gets_nothing_of_that_device(
+    fleet: FleetBroker,
+) -> None:
+    """MQTT ends the first of two connections with one client id. More does not come of it: the
+    rights are those of the certificate, and there is no session that could be inherited."""
+    own = ("fleet/v1/board-1/desired", "fleet/v1/board-1/cmd/#")
+    with Client(fleet, fleet.tls(SERVER), "fleet/v1/board-1/reported") as server:
+        server.wait(LinkUp)
+        with Client(fleet, fleet.tls("board-1"), *own, name="tandem-agent-board-1") as board:
+            board.wait(LinkUp)
+            # The thief asks for the session that the board may have left on the broker.
+            thief = paho.Client(
+                paho.CallbackAPIVersion.VERSION2, "tandem-agent-board-1", clean_session=False,
+                protocol=paho.MQTTv311,
+            )  # fmt: skip
+            heard: queue.Queue[str] = queue.Queue()
+            flags: queue.Queue[paho.ConnectFlags] = queue.Queue()
+            thief.on_message = lambda _client, _data, message: heard.put(message.topic)
+            thief.on_connect = lambda _client, _data, given, *_rest: flags.put(given)
+            thief.tls_set_context(fleet.tls("board-2").context())
+            thief.reconnect_delay_set(60, 60)  # it does not come back by itself
+            thief.connect("127.0.0.1", fleet.files.port)
+            thief.loop_start()
+            assert not flags.get(timeout=WAIT_S).session_present
+            assert isinstance(board.wait(LinkDown), LinkDown)  # the harm, which the agent reports
+            for topic in own:
+                thief.subscribe(topic, 1)
+            thief.publish("fleet/v1/board-1/reported", b"stolen", qos=1).wait_for_publish(WAIT_S)
+            server.link.publish("fleet/v1/board-1/desired", b"secret", qos=1, wait_s=WAIT_S)
+            server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
+            thief.subscribe("fleet/v1/board-2/desired", 1)
+            server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
+            assert heard.get(timeout=WAIT_S) == "fleet/v1/board-2/desired"
+            thief.disconnect()
+            thief.loop_stop()
+            board.wait(LinkUp)  # it is back, and its report is the first that anybody hears
+            board.link.publish("fleet/v1/board-1/reported", b"mine", qos=1, wait_s=WAIT_S)
+        message = server.wait(Message)
+    assert message == Message("fleet/v1/board-1/reported", b"mine")
 
 
 def test_the_access_list_names_every_topic_that_an_agent_and_its_pipeline_use() -> None:

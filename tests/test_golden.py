@@ -73,10 +73,12 @@ def test_a_bundle_says_what_it_is(slot: Path) -> None:
     info = read_bundle_info(slot.parent / "a.bundle")
     assert info.golden is not None
     assert info.golden.samples == 4
-    assert (info.metrics, info.requires) == ({"top1": 0.7}, {"memory_mb": "500"})
+    assert info.metrics["top1"] == 0.7
+    assert info.measured_by["top1"] == "stated with --metric"
+    assert info.requires == {"memory_mb": "500"}
     assert (info.licence, info.min_version_floor) == ("MIT", "0.1")
     assert set(info.hashes) == {"model"}
-    assert json.loads((slot / "bundle.json").read_bytes())["files"][-1]["name"] == GOLDEN
+    assert json.loads((slot / "bundle.json").read_bytes())["files"][-2]["name"] == GOLDEN
 
 
 @pytest.mark.parametrize(

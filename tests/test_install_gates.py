@@ -29,7 +29,7 @@ from device.protocol.documents import (
 )
 from device.trust.exchange import Trusted
 from device.update import slots
-from device.update.admission import BoardState, unmet, waits_for_window
+from device.update.admission import BoardState, Room, unmet, waits_for_window
 from device.update.bundle import BundleFacts, write_bundle
 from device.update.decisions import FetchIt, Refuse, decide
 from device.update.slots import SlotRecord, SlotState
@@ -102,13 +102,24 @@ def test_a_release_that_goes_live_raises_the_floor_and_none_lowers_it() -> None:
         assert state.floors == expected
 
 
-@pytest.mark.parametrize(("room_mib", "taken"), [(19, False), (20, True)])
-def test_a_release_without_room_is_refused_before_the_download(room_mib: int, taken: bool) -> None:
-    decision = decision_of(desired(), BoardState(room_bytes=room_mib * MIB))
+@pytest.mark.parametrize(
+    ("free_mib", "idle_mib", "taken", "sentence"),
+    [
+        (36, 0, True, ""),
+        (35, 0, False, "needs 36 MiB of room"),
+        (26, 10, True, ""),  # the idle slot is emptied before the release is unpacked
+        (26, 9, False, "needs 36 MiB of room"),
+        (25, 100, False, "needs 26 MiB of free room for the download"),  # but not before
+    ],
+)
+def test_a_release_without_room_is_refused_before_the_download(
+    free_mib: int, idle_mib: int, taken: bool, sentence: str
+) -> None:
+    room = Room(free_mib * MIB, idle_mib * MIB)
+    decision = decision_of(desired(), BoardState(room=room))
     assert isinstance(decision, FetchIt if taken else Refuse)
     if isinstance(decision, Refuse):
-        assert "needs 20 MiB of room" in decision.reason
-        assert "has 19 MiB" in decision.reason
+        assert sentence in decision.reason
 
 
 FACTS = DeviceFacts(jetpack="6.2", tensorrt="10.3.0", dla_cores=2, memory_mb=15656)
@@ -174,13 +185,12 @@ def test_a_window_that_is_no_time_is_refused(text: str) -> None:
     assert "is no time of day: write it as 22:30" in decision.reason
 
 
-@pytest.mark.parametrize(
-    "policy", [InstallPolicy(shadow_s=60.0), InstallPolicy(min_shadow_agreement=0.9)]
-)
-def test_a_comparison_that_this_agent_cannot_make_is_refused(policy: InstallPolicy) -> None:
-    decision = decision_of(desired(policy=policy), BoardState())
+def test_a_limit_on_live_frames_that_are_never_compared_is_refused() -> None:
+    decision = decision_of(desired(policy=InstallPolicy(min_shadow_agreement=0.9)), BoardState())
     assert isinstance(decision, Refuse)
-    assert "which this agent cannot run" in decision.reason
+    assert "does not say how long both engines shall run (shadow_s)" in decision.reason
+    both = InstallPolicy(min_shadow_agreement=0.9, shadow_s=60.0)
+    assert not isinstance(decision_of(desired(policy=both), BoardState()), Refuse)
 
 
 # -- the trial

@@ -19,7 +19,7 @@ from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.errors import ImportModelError
 from toolkit.graph import native
-from toolkit.graph.memory_limit import check_host_memory, set_max_memory
+from toolkit.graph.memory_limit import check_host_memory, limited_memory, set_max_memory
 from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.importers.onnx import ModelBytes, import_model
 
@@ -324,6 +324,17 @@ def test_the_limit_of_memory_is_at_the_last_byte() -> None:
             check_host_memory(imported.model.graph)
     finally:
         set_max_memory(None)
+
+
+@pytest.mark.parametrize("limit_bytes", [1_000, 64 << 20, 128 << 20])
+def test_a_limit_without_room_for_onnx_is_said_before_any_call(limit_bytes: int) -> None:
+    """A child under such a limit could end in the middle of a call, as if the model did it."""
+    good = onnx.load_from_string(model_of([helper.make_node("Relu", ["x"], ["y"])]).data)
+    with limited_memory(limit_bytes):
+        for _ in range(3):
+            with pytest.raises(ImportModelError, match=r"does not start within .*--max-memory"):
+                native.infer_shapes(good, strict=True, data_prop=True)
+    assert native.infer_shapes(good, strict=True, data_prop=True).graph.node
 
 
 def test_a_crash_of_onnx_is_an_error_and_the_next_model_is_served() -> None:

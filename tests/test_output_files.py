@@ -11,12 +11,14 @@ import msgspec
 import pytest
 from board_fixtures import colour_bundle
 from click.testing import CliRunner, Result
-from test_sinks import detections, result
+from test_sinks import result
 from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 
 from device.errors import BundleError, PipelineError
 from device.protocol.messages import Failure, decode_message
 from device.update.bundle import extract_bundle
+from pipelines.model_config import ONLY
+from pipelines.open_models import ModelFiles
 from pipelines.sink_config import JsonlSink, SinkConfig, VideoSink
 from pipelines.sinks.files import OutputFiles, check_below_folder, folder_bytes, release_folder
 from pipelines.sinks.table import SinkContext, open_sink
@@ -84,7 +86,7 @@ def test_video_of_another_suffix_leaves_the_user_files_alone(tmp_path: Path) -> 
     notes = tmp_path / "notes.txt"
     notes.write_text(NOTES)
     writer = VideoFileWriter(notes, 10.0, OutputFiles(overwrite=True))
-    writer.write(gray_frame(80), detections(), LABELS, 1.0)
+    writer.write(gray_frame(80))
     writer.close()
     assert notes.read_text() == NOTES
     assert writer.path != notes
@@ -96,7 +98,7 @@ def test_video_that_would_become_a_file_of_the_user_is_not_written(
 ) -> None:
     (tmp_path / "seen.mp4").write_text(NOTES)
     writer = VideoFileWriter(tmp_path / "seen.xyz", 10.0)
-    writer.write(gray_frame(80), detections(), LABELS, 1.0)
+    writer.write(gray_frame(80))
     writer.close()
     assert (tmp_path / "seen.mp4").read_text() == NOTES
     assert writer.failed == 1
@@ -293,7 +295,10 @@ def test_bundle_whose_sinks_write_elsewhere_is_not_packed(release: Path, tmp_pat
     pipeline.write_text(f'{text}[[sinks]]\nkind = "video"\npath = "/home/me/seen.mp4"\n')
     with pytest.raises(BundleError, match="only in its own data folder on the board"):
         pack_bundle(
-            tmp_path / "out.bundle", engine=release / "model.engine", pipeline=pipeline,
-            labels=release / "labels.txt", name="n", version="1",
-        )  # fmt: skip
+            tmp_path / "out.bundle",
+            pipeline=pipeline,
+            files={ONLY: ModelFiles(release / "model.engine", release / "labels.txt")},
+            name="n",
+            version="1",
+        )
     assert not (tmp_path / "out.bundle").exists()

@@ -83,7 +83,9 @@ def test_images_become_detections_where_the_objects_are(tmp_path):
     assert [type(m) for m in messages if not isinstance(m, Heartbeat)] == [Ready, Result, Stats]
     assert messages[0].segments == ("all (cpu): numpy: it is the reference of the detector",)
     assert messages[-1].frames == 2
-    assert set(messages[-1].stage_p50_ms) == {"wait", "preprocess", "infer", "decode", "sinks"}
+    assert set(messages[-1].stage_p50_ms) == {
+        *("wait", "preprocess", "queue", "infer", "collect", "decode", "sinks"),
+    }
 
 
 def test_boxes_are_in_the_pixels_of_the_frame(tmp_path):
@@ -442,7 +444,10 @@ def test_run_command_sums_up_as_json(tmp_path, engine):
     summary = json.loads(result.stdout)
     assert summary["stats"]["frames"] == 5
     assert summary["last"]["detections"][0]["label"] == "red"
-    assert set(summary["stats"]["stage_p50_ms"]) == {"wait", "preprocess", "infer", "decode"}
+    assert set(summary["stats"]["stage_p50_ms"]) == {
+        *("wait", "preprocess", "queue", "infer", "collect", "decode"),
+    }
+    assert summary["stats"]["processors"] == {"cpu": 5}
 
 
 def test_run_command_asks_for_what_an_engine_lacks(engine):

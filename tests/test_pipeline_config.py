@@ -72,7 +72,7 @@ def test_unknown_key_is_named_with_its_table_and_the_allowed_keys(tmp_path):
 
 def test_unknown_key_in_a_sink_names_the_keys_of_its_kind(tmp_path):
     message = error_of(tmp_path, GOOD.replace('path = "out.jsonl"', 'path = "o"\nfps = 3'))
-    assert message == ": unknown key 'fps' in [sinks[1]]: use one of format, kind, path."
+    assert message == ": unknown key 'fps' in [sinks[1]]: use one of format, kind, models, path."
 
 
 def test_unknown_key_at_the_top_names_the_tables(tmp_path):

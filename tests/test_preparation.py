@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from mqtt_fixtures import make_bundle
 from test_updater import Board
 
 from device.agent import preparation as module
@@ -24,11 +25,18 @@ from device.agent.preparation import (
 )
 from device.protocol.messages import Failure, Ready
 from device.trust.exchange import TRUSTED, Unverified
+from device.update.bundle import extract_bundle
 
 PATIENCE_S = 30.0
 READY = Row(segment="dla0.0", cached=False)
 OTHER = Row(segment="dla0.0", problem="it crashed", others=("cuda", "portable"))
 STUCK = Row(segment="dla0.0", problem="it crashed")
+
+
+def slot(folder: Path) -> Path:
+    """Return the folder of an unpacked release."""
+    extract_bundle(make_bundle(folder / "release", engine_bytes=100), folder / "slot")
+    return folder / "slot"
 
 
 class Prepared:
@@ -251,7 +259,7 @@ def test_a_preparation_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.M
         grace_s=0.5,
         command=(sys.executable, "-c", "import time; time.sleep(600)"),
     )
-    assert preparation.start(tmp_path)
+    assert preparation.start(slot(tmp_path))
     end_s = time.monotonic() + PATIENCE_S
     while not events and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -279,7 +287,7 @@ def test_a_preparation_that_cannot_be_watched_is_not_started(
 
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
-        assert not prepared.preparation.start(prepared.answer.parent)
+        assert not prepared.preparation.start(slot(prepared.answer.parent))
     assert prepared.preparation.folder is None
     assert prepared.preparation._child is None  # ended, not left behind
 

@@ -43,7 +43,7 @@ def preview(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preview]:
     )
     config = msgspec.structs.replace(colour_pipeline(folder), source=msgspec.UNSET, sources=sources)
     stop = threading.Event()
-    with Preview(":0", LABELS) as opened:
+    with Preview(":0") as opened:
         runner = threading.Thread(
             target=run_pipeline,
             args=(config, Model(ColourDetector(), LABELS, "")),
@@ -140,7 +140,7 @@ def test_viewers_are_bounded_and_those_who_have_gone_make_room(
 ) -> None:
     monkeypatch.setattr(server, "REPEAT_S", 0.05)
     pattern = colour_pipeline("test://?width=64&height=64", frames="every")
-    with Preview(":0", LABELS) as opened:
+    with Preview(":0") as opened:
         run_pipeline(  # it ends: no further picture comes
             pattern,
             Model(ColourDetector(), LABELS, ""),
@@ -197,12 +197,12 @@ def test_an_address_without_a_port_is_refused(text: str) -> None:
 def test_a_port_that_is_taken_is_one_sentence(preview: Preview) -> None:
     port = preview.url.rstrip("/").rpartition(":")[2]
     with pytest.raises(PipelineError, match="cannot listen on"):
-        Preview(f":{port}", LABELS)
+        Preview(f":{port}")
 
 
 def test_a_picture_that_is_wide_is_scaled_down() -> None:
     config = colour_pipeline("test://?width=1920&height=1080", frames="every")
-    with Preview(":0", LABELS) as opened:
+    with Preview(":0") as opened:
         results = []
         run_pipeline(
             config,

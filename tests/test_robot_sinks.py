@@ -296,6 +296,7 @@ def stats():
         stage_p50_ms={"infer": 4.0},
         stage_p99_ms={"infer": 6.0},
         dropped={"busy": 3},
+        processors={"dla0": 15, "dla1": 15},
     )
 
 
@@ -338,6 +339,7 @@ def test_prometheus_reads_frames_zones_and_stages():
     assert samples["tandem_line_crossings_total", own + ',line="gate",direction="in"'] == 3
     assert samples["tandem_stage_seconds", own + ',stage="infer",quantile="0.99"'] == 0.006
     assert samples["tandem_dropped_total", own + ',cause="busy"'] == 3
+    assert samples["tandem_processor_frames", own + ',processor="dla1"'] == 15
 
 
 def test_prometheus_says_zero_for_what_has_gone():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Measured, ReleaseSpec
 from toolkit.errors import RolloutError
-from toolkit.fleet.rollout.gates import broken_by_bundle, judge_gates, parse_gates
+from toolkit.fleet.rollout.gates import Gate, broken_by_bundle, judge_gates, parse_gates
 from toolkit.fleet.rollout.groups import assign, parse_groups
 from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
 from toolkit.fleet.rollout.rates import parse_rate
@@ -69,17 +69,69 @@ def test_figures_that_are_missing_are_said() -> None:
 
 def test_gates_ask_what_the_bundle_says_of_itself() -> None:
     gates = parse_gates("bundle.map50>=0.4, bundle.size<3, fps>1")
-    assert broken_by_bundle(gates, {"map50": 0.4, "size": 2.0}) == ()
-    assert broken_by_bundle(gates, {"map50": 0.39}) == (
+    assert broken_by_bundle(gates, {"map50": 0.4, "size": 2.0}, {}) == ()
+    assert broken_by_bundle(gates, {"map50": 0.39}, {}) == (
         "the bundle's map50 is 0.39, the gate is bundle.map50>=0.4",
         "the bundle does not say its size (it says: map50)",
     )
+
+
+HASH = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("gate", "metrics", "texts", "broken"),
+    [
+        ("task_score>=0.9", {"task_score": 0.9}, {}, ""),
+        ("task_score>=0.9", {"task_score": 0.8999}, {}, "the bundle's task_score is 0.8999, the"),
+        ("task_score>=0.9", {}, {}, "does not say its task_score (it says: nothing)"),
+        ("agreement>98%", {"agreement": 0.981}, {}, ""),
+        ("agreement>98%", {"agreement": 0.98}, {}, "is 0.98, the gate is bundle.agreement>0.98"),
+        ("bundle.agreement>0.98", {"agreement": 0.99}, {}, ""),
+        ("predicted_latency_ms<5", {"predicted_latency_ms": 5.0}, {}, "predicted_latency_ms is 5"),
+        ("licence in [MIT, Apache-2.0]", {}, {"licence": "Apache-2.0"}, ""),
+        ("license in [MIT]", {}, {"licence": "AGPL-3.0-only"}, "licence is 'AGPL-3.0-only', the"),
+        ("licence in [MIT]", {}, {"licence": "MIT-0"}, "the gate is bundle.licence in [MIT]"),
+        ("licence in [MIT]", {}, {}, "does not say its licence"),
+        (f"model in [{HASH}]", {}, {"model": HASH}, ""),
+        (f"model in [{HASH[:12]}]", {}, {"model": HASH}, ""),
+        (f"data in [{HASH[:12]}]", {}, {"data": HASH[::-1]}, "the bundle's data is 'fedcba"),
+        # of a bundle with several models: each that says it
+        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.91}, {}, ""),
+        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.9}, {}, "b.agreement is 0.9,"),
+    ],
+)
+def test_a_gate_on_the_bundle_is_judged_by_what_it_says(
+    gate: str, metrics: dict[str, float], texts: dict[str, str], broken: str
+) -> None:
+    (parsed,) = parse_gates(gate)
+    sentences = broken_by_bundle([parsed], metrics, texts)
+    assert bool(sentences) == bool(broken)
+    assert broken in "; ".join(sentences)
+    (again,) = parse_gates(str(parsed))
+    assert again == parsed
+    stored = msgspec.json.decode(msgspec.json.encode(parsed), type=Gate)
+    assert stored == parsed
+    assert judge_gates([parsed], {"d": None}) == ()
+
+
+def test_commas_in_brackets_part_no_gates() -> None:
+    names = [gate.name for gate in parse_gates("fps>1, licence in [MIT, ISC],agreement>0.5")]
+    assert names == ["fps", "bundle.licence", "bundle.agreement"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("p95_latency_ms", "'p95_latency_ms' in the gates"),
+        ("licence in []", "has an empty choice"),
+        ("licence in [MIT,]", "has an empty choice"),
+        ("licence in [MIT", "is no gate"),
+        ("licence>3", "licence in the gate 'licence>3' is a text"),
+        ("fps in [3]", "there is no text 'fps'"),
+        ("model in [abc]", "'abc' in the gate 'model in [abc]' is no SHA-256"),
+        ("agreement>101%", "compares bundle.agreement, a share"),
+        ("sqnr_db>20%", "bundle.sqnr_db in the gate 'sqnr_db>20%' is no share"),
         ("p95_latency_ms=30", "is no gate"),
         (
             "latency_p95_ms<30",
@@ -212,12 +264,26 @@ def test_of_two_gates_on_one_figure_the_device_holds_to_the_tighter() -> None:
     assert policy == InstallPolicy(max_latency_p95_ms=30.0, min_golden_agreement=0.9)
 
 
+def test_in_shadow_mode_the_score_is_that_of_live_frames() -> None:
+    gates = parse_gates("score_agreement>0.98")
+    assert with_gates(InstallPolicy(), gates) == InstallPolicy(min_golden_agreement=0.98)
+    shadow = InstallPolicy(shadow_s=60.0)
+    assert with_gates(shadow, gates) == InstallPolicy(shadow_s=60.0, min_shadow_agreement=0.98)
+
+
+@pytest.mark.parametrize("gate", ["shadow_agreement>0.9", "shadow_frames>100"])
+def test_a_gate_on_live_frames_needs_shadow_mode(gate: str) -> None:
+    with pytest.raises(RolloutError, match="which both engines see only with --shadow"):
+        with_gates(InstallPolicy(), parse_gates(gate))
+
+
 def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
     policy = with_window(InstallPolicy(), "22:00-04:30")
     assert (policy.not_before, policy.not_after) == ("22:00", "04:30")
     assert longest_wait_s(policy) == 17.5 * 3600.0
     assert longest_wait_s(with_window(InstallPolicy(), "04:30-22:00")) == 6.5 * 3600.0
     assert longest_wait_s(InstallPolicy()) == 0.0
+    assert longest_wait_s(InstallPolicy(shadow_s=60.0)) == 60.0
 
 
 @pytest.mark.parametrize("text", ["22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00"])

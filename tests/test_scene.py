@@ -2,7 +2,10 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import get_type_hints
 
@@ -294,6 +297,37 @@ def test_a_filled_in_frame_shows_what_is_within_it(tmp_path, roi, start, steps, 
     assert filled.boxes.round().tolist() == boxes
 
 
+def test_a_tracker_that_comes_back_gives_no_number_again(tmp_path):
+    tracked, plain = walking(tmp_path, tracker=TrackerConfig(confirm_frames=1)), UNSET
+    tracks = Scene(tracked, LABELS)
+    ids = []
+    for number in range(3):
+        seen = Detections(np.float32([[20, 20, 40, 40]]), np.float32([0.9]), np.int64([0]))
+        objects, _ = tracks.follow(seen, frame_at(float(number)), 0, 0)
+        ids += objects.track_ids.tolist()
+        tracks.change(msgspec.structs.replace(tracked, tracker=plain))
+        tracks.change(msgspec.structs.replace(tracked, tracker=plain))  # again: nothing to forget
+        tracks.change(tracked)
+    assert ids == [1, 2, 3]
+
+
+def test_a_picture_is_made_once_however_many_threads_look_at_it():
+    made = []
+    both = threading.Barrier(2)
+
+    def picture():
+        made.append(threading.get_ident())
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # passes if the other thread makes one, too
+        return np.zeros((4, 4, 3), np.uint8)
+
+    frame = Frame(picture, 0, Stamp.now(), Stamp.now(), "test")
+    with ThreadPoolExecutor(2) as threads:
+        images = list(threads.map(lambda _: frame.image, range(2)))
+    assert len(made) == 1
+    assert images[0] is images[1]
+
+
 # --- snapshots
 
 
@@ -381,11 +415,17 @@ def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
         )
     events = json.loads(path.read_text())["traceEvents"]
     bars = [one for one in events if one["ph"] == "X"]
-    stages = ["transport", "wait", "preprocess", "infer", "decode", "track", "sinks"]
-    assert [one["name"] for one in bars] == stages * 8
-    ends = [one["ts"] + one["dur"] for one in bars]
-    for end, begin in zip(ends[:6], [one["ts"] for one in bars[1:7]], strict=True):
-        assert begin >= end - 20.0  # stages are rounded to 10 us
+    stages = ["transport", "wait", "preprocess", "queue", "infer", "collect", "decode", "track"]
+    stages.append("sinks")
+    rows = {one["tid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    camera = [one for one in bars if rows[one["tid"]] != "cpu"]
+    assert [one["name"] for one in camera] == stages * 8
+    for one, after in pairwise(camera[:9]):
+        assert after["ts"] >= one["ts"] + one["dur"] - 20.0  # stages are rounded to 10 us
+    assert [one["args"]["seq"] for one in bars if rows[one["tid"]] == "cpu"] == list(range(8))
+    for row in rows:  # bars of a row do not overlap
+        spans = [(one["ts"], one["ts"] + one["dur"]) for one in bars if one["tid"] == row]
+        assert all(begin >= end - 20.0 for (_, end), (begin, _) in pairwise(spans))
     assert bars[0]["args"]["seq"] == 0
     with pytest.raises(PipelineError, match="is there already"):
         TraceWriter(path)

@@ -311,7 +311,11 @@ def test_a_report_says_what_runs_and_why_nothing_better(cut: Session) -> None:
         ("dla0.1", "dla0"),
     ]
     assert cut.reports[1] == SegmentReport(
-        "dla0.0", "dla0", "portable", f"portable (onnxruntime {version}, CPU): {why}"
+        "dla0.0",
+        "dla0",
+        "portable",
+        f"portable (onnxruntime {version}, CPU): {why}",
+        runs_on=("cpu",),
     )
 
 

@@ -338,7 +338,7 @@ def test_each_of_several_cameras_has_a_video_of_its_own(tmp_path):
 def test_unknown_suffix_becomes_a_video_that_plays(tmp_path, caplog):
     writer = VideoFileWriter(tmp_path / "out.xyz", 10.0)
     for _ in range(3):
-        writer.write(gray_frame(80), detections(), LABELS, 1.0)
+        writer.write(gray_frame(80))
     writer.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == [writer.path.name]
     assert len(read_video(writer.path)[0]) == 3

@@ -17,6 +17,8 @@ import configs
 from device.agent.config import (
     AgentConfig,
     BrokerTable,
+    CommandsTable,
+    LogTable,
     PipelineTable,
     PrepareTable,
     SmpTable,
@@ -50,6 +52,7 @@ DOCS = ROOT / "docs"
 MOST_WORDS = 1500
 # Not read from end to end: references, and the log of experiments.
 LONG_PAGES = {
+    "FLASHING.md",  # most of it are its messages
     "board.md",
     "commands/fleet.md",
     "decoder_keys.md",
@@ -116,6 +119,12 @@ TABLES = {
         "signed": documents.Signed,
         "signature": documents.Signature,
     },
+    "device_commands.md": {
+        "command": documents.Command,
+        "signed command": documents.SignedCommand,
+        "command state": documents.CommandState,
+        "log line": documents.LogLine,
+    },
     "board.md": {
         "agent.toml": AgentConfig,
         "broker": BrokerTable,
@@ -124,6 +133,8 @@ TABLES = {
         "prepare": PrepareTable,
         "pipeline": PipelineTable,
         "trust": TrustTable,
+        "commands": CommandsTable,
+        "log": LogTable,
         "smp": SmpTable,
         "source": SourceTable,
     },
@@ -149,6 +160,8 @@ TITLES = {
     SourceTable: "table `source`",
     TrustTable: "table `trust`",
     SmpTable: "table `smp`",
+    CommandsTable: "table `commands`",
+    LogTable: "table `log`",
     TlsTable: "table `broker.tls`",
     documents.ReleaseSpec: "a release",
     documents.InstallPolicy: "a policy",
@@ -280,6 +293,7 @@ def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) 
         "build.md",
         "pipelines.md",
         "decoders.md",
+        "bundles.md",
         "deploy.md",
         "COSTS.md",
     )

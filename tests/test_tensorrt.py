@@ -11,24 +11,29 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import cuda_double
+import cv2
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from model_fixtures import save, small_convnet
+from msgspec import UNSET
 
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Portable, TensorInfo
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
+from device.protocol.messages import ChildMessage, Ready, Stats
 from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
-from device.runtime.pool import MAX_SESSIONS
+from device.runtime.pool import MAX_SESSIONS, turns_of
 from device.runtime.tensorrt import children
 from device.runtime.tensorrt import prepare as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
@@ -40,6 +45,14 @@ from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_ca
 from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, SessionPool, open_session
+from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.decode_config import Classification
+from pipelines.model_config import PipelineModel
+from pipelines.open_models import ModelFiles, open_models
+from pipelines.runtime.batch import BatchRunner, Model
+from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.trace import TraceWriter
+from pipelines.sinks.result import FrameResult
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.tensorrt import tensorrt_segment
 from toolkit.graph.extract import extract_segments
@@ -273,6 +286,117 @@ def test_one_thread_takes_the_sessions_of_a_pool_in_turn(
     assert cores == [0, 1, 0, 0]  # the third session is on the first core again
     with pytest.raises(SessionError, match="closed"):
         pool.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
+
+
+def pipeline_of(folder: Path, images: int) -> PipelineConfig:
+    """Write images of different grey, and return a pipeline that classifies them."""
+    (folder / "in").mkdir()
+    for number in range(images):
+        picture = np.full((32, 32, 3), 20 * number, np.uint8)
+        cv2.imwrite(str(folder / "in" / f"{number}.png"), picture)
+    (folder / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
+    return PipelineConfig(
+        name="turns",
+        source=SourceConfig(uri=str(folder / "in"), frames="every"),
+        preprocess=PreprocessConfig(width=32, height=32),
+        decode=Classification(scores="y", top=10),
+    )
+
+
+def on_core(config: PipelineConfig, core: int) -> PipelineConfig:
+    """Return the pipeline with its model on one core."""
+    model = PipelineModel(
+        name="m", preprocess=config.preprocess, decode=config.decode, dla_core=core
+    )
+    return msgspec.structs.replace(config, models=(model,), preprocess=UNSET, decode=UNSET)
+
+
+def run_with(
+    config: PipelineConfig, engine: Path, folder: Path
+) -> tuple[list[FrameResult], list[ChildMessage], Model]:
+    """Run a pipeline with the sessions that it and its engine's plan ask for."""
+    results: list[FrameResult] = []
+    messages: list[ChildMessage] = []
+
+    def session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+        return Session(engine, plans=folder / "plans", dla_core=dla_core, turn=turn)
+
+    files = {config.first.name: ModelFiles(engine, folder / "labels.txt")}
+    with ExitStack() as stack:
+        (model,) = open_models(config, files, stack, session).values()
+        run_pipeline(
+            config,
+            model,
+            emit=messages.append,
+            stop=threading.Event(),
+            watch=results.append,
+        )
+    return results, messages, model
+
+
+def dla_of(results: Sequence[FrameResult]) -> list[list[str]]:
+    return [[p for p in one.event.processors if p.startswith("dla")] for one in results]
+
+
+def test_a_pipeline_has_a_session_for_each_core_and_says_which_ran_a_frame(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(engine, tmp_path / "plans")
+    config = pipeline_of(tmp_path, 8)
+    alone, _, model = run_with(on_core(config, 1), engine, tmp_path)
+    assert (len(model.lanes), dla_of(alone)) == (1, [["dla1"]] * 8)
+    meeting = threading.Barrier(2, timeout=30)  # passes only if both are inside
+    is_warm = threading.Event()
+    enqueue, warm_up = LoadedPlan.enqueue, BatchRunner.warm_up
+
+    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        if is_warm.is_set():
+            meeting.wait()
+        enqueue(self, addresses, stream)
+
+    def warmed(self: BatchRunner) -> None:
+        warm_up(self)
+        is_warm.set()
+
+    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    monkeypatch.setattr(BatchRunner, "warm_up", warmed)
+    results, messages, model = run_with(config, engine, tmp_path)
+    assert (len(model.lanes), dla_of(results)) == (2, [["dla0"], ["dla1"]] * 4)
+    assert [one.frame.seq for one in results] == list(range(8))
+    for one, expected in zip(results, alone, strict=True):  # each has what its own frame shows
+        assert one.event.detections == expected.event.detections
+    assert len({one.event.detections for one in results}) == 8
+    (ready,) = [one for one in messages if isinstance(one, Ready)]
+    assert all(f"DLA core {core}" in " ".join(ready.segments) for core in (0, 1))
+    stats = [one for one in messages if isinstance(one, Stats)]
+    assert [sum(one.processors.get(p, 0) for one in stats) for p in ("dla0", "dla1")] == [4, 4]
+    assert rows_of(results, tmp_path / "trace.json") == ["dla0", "dla1"] * 4
+
+
+def rows_of(results: Sequence[FrameResult], path: Path) -> list[str]:
+    """Return in which row of a trace the inference of each frame is, of its processors the DLA."""
+    with TraceWriter(path) as trace:
+        for result in results:
+            trace.add(result)
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {one["tid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    ran = {one["args"]["seq"]: rows[one["tid"]] for one in events if one["name"] == "model"}
+    return [name for seq in sorted(ran) for name in ran[seq].split(", ") if "dla" in name]
+
+
+def test_an_engine_that_has_one_core_or_none_has_one_session(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    prepare(engine, tmp_path / "plans")
+    with open_engine(engine) as opened:
+        with Session(opened, plans=tmp_path / "plans", turn=0) as session:
+            assert turns_of(opened, session) == 2
+            monkeypatch.setattr("device.runtime.pool.core_count", lambda: 1)
+            assert turns_of(opened, session) == 1
+        with Session(opened, plans=tmp_path / "none", turn=0) as session:
+            assert turns_of(opened, session) == 1
+            assert {name for one in session.reports for name in one.runs_on} == {"cpu"}
 
 
 @pytest.mark.parametrize("count", [0, MAX_SESSIONS + 1])

@@ -344,7 +344,7 @@ def test_the_time_of_the_whole_engine_has_a_limit(
         assert len(rows) == 2  # the first is ended, the second not begun
         for row in rows:
             assert row.problem is not None
-            assert "the preparation of the whole engine took longer than 1 s" in row.problem
+            assert "the preparation as a whole took longer than 1 s" in row.problem
             assert "`tandem-agent prepare --total-timeout-s`" in row.problem
         monkeypatch.delenv("TENSORRT_DOUBLE_FAIL")
         rows = prepare_engine(replace(job, limits=Limits(60)))  # tried again without being asked

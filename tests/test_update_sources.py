@@ -2,6 +2,7 @@
 
 import queue
 import re
+import shutil
 import ssl
 import subprocess
 import threading
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 from mqtt_fixtures import WAIT_S, make_bundle
 
-from device.update.fetching import MQTT_SILENT_S, Fetching, FetchOptions
+from device.update.fetching import MQTT_SILENT_S, SOURCE_SILENT_S, Fetching, FetchOptions
 from device.update.source_choice import AGAIN_S, SourceChoice
+from device.update.sources import http
 from device.update.sources.folder import FolderSource
 from device.update.sources.http import HttpSource
 from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, is_source
@@ -37,6 +39,7 @@ class Site:
     status: int = 0  # of every answer, if it is not 0
     cut: int = 0  # this many answers break off in the middle
     garble: bool = False
+    trickle: bool = False  # a byte now and then
     moved: bool = False  # everything is below /new
     url: str = ""
 
@@ -75,6 +78,9 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
             for name, value in (more or {}).items():
                 self.send_header(name, value)
             self.end_headers()
+            for place in range(len(body) if site.trickle else 0):
+                self.wfile.write(body[place : place + 1])
+                time.sleep(0.05)
             self.wfile.write(body[: len(body) // 2] if cut else body)
             self.close_connection = cut
 
@@ -105,12 +111,19 @@ def web(site: Site, certificate: Path | None = None) -> Iterator[Site]:
 class Device:
     """A download as the agent runs it, without its other parts."""
 
-    def __init__(self, folder: Path, blob: Blob, *places: str, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        blob: Blob,
+        *places: str,
+        names: tuple[str, ...] = (),
+        ca: Path | None = None,
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.events: queue.Queue[SourceEvent] = queue.Queue()
         self.fetching = Fetching(folder, 16, self.events.put)
         names = names or file_names(blob.spec.sha256, TARGET)
-        self.fetching.begin(blob.spec, FetchOptions({}, places=places, names=names))
+        self.fetching.begin(blob.spec, FetchOptions({}, places=places, names=names, ca=ca))
         self.asked_over_mqtt = 0
 
     def run(self, until_bytes: int | None = None) -> str:
@@ -332,6 +345,53 @@ def test_https_checks_the_certificate(
         device = Device(tmp_path / "e", blob, site.url)
         assert device.run() == ""
         check_whole(device, blob)
+        monkeypatch.delenv("SSL_CERT_FILE")
+        device = Device(tmp_path / "f", blob, site.url, ca=tmp_path / "crt")
+        assert device.run() == ""
+        check_whole(device, blob)
+        for bad in ("k", "missing"):  # a file without a certificate, and none
+            device = Device(tmp_path / f"g-{bad}", blob, site.url, "/nowhere", ca=tmp_path / bad)
+            device.run(until_bytes=0)
+            while not device.fetching.complaint:
+                device.fetching.next_request(time.monotonic())
+                device.fetching.on_source(device.events.get(timeout=WAIT_S), time.monotonic())
+            assert f"update.ca {tmp_path / bad} is no CA" in device.fetching.complaint
+            device.fetching.remove()
+
+
+def test_a_site_that_trickles_is_left_for_the_next_source(
+    tmp_path: Path, blob: Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "TRICKLE_S", 0.5)
+    folder = tmp_path / "stick" / Path(path_of(blob)).parent
+    folder.mkdir(parents=True)
+    name = Path(path_of(blob)).name
+    shutil.copy(blob.path, folder / name)
+    (folder / f"{name}.index").write_bytes(blob.index)
+    site = site_of(blob, trickle=True)
+    with web(site):
+        device = Device(tmp_path / "d", blob, site.url, str(tmp_path / "stick"))
+        assert device.run() == ""
+        assert site.asked
+        assert "bytes a second for" in device.fetching.complaint
+        assert "below the 512 that a source must give" in device.fetching.complaint
+        check_whole(device, blob)
+
+
+def test_a_source_that_gives_no_chunk_is_left_for_another(tmp_path: Path, blob: Blob) -> None:
+    site = "http://127.0.0.1:9/x"
+    for limit, silent_s in ((None, SOURCE_SILENT_S), (64, 4.0 * blob.spec.chunk_bytes / 64)):
+        options = FetchOptions({}, places=(site, MQTT), bytes_per_s=limit)
+        folder = tmp_path / f"d{limit}"
+        folder.mkdir()
+        fetching = Fetching(folder, 16)
+        fetching.begin(blob.spec, options)
+        assert fetching.advance(0.0) == ""
+        fetching.advance(silent_s - 0.1)
+        assert fetching.complaint == ""
+        fetching.advance(silent_s)
+        assert f"{site} gave no chunk for {silent_s:.0f} s" in fetching.complaint
+        fetching.remove()
 
 
 # -- which source

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 from browser_fixtures import Browser, open_browser
 
-from pipelines.results import Detections
 from pipelines.sinks import encoders, video
 from pipelines.sinks.encoders import ENCODERS, Encoder, VideoFormat, choose_encoder
 from pipelines.sinks.video import VideoFileWriter
 
 FRAMES, FPS, WIDTH, HEIGHT = 12, 12.0, 160, 120
-NOTHING = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 # Plays the video to its end; returns its size, its duration and where it stopped, or its error.
 PLAY = """new Promise(done => {
     const video = document.createElement("video");
@@ -54,7 +52,7 @@ def frame(number: int) -> np.ndarray:
 def write(path: Path) -> Path:
     writer = VideoFileWriter(path, FPS)
     for number in range(FRAMES):
-        writer.write(frame(number), NOTHING, (), 1.0)
+        writer.write(frame(number))
     writer.close()
     assert writer.failed == 0
     return writer.path
@@ -123,11 +121,9 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from pipelines.sinks.video import VideoFileWriter
-from pipelines.results import Detections
-nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 writer = VideoFileWriter(Path(sys.argv[1]), 12.0)
 for number in range(12):
-    writer.write(np.full((120, 160, 3), 10 * number, np.uint8), nothing, (), 1.0)
+    writer.write(np.full((120, 160, 3), 10 * number, np.uint8))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -164,7 +160,7 @@ def test_an_encoder_that_ends_costs_frames_and_no_pipeline(
     monkeypatch.setattr(video, "choose_encoder", lambda suffix, fmt: (broken, ()))
     writer = VideoFileWriter(tmp_path / "out.mp4", FPS)
     for number in range(200):
-        writer.write(frame(number % 12), NOTHING, (), 1.0)
+        writer.write(frame(number % 12))
     writer.close()
     assert writer.failed > 0
     assert caplog.text.count("frames are dropped") == 1

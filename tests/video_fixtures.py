@@ -203,6 +203,7 @@ class Blocks(NamedTuple):
     implementation: str = "numpy"
     reason: str = "numpy: it is the reference of the detector"
     degraded: str = ""
+    runs_on: tuple[str, ...] = ("cpu",)
 
 
 class ColourDetector:

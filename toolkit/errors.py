@@ -43,6 +43,10 @@ class FleetError(TandemError):
     """The folder, keys, certificates or store of a fleet cannot be used as asked."""
 
 
+class RegistryError(TandemError):
+    """A registry of bundles cannot be reached, or does not give or take what was asked."""
+
+
 class NotComparedError(TandemError):
     """`tandem compare` could not run, whose status 1 says that two sides differ."""
 
@@ -63,6 +67,10 @@ class PluginError(TandemError):
 
 class RolloutError(TandemError):
     """A rollout cannot be started or changed as asked, or the fleet's store cannot be used."""
+
+
+class BoardError(TandemError):
+    """A board cannot be set up or looked after as asked."""
 
 
 @contextmanager

@@ -16,17 +16,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
+from device.agent.child_task import TaskEnded
+from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig, load_agent_config
 from device.agent.door import Asked, Door, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
 from device.agent.log import set_up_log
+from device.agent.log_lines import LogHandler, LogLines
 from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -42,7 +46,9 @@ from device.agent.preparation import (
     Preparing,
 )
 from device.agent.presence import Presence
+from device.agent.remote import Remote
 from device.agent.sd_notify import READY, STOPPING, Notifier
+from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.trial import Surroundings
 from device.agent.updater import Updater
@@ -85,7 +91,16 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = PreparationEvent | GoldenEnded | VerificationEvent | SourceEvent | SmpEvent | Asked
+Work = (
+    PreparationEvent
+    | GoldenEnded
+    | ShadowEvent
+    | CommandEvent
+    | VerificationEvent
+    | SourceEvent
+    | SmpEvent
+    | Asked
+)
 Event = LinkEvent | PipelineEvent | Work | _Stop
 
 
@@ -100,7 +115,10 @@ class Agent:
         self._stops: queue.SimpleQueue[_Stop] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._put: Callable[[Event], None] = queue_putter(self._events, self._ended)
-        self._pipeline = PipelineRunner(config, self._topics.root, row, self._put)
+        self._lines = LogLines((config.broker.password,))
+        self._pipeline = PipelineRunner(
+            config, self._topics.root, row, self._put, partial(self._lines.add, "pipeline")
+        )
         self._presence = Presence(config, self._topics, self._put)
         preparation = Preparation(
             self._put,
@@ -121,6 +139,9 @@ class Agent:
             preparation,
             put=self._put,
             golden=GoldenCheck(self._put, plans=preparation.plans),
+            shadow=ShadowProcess(
+                self._put, Path(config.state_dir), config.profile, plans=preparation.plans
+            ),
             around=self._surroundings,
             facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
@@ -130,6 +151,15 @@ class Agent:
             device=config.device,
             trust=config.trust,
             state_dir=Path(config.state_dir),
+        )
+        self._remote = Remote(
+            config,
+            self._topics,
+            lines=self._lines,
+            updater=self._updater,
+            presence=self._presence,
+            report=lambda: {"reported": self._reported(), "slots": slot_rows(self._updater.state)},
+            put=self._put,
         )
         self._notifier = Notifier()
         self._door = Door(Path(config.state_dir), self._put)
@@ -151,6 +181,14 @@ class Agent:
 
     def run(self) -> bool:
         """Run until `stop`, or until a client asks for a new start: then return True."""
+        handler = LogHandler(self._lines)
+        logging.getLogger().addHandler(handler)
+        try:
+            return self._run()
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+    def _run(self) -> bool:
         if self._dev_warning:
             LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
@@ -182,6 +220,7 @@ class Agent:
         self._notifier.send(STOPPING)
         self._door.close()
         self._verification.stop()
+        self._remote.commands.stop()
         self._updater.shut_down()
         self._report()
         self._presence.publish_stopped()
@@ -196,6 +235,7 @@ class Agent:
     def _next_event(self) -> Event | None:
         due = [*self._updater.due_s(online=self._presence.online)]
         due += (self._presence.report_due_s(self._newest), self._verification.due_s)
+        due += self._remote.due_s(time.monotonic())
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
         idle = self._pipeline.report.status == "stopped"
         most_s = IDLE_WAIT_S if idle else MAX_WAIT_S
@@ -220,6 +260,7 @@ class Agent:
                 self._updater.runs.on_exit(reason, crashed=event.crashed, now_s=time.monotonic())
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
+            self._remote.commands.on_link_up()
             self._updater.downloads.on_reconnect()
             self._verification.look_again(time.monotonic())
         elif isinstance(event, LinkDown):
@@ -233,8 +274,10 @@ class Agent:
             self._updater.on_preparing(event)
         elif isinstance(event, PreparationEnded):
             self._updater.on_prepared(event)
-        elif isinstance(event, GoldenEnded):
-            self._updater.on_golden(event)
+        elif isinstance(event, GoldenEnded | ShadowSaid | ShadowEnded):
+            self._on_check(event)
+        elif isinstance(event, CommandCheck | TaskEnded):
+            self._remote.commands.on_event(event, time.monotonic())
         elif isinstance(event, MetadataAsked | VerificationEnded):
             self._on_verdict(self._verification.on_event(event, time.monotonic()))
         elif isinstance(event, SourcePart | SourceEnded):
@@ -246,12 +289,22 @@ class Agent:
         elif isinstance(event, Asked):
             event.reply(self._on_ask(event.ask))
 
+    def _on_check(self, event: GoldenEnded | ShadowEvent) -> None:
+        """Take what a process says that checks a release before its trial."""
+        if isinstance(event, GoldenEnded):
+            self._updater.on_golden(event)
+        elif isinstance(event, ShadowEnded):
+            self._updater.shadow.on_ended(event)
+        elif message := self._updater.shadow.on_said(event):
+            self._forward(message)
+
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
         self._notifier.alive(now_s)
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
+        self._remote.advance(now_s)
         self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
         request = self._updater.downloads.next_request(
@@ -263,7 +316,10 @@ class Agent:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
-            repeated = self._handed_over and message.payload == self._retained
+            is_same = message.payload == self._retained
+            if is_same:
+                self._presence.on_desired_again()
+            repeated = self._handed_over and is_same
             self._retained = message.payload
             if not repeated:  # each connection brings the retained document again
                 self._handed_over = False
@@ -275,6 +331,9 @@ class Agent:
         elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
             request, number = message.topic.split("/")[-2:]
             self._verification.on_reply(request, number, message.payload)
+            self._remote.commands.on_reply(request, number, message.payload)
+        elif message.topic.startswith(f"{self._topics.root}/cmd/"):
+            self._remote.commands.on_message(message.topic, message.payload, time.monotonic())
         elif message.topic.startswith(f"{CAST}/"):
             sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
             self._updater.downloads.on_cast(sha256, part, message.payload, time.monotonic())

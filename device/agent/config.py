@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from device.errors import ConfigError, ProfileError
 from device.profile import load_profile
+from device.protocol.documents import CommandName
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
@@ -61,8 +62,10 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
     `min_version`: the oldest version that is taken, over every way; empty: any.
-    `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http, https,
-    file) or a path. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
+    second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
+    https, file) or a path. `ca`: a file with CAs that vouch for https sources, besides the
+    system's. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
@@ -72,9 +75,12 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
     max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
     crash_window_s: Seconds = 300.0  # several times what a trial lets pass
+    shadow_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 30
+    shadow_max_hz: Annotated[float, Meta(gt=0.0, le=1000.0)] = 10.0
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
+    ca: Annotated[str, Meta(min_length=1)] | None = None
     stop_grace_s: Seconds = 5.0
     min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
 
@@ -148,6 +154,27 @@ class TrustTable(_Table, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 60.0
 
 
+class CommandsTable(_Table, frozen=True, kw_only=True):
+    """[commands]: what an operator may have this device do, over MQTT.
+
+    `allow`: the operations; rebooting has to be named. `reboot_command`: what reboots.
+    """
+
+    allow: tuple[CommandName, ...] = ("restart", "pipeline", "snapshot", "log", "logs", "report")
+    reboot_command: Annotated[tuple[str, ...], Meta(min_length=1)] = ("systemctl", "reboot")
+
+
+class LogTable(_Table, frozen=True, kw_only=True):
+    """[log]: lines of the agent and its pipeline over MQTT.
+
+    `publish`: always; otherwise only while a command asks for them. `max_per_s`: more lines a
+    second are left out, and counted.
+    """
+
+    publish: bool = False
+    max_per_s: Annotated[float, Meta(gt=0.0, le=1000.0)] = 20.0
+
+
 class AgentConfig(_Table, frozen=True, kw_only=True):
     """agent.toml, checked. `labels`: what operators call this device, for rollouts that choose."""
 
@@ -160,6 +187,8 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     pipeline: PipelineTable = PipelineTable()
     prepare: PrepareTable = PrepareTable()
     trust: TrustTable = TrustTable()
+    commands: CommandsTable = CommandsTable()
+    log: LogTable = LogTable()
     labels: dict[Label, Label] = {}
     smp: SmpTable | None = None
     source: SourceTable | None = None
@@ -200,8 +229,16 @@ def load_agent_config(path: Path) -> AgentConfig:
         dir=str(folder / user_path(config.trust.dir)),
         repository=_repository(config.trust.repository, folder),
     )
+    update = config.update
+    if update.ca is not None:
+        update = msgspec.structs.replace(update, ca=str(folder / user_path(update.ca)))
     return msgspec.structs.replace(
-        config, state_dir=str(state_dir), profile=profile, broker=broker, trust=trust
+        config,
+        state_dir=str(state_dir),
+        profile=profile,
+        broker=broker,
+        trust=trust,
+        update=update,
     )
 
 

@@ -22,4 +22,5 @@ def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Pat
         cast=release.cast,
         places=(*release.sources, *config.sources),
         names=file_names(release.blob.sha256, release.target),
+        ca=None if config.ca is None else Path(config.ca),
     )

@@ -1,6 +1,6 @@
 """Runs the golden inputs of a release in a child, before its trial.
 
-The child is `python -m device.runtime.golden`: the engine runs there as it will in the pipeline.
+The child is `python -m device.runtime.golden`: each engine runs there as it will in the pipeline.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import msgspec
 from device.protocol.documents import InstallPolicy
 from device.start.child import guarded
 from device.start.command import module_command
-from device.update.bundle import ENGINE, GOLDEN, read_folder_info
+from device.update.bundle import read_folder_info
 
 LOG = logging.getLogger("tandem.agent")
 MIN_AGREEMENT = 0.95  # where the policy says nothing
@@ -103,11 +103,13 @@ class GoldenCheck:
         Raises BundleError: its bundle.json cannot be read.
         """
         self.stop()
-        golden = read_folder_info(folder).golden
+        info = read_folder_info(folder)
+        golden = info.golden
         if golden is None:
             return False
+        pairs = dict.fromkeys((one.engine, one.golden) for one in info.runs)
         command = (
-            *self._command, str(folder / ENGINE), str(folder / GOLDEN),
+            *self._command, *(str(folder / name) for pair in pairs for name in pair),
             "--tolerance", repr(golden.tolerance),
             *(() if self._plans is None else ("--plans", str(self._plans))),
         )  # fmt: skip

@@ -31,6 +31,12 @@ def default_limit_bytes() -> int:
     return int(min(machine, *group_limits(groups, _CGROUPS)) * DEFAULT_SHARE)
 
 
+def available_bytes() -> int:
+    """Return the memory that another process can take now, without others giving theirs back."""
+    free = _kib_of(Path("/proc/meminfo"), ("MemAvailable:",)) * 1024
+    return min(free, default_limit_bytes()) if free else default_limit_bytes()
+
+
 def group_limits(groups: str, mount: Path) -> list[int]:
     """Return the memory limits of the control groups in /proc/self/cgroup, and of those above.
 

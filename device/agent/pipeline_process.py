@@ -55,6 +55,7 @@ PIPELINE = ProcessRow(
         *("--mqtt-port", "{mqtt_port}"),
         *("--topic-prefix", "{topic_prefix}"),
         *("--data", "{data}", "--data-mb", "{data_mb}"),
+        *("--tap", "{tap}"),
         "--wait-for-source",
     ),
 )
@@ -135,15 +136,17 @@ class PipelineProcess:
         grace_s: float,
         mark: str = "",
         memory_bytes: int = 0,
+        on_line: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """`grace_s`: the child has so long to end. `mark`: what its processes carry (see
         `device.agent.process_tree`; empty: leftovers are not looked for). `memory_bytes`: what they
-        may hold; 0: anything."""
+        may hold; 0: anything. `on_line` takes what it prints to stderr, in another thread."""
         self.run = 0
         self._put = put
         self._grace_s = grace_s
         self._mark = mark
         self._memory_bytes = memory_bytes
+        self._on_line = on_line
         self._current: _Run | None = None
 
     @property
@@ -172,7 +175,9 @@ class PipelineProcess:
         )
         run = self._current = _Run(self.run, process, time.monotonic())
         threads = (
-            threading.Thread(target=_watch, args=(run, self._put), name="pipeline-watch"),
+            threading.Thread(
+                target=_watch, args=(run, self._put, self._on_line), name="pipeline-watch"
+            ),
             threading.Thread(target=self._hold_memory, args=(run,), name="pipeline-memory"),
         )
         try:
@@ -230,7 +235,7 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) ->
         os.killpg(process.pid, number)
 
 
-def _watch(run: _Run, put: Callable[[PipelineEvent], None]) -> None:
+def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[str], None]) -> None:
     """Turn the output and the exit of a child into events."""
     process = run.process
     assert process.stdout is not None
@@ -238,7 +243,7 @@ def _watch(run: _Run, put: Callable[[PipelineEvent], None]) -> None:
     tail: deque[str] = deque(maxlen=STDERR_LINES)
     readers = (
         threading.Thread(target=_read_messages, args=(process.stdout, run, put), daemon=True),
-        threading.Thread(target=_read_tail, args=(process.stderr, tail), daemon=True),
+        threading.Thread(target=_read_tail, args=(process.stderr, tail, on_line), daemon=True),
     )
     for reader in readers:
         reader.start()
@@ -265,12 +270,13 @@ def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], 
             put(PipelineOutput(run.number, message))
 
 
-def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:
+def _read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
     with stream:
         while line := stream.readline(MAX_LINE_BYTES):
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 tail.append(text)
+                on_line(text)
                 # An error of the log must not stop this loop: the child would block on its pipe.
                 with contextlib.suppress(OSError, ValueError):
                     print(text, file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ from device.agent.pipeline_process import (
 )
 from device.agent.preparation import PLANS
 from device.agent.process_tree import mark_of
+from device.agent.shadow_process import TAP
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 
@@ -53,7 +54,9 @@ class PipelineRunner:
         topic_prefix: str,
         row: ProcessRow,
         put: Callable[[PipelineEvent], None],
+        on_line: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        """`on_line` takes what the pipeline prints to stderr, in another thread."""
         self.report = PipelineReport(status="stopped")
         self._config = config
         self._topic_prefix = topic_prefix
@@ -64,6 +67,7 @@ class PipelineRunner:
             config.update.stop_grace_s,
             mark_of(Path(config.state_dir)),
             default_limit_bytes() if memory_mb is None else memory_mb * 2**20,
+            on_line,
         )
         self._restarts = Restarts()
         self._counts = (0, 0)  # frames and errors of the running process
@@ -220,6 +224,7 @@ class PipelineRunner:
             "topic_prefix": self._topic_prefix,
             "data": str(Path(config.state_dir) / DATA),
             "data_mb": str(config.pipeline.data_mb),
+            "tap": str(Path(config.state_dir) / TAP),
         }
         return command_of(self._row, values)
 

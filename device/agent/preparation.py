@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 
 from device.agent.memory_watch import default_limit_bytes
+from device.errors import BundleError, BundleReadError
 from device.start.child import guarded
 from device.start.command import module_command
-from device.update.bundle import ENGINE
+from device.update.bundle import read_folder_info
 
 LOG = logging.getLogger("tandem.agent")
 PLANS = "plans"  # folder of the state folder
@@ -120,11 +121,20 @@ class Preparation:
         self._run = 0
 
     def start(self, folder: Path) -> bool:
-        """Prepare the engine of a slot; False where there is nothing to do: no TensorRT is here."""
+        """Prepare the engines of a slot; False where there is nothing to do: no TensorRT is here.
+
+        A slot that cannot be read is left to the pipeline, which says so when it starts.
+        """
         if find_spec("tensorrt") is None:
             return False
         self.stop()
-        command = (*self._command, str(folder / ENGINE), *self._options)
+        try:
+            runs = read_folder_info(folder).runs
+        except (BundleError, BundleReadError) as error:
+            LOG.error("the segments cannot be prepared: %s", error)
+            return False
+        engines = dict.fromkeys(str(folder / one.engine) for one in runs)
+        command = (*self._command, *engines, *self._options)
         try:
             child = subprocess.Popen(
                 guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

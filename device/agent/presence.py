@@ -13,6 +13,7 @@ from device.agent.config import AgentConfig, tls_files
 from device.agent.event_sender import EventSender
 from device.agent.outbox import Outbox
 from device.agent.reporter import Reporter
+from device.protocol.device_key import ReportSigner
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
 from device.protocol.topics import Topics, cast_topic
@@ -62,13 +63,17 @@ class Presence:
     ) -> None:
         self._topics = topics
         self._link = Link(_settings(config, topics), put, self._will)
-        self._reporter = Reporter(self._link, topics.reported)
+        tls = tls_files(config.broker)
+        key = None if tls is None else tls.key
+        self._signer = None if key is None else ReportSigner(key)
+        self._reporter = Reporter(self._link, topics.reported, self._signer)
         self._events = EventSender(self._link, topics, Outbox(Path(config.state_dir) / OUTBOX))
         self._log_due_s = 0.0
         self._device = config.device
         self._rivals = Rivals()
         self._rival = (0, float("-inf"))  # its session, and when it was seen
         self._cast_sha256 = ""
+        self._mqtt_version = ""
         self.session = 0  # 0: no connection
 
     @property
@@ -79,7 +84,8 @@ class Presence:
     @property
     def warning(self) -> str:
         """What the report says of the connection; empty if all is well."""
-        return "; ".join(filter(None, (self._rival_warning(), self._giant_warning())))
+        unsigned = "" if self._signer is None else self._signer.problem
+        return "; ".join(filter(None, (self._rival_warning(), self._giant_warning(), unsigned)))
 
     def _giant_warning(self) -> str:
         topics = ", ".join(self._link.left_out)
@@ -114,6 +120,10 @@ class Presence:
         if self.online:
             self._link.publish(topic, payload, qos=0)
 
+    def retain(self, topic: str, payload: bytes) -> bool:
+        """Publish retained with QoS 1; False: the connection does not take it now."""
+        return self.online and self._link.publish(topic, payload, qos=1, retain=True)
+
     def report(self, report: Reported, now_s: float) -> None:
         """Publish the report if it changed, and the events that it tells; offline they wait."""
         self._events.offer(report)
@@ -128,12 +138,18 @@ class Presence:
     def on_link_up(self, event: LinkUp) -> None:
         """Publish the birth message, and the report again: the broker may have lost both."""
         LOG.info("connected to the broker with MQTT %s", event.mqtt_version)
-        self.session = event.session
+        self.session, self._mqtt_version = event.session, event.mqtt_version
         self._rivals.note_own(event.session)
         self._log_due_s = 0.0
         self._reporter.forget()
         self._events.on_link_up()
         self._publish_state("online")
+
+    def on_desired_again(self) -> None:
+        """Report again: a server of a cluster whose nodes keep retained documents each for itself
+        (RabbitMQ, MQTT 3.1.1) has not seen the report, and says again what it asks for."""
+        if self._mqtt_version == "3.1.1":
+            self._reporter.forget()
 
     def on_link_down(self, event: LinkDown) -> None:
         """Go offline; log the reason at most once in LOG_INTERVAL_S."""
@@ -187,6 +203,7 @@ def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
             (topics.state, 1),
             (topics.chunks, 0),
             (topics.tuf_replies, 0),
+            (topics.commands, 1),
         ),
         mqtt_version=broker.mqtt_version,
         username=broker.username,

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from device.protocol.device_key import ReportSigner
 from device.protocol.documents import Reported, encode
 from device.protocol.mqtt import Link
 
@@ -11,7 +12,9 @@ PROGRESS_S = 0.25
 class Reporter:
     """Remembers the last published report."""
 
-    def __init__(self, link: Link, topic: str) -> None:
+    def __init__(self, link: Link, topic: str, signer: ReportSigner | None = None) -> None:
+        """`signer` None: reports are not signed."""
+        self._signer = signer
         self._link = link
         self._topic = topic
         self._published: Reported | None = None
@@ -32,7 +35,10 @@ class Reporter:
         if _same_but_progress(report, self._published) and now_s < self._due_s:
             return
         self._due_s = now_s + PROGRESS_S
-        if self._link.publish(self._topic, encode(report), qos=1, retain=True):
+        payload = encode(report)
+        if self._signer is not None:
+            payload = self._signer.sign(payload)
+        if self._link.publish(self._topic, payload, qos=1, retain=True):
             self._published = report
 
 

@@ -6,6 +6,7 @@ carries them out in the one thread of `device.agent.agent`, with `device.agent.d
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from device.agent.preparation import (
     refusal,
 )
 from device.agent.runs import Runs
+from device.agent.shadow import ShadowRun
+from device.agent.shadow_process import ShadowProcess
 from device.agent.trial import Surroundings
 from device.errors import BundleError, BundleReadError, StateError
 from device.protocol.documents import Desired, DeviceFacts, Update
@@ -67,6 +70,7 @@ class Updater:
         preparation: Preparation | None = None,
         *,
         golden: GoldenCheck | None = None,
+        shadow: ShadowProcess | None = None,
         put: Callable[[SourceEvent], None] = lambda _event: None,
         around: Callable[[float], Surroundings] = lambda _now_s: Surroundings(),
         facts: Callable[[], DeviceFacts] = DeviceFacts,
@@ -75,8 +79,9 @@ class Updater:
         """`report` publishes the reported state before something that takes long.
 
         `preparation` finishes the segments of a slot with TensorRT; None: nothing does. `golden`
-        runs golden inputs before a trial; None: nothing does. `around`:
-        what is beside the pipeline; `facts`: what the board is; `local_time`: of the device.
+        runs golden inputs before a trial, `shadow` a release beside the live one; None: nothing
+        does. `around`: what is beside the pipeline; `facts`: what the board is; `local_time`: of
+        the device.
         """
         self._config = config
         self._store = store
@@ -95,6 +100,14 @@ class Updater:
         self._local_time = local_time
         self._order = Order()
         self.downloads = Downloads(config, store, self._kept, self._order, put)
+        self.shadow = ShadowRun(
+            config.update,
+            store=store,
+            kept=self._kept,
+            order=self._order,
+            process=shadow,
+            begin=self._begin_trial,
+        )
         self.runs = Runs(
             config.update,
             store=store,
@@ -143,6 +156,7 @@ class Updater:
             self._preparation.stop()
         if self._golden is not None:
             self._golden.stop()
+        self.shadow.stop()
 
     # -- time
 
@@ -183,6 +197,7 @@ class Updater:
     def _reconcile(self) -> None:
         """Act on the difference between the desired state and the slots."""
         desired = self._order.desired
+        self.shadow.keep_for(desired)
         if self.state.trial is not None and not self._gives_way(desired):
             return  # called again when the trial has ended
         if desired is None:
@@ -262,6 +277,25 @@ class Updater:
             self.runs.roll_back("it was cancelled during its trial")
         else:
             self._reconcile()
+
+    def restart(self) -> str:
+        """Start the pipeline of the live release anew; return why it cannot be."""
+        if self.state.trial is not None:
+            return "a release is on trial: wait until that has ended"
+        if self.state.active is None:
+            return "there is no release to run"
+        self.runs.start_active()
+        return ""
+
+    def set_pipeline(self, status: str) -> str:
+        """Start or stop the pipeline of the live release; return why it cannot be."""
+        if status == "running":
+            stopped = self._pipeline.report.status == "stopped"
+            return self.restart() if stopped else ""
+        if self.state.trial is not None:
+            return "a release is on trial: wait until that has ended"
+        self._pipeline.stop("it was stopped by a command")
+        return ""
 
     def go_back(self, reason: str) -> str:
         """End a trial, or go back to the release in the other slot; return why it cannot."""
@@ -436,6 +470,8 @@ class Updater:
             return  # called again when the preparation has ended
         if self._check_golden(desired):
             return  # called again when they agree
+        if self.shadow.waits(desired):
+            return  # called again when it has been compared with the live release
         # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._store.reserve()
@@ -483,11 +519,13 @@ class Updater:
 
     def _board(self) -> BoardState:
         """Return what a release is compared with before it is fetched."""
-        room_bytes, desired = self._store.room_bytes(self.state), self._order.desired
+        room, desired = self._store.room(self.state), self._order.desired
         blob = None if desired is None else desired.release.blob
-        if room_bytes is not None and blob and self._store.carried(blob.sha256, blob.bytes):
-            room_bytes += blob.bytes  # it is there, and not copied
-        return BoardState(self._facts(), room_bytes, self.state.floors)
+        if room is not None and blob and self._store.carried(blob.sha256, blob.bytes):
+            room = dataclasses.replace(
+                room, free_bytes=room.free_bytes + blob.bytes
+            )  # there, and not copied
+        return BoardState(self._facts(), room, self.state.floors)
 
     def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.

@@ -25,6 +25,7 @@ from device.start.child import guarded
 from device.start.command import module_command
 from device.trust.exchange import (
     MAX_DESIRED_BYTES,
+    DocumentKind,
     Line,
     Part,
     Refused,
@@ -78,9 +79,12 @@ class Verification:
         device: str,
         trust: TrustTable,
         state_dir: Path,
+        kind: DocumentKind = "desired",
         command: tuple[str, ...] = _COMMAND,
     ) -> None:
-        """`put` takes the events, from another thread; `ask` sends a request to the repository."""
+        """`put` takes the events, from another thread; `ask` sends a request to the repository;
+        `kind` of the documents."""
+        self._kind = kind
         self._put = put
         self._ask = ask
         self._device = device
@@ -180,7 +184,8 @@ class Verification:
             self._due_s = now_s + AGAIN_S[min(self._tries, len(AGAIN_S) - 1)]
             self._tries += 1
         if not isinstance(verdict, Trusted):
-            LOG.warning("the desired document is not followed: %s", verdict.reason)
+            what = "command" if self._kind == "command" else "desired document"
+            LOG.warning("the %s is not followed: %s", what, verdict.reason)
         return verdict
 
     def _end_child(self) -> None:
@@ -198,6 +203,7 @@ class Verification:
             state_dir=str(self._state_dir),
             repository=self._repository or self._trust.repository,
             timeout_s=self._trust.timeout_s,
+            kind=self._kind,
         )
         pipe = subprocess.PIPE
         try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from device.agent.facts import jetpack_of
+from device.board_files import power_mode_name, power_mode_number
 from device.control.parcel import BoardFacts, Chunks
 from device.errors import StateError
 from device.protocol.control import Answer, Ask, AskProgress, connect
@@ -74,16 +76,16 @@ def board_facts(client: Client, root: Path = Path("/")) -> BoardFacts:
     """Return what this board is; what cannot be read stays empty or 0."""
     answer = client.ask(AskProgress())
     board = read_board(root)
-    disk = os.statvfs(client.state_dir)
+    disk, mode = os.statvfs(client.state_dir), power_mode_number(root)
     return BoardFacts(
         facts=DeviceFacts(
             module=_text(root / MODEL),
-            jetpack=f"L4T {board.l4t}" if board.l4t else "",
+            jetpack=jetpack_of(board.l4t) or (f"L4T {board.l4t}" if board.l4t else ""),
             tensorrt=board.tensorrt,
             dla_cores=board.dla_cores,
             memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEBIBYTE,
             free_mb=disk.f_bavail * disk.f_frsize // _MEBIBYTE,
-            power_mode=board.power_mode,
+            power_mode=power_mode_name(mode, root) or mode,
             bundles=tuple(row.sha256 for row in answer.slots),
         ),
         answer=answer,

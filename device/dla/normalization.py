@@ -105,8 +105,8 @@ def lrn_registers(lrn: Lrn, step_in: float, step_out: float) -> Normalization:
     weight = np.minimum(np.sqrt(sums), _LARGEST)  # no x is larger than its own sum allows
 
     def error(tables: lookup.Tables) -> float:
-        found = lookup.run_lookup(sums, tables, lookup.NORMALIZATION)
-        return float(np.max(weight * np.abs(np.ldexp(found, -fraction_bits) - exact)))
+        factors = lookup.run_lookup(sums, tables, lookup.NORMALIZATION)
+        return float(np.max(weight * np.abs(np.ldexp(factors, -fraction_bits) - exact)))
 
     tables = min(_placements(lrn, step_in, fraction_bits), key=error)
     factor = scales.multiplier_of(step_in / step_out * 2.0**-fraction_bits)

@@ -147,15 +147,31 @@ UNCALIBRATED = (
 
 
 class CalibrationInfo(_Value, frozen=True, kw_only=True):
-    """Where the INT8 scales came from; method "dummy": from nowhere (see `UNCALIBRATED`)."""
+    """Where the INT8 scales came from; method "dummy": from nowhere (see `UNCALIBRATED`).
+
+    `table_sha256`: of the calibration table as a file; unset where there is none.
+    """
 
     method: str
     samples: int
     data_sha256: str
+    table_sha256: str | UnsetType = UNSET
+
+
+class Measurement(_Value, frozen=True, kw_only=True):
+    """A figure that was measured of the engine, and how: on what, against what."""
+
+    name: str
+    value: float
+    how: str
 
 
 class Provenance(_Value, frozen=True, kw_only=True):
-    """What the engine was made from and with; no times and no paths, so builds can be compared."""
+    """What the engine was made from and with; no times and no paths, so builds can be compared.
+
+    `licence`: what the model's metadata say. `measured`: what the build has measured of the engine.
+    Unset where there is none, and then not in the file.
+    """
 
     model: str
     model_sha256: str
@@ -163,6 +179,8 @@ class Provenance(_Value, frozen=True, kw_only=True):
     passes: tuple[str, ...]
     versions: dict[str, str]
     calibration: CalibrationInfo | None = None
+    licence: str | UnsetType = UNSET
+    measured: tuple[Measurement, ...] | UnsetType = UNSET
 
 
 class Manifest(_Value, frozen=True, kw_only=True):

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from device.agent.config import AgentConfig, load_agent_config, tls_files
 from device.enrol.request import (
+    MAX_PEM,
     EnrolRequest,
     EnrolResponse,
     fits_key,
@@ -34,24 +36,13 @@ def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float
     A key that is there is used again: an enrolment that was cut off goes on with it. Raises
     ConfigError or BrokerError; the files that were there stay then.
     """
-    files = tls_files(config.broker)
-    if files is None or files.certificate is None or files.key is None:
+    certificate_file, key_file = _files(config)
+    if certificate_file.exists() and not again:
         raise ConfigError(
-            "agent.toml names no certificate and key in [broker.tls]: that is where they go"
+            f"{certificate_file} exists: this device is enrolled. --again asks for a new one"
         )
-    if files.certificate.exists() and not again:
-        raise ConfigError(
-            f"{files.certificate} exists: this device is enrolled. --again asks for a new one"
-        )
-    key = _key(files.key)
-    try:
-        request = make_request(key, config.device)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{files.key} is no unencrypted key on the curve P-256 ({error}): remove it, and a new "
-            "one is made"
-        ) from error
-    response = _ask(config, claim, request, timeout_s)
+    key = _key(key_file)
+    response = _ask(config, claim, _request(key, key_file, config.device), timeout_s)
     if response.error:
         raise ConfigError(f"the fleet refused to enrol {config.device}: {response.error}")
     certificate = response.certificate.encode()
@@ -60,8 +51,47 @@ def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float
             f"the answer holds no certificate for the key of {config.device}: another server "
             "answers on this broker"
         )
-    _write(files.certificate, certificate, 0o666)
-    return files.certificate
+    _write(certificate_file, certificate, 0o666)
+    return certificate_file
+
+
+def write_request(config: AgentConfig, out: BinaryIO) -> None:
+    """Write the request for a certificate, PEM; the key is made if there is none."""
+    _, key_file = _files(config)
+    out.write(_request(_key(key_file), key_file, config.device))
+    out.flush()
+
+
+def accept(config: AgentConfig, certificate: bytes) -> Path:
+    """Store a certificate that was signed elsewhere; ConfigError if it is not for our key."""
+    certificate_file, key_file = _files(config)
+    if not fits_key(certificate, _key(key_file), config.device):
+        raise ConfigError(
+            f"this is no certificate for the key of {config.device}: sign what `tandem-agent enrol "
+            "--request` writes on this board"
+        )
+    _write(certificate_file, certificate, 0o666)
+    return certificate_file
+
+
+def _files(config: AgentConfig) -> tuple[Path, Path]:
+    """Return where certificate and key are."""
+    files = tls_files(config.broker)
+    if files is None or files.certificate is None or files.key is None:
+        raise ConfigError(
+            "agent.toml names no certificate and key in [broker.tls]: that is where they go"
+        )
+    return files.certificate, files.key
+
+
+def _request(key: bytes, key_file: Path, device: str) -> bytes:
+    try:
+        return make_request(key, device)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{key_file} is no unencrypted key on the curve P-256 ({error}): remove it, and a new "
+            "one is made"
+        ) from error
 
 
 def _key(path: Path) -> bytes:
@@ -133,23 +163,43 @@ def make_parser() -> argparse.ArgumentParser:
         "--claim-key fleet.claim.key",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
-    parser.add_argument("--claim", required=True, type=Path, help="the claim certificate (PEM)")
-    parser.add_argument("--claim-key", required=True, type=Path, help="its key (PEM)")
+    parser.add_argument("--claim", type=Path, help="the claim certificate (PEM)")
+    parser.add_argument("--claim-key", type=Path, help="its key (PEM)")
+    parser.add_argument(
+        "--request", action="store_true", help="write the request (PEM) instead, for another way"
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="read the certificate (PEM) from standard input"
+    )
     parser.add_argument("--again", action="store_true", help="replace a certificate that is there")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
     return parser
 
 
+def _enrol_over_mqtt(config: AgentConfig, options: argparse.Namespace) -> Path:
+    ca = tls_files(config.broker)
+    if ca is None:
+        raise ConfigError(f"{options.config}: [broker.tls] is missing")
+    claim = TlsFiles(ca.ca, options.claim, options.claim_key)
+    return enrol(config, claim, again=options.again, timeout_s=options.timeout)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Enrol; exit status 1 with a sentence if that fails."""
-    options = make_parser().parse_args(argv)
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    over_mqtt = not (options.request or options.accept)
+    if over_mqtt and (options.claim is None or options.claim_key is None):
+        parser.error("name --claim and --claim-key, or take --request and --accept")
     try:
         config = load_agent_config(options.config)
-        ca = tls_files(config.broker)
-        if ca is None:
-            raise ConfigError(f"{options.config}: [broker.tls] is missing")
-        claim = TlsFiles(ca.ca, options.claim, options.claim_key)
-        path = enrol(config, claim, again=options.again, timeout_s=options.timeout)
+        if options.request:
+            write_request(config, sys.stdout.buffer)
+            return 0
+        if options.accept:
+            path = accept(config, sys.stdin.buffer.read(MAX_PEM))
+        else:
+            path = _enrol_over_mqtt(config, options)
     except TandemError as error:
         print(f"tandem-agent: {error}", file=sys.stderr)
         return 1

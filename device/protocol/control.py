@@ -79,14 +79,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def socket_address(folder: Path) -> Iterator[str]:
-    """Yield an address of the socket in a folder that is short, however long the path is.
+def socket_address(folder: Path, name: str = SOCKET) -> Iterator[str]:
+    """Yield an address of a socket in a folder that is short, however long the path is.
 
     Raises OSError.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{handle}/{SOCKET}"
+        yield f"/proc/self/fd/{handle}/{name}"
     finally:
         os.close(handle)
 

@@ -4,7 +4,7 @@ All are JSON. Unknown keys are let through, so that an older agent reads a newer
 of `Desired` is what tells a document that cannot be understood.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +41,12 @@ AgentState = Literal["online", "stopped", "lost"]
 PipelineStatus = Literal[
     "stopped", "starting", "running", "degraded", "stalled", "restarting", "failed"
 ]
+
+
+CommandName = Annotated[str, Meta(pattern=r"^[a-z_]{1,32}\Z")]
+CommandId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+CommandArgument = Union[str, int, float, bool]  # noqa: UP007  (read by msgspec on 3.10)
+CommandStatus = Literal["init", "executing", "successful", "failed"]
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +217,48 @@ class Reported(_Document, frozen=True, kw_only=True):
     measured: Measured | None = None
 
 
+class Command(_Document, frozen=True, kw_only=True):
+    """What a device shall do once. `counter` and `expires` (RFC 3339, UTC) bind it to its time: one
+    with a counter that is not above that of the last command is a replay.
+
+    `op` and `id` are those of its topic, `arguments` those of the operation.
+    """
+
+    op: CommandName
+    id: CommandId
+    device: str
+    counter: Annotated[int, Meta(ge=0)]
+    expires: str
+    arguments: dict[str, CommandArgument] = {}
+    status: Literal["init"] = "init"
+
+
+class CommandState(_Document, frozen=True, kw_only=True):
+    """How far a command is: the device writes it in the place of the command, retained.
+
+    `reason`: why it failed. `at`: RFC 3339, UTC. `result`: what the operation gives.
+    """
+
+    status: CommandStatus
+    op: CommandName
+    id: CommandId
+    at: str = ""
+    reason: str = ""
+    result: dict[str, Any] = {}
+
+
+class LogLine(_Document, frozen=True, kw_only=True):
+    """A line of the agent's log, or one that its pipeline has printed.
+
+    `left_out`: lines before it that were too many.
+    """
+
+    at: str
+    level: str
+    text: str
+    left_out: Amount = 0
+
+
 class Signature(_Document, frozen=True, kw_only=True):
     """A signature: the id of the key and the signature, both in hexadecimal."""
 
@@ -223,6 +271,12 @@ class Signed(_Document, frozen=True, kw_only=True):
 
     payload: str
     signatures: tuple[Signature, ...]
+
+
+class SignedCommand(Signed, frozen=True, kw_only=True):
+    """A signed command as it is published: its status can be read without the payload."""
+
+    status: Literal["init"] = "init"
 
 
 class StateDocument(_Document, frozen=True, kw_only=True):

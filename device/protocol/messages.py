@@ -36,6 +36,7 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     """Figures over the last interval: frames per second, latency and drops by cause.
 
     `recent_p50_ms`, `recent_p95_ms`: latency of the last 1,000 frames since the start; 0: none yet.
+    `processors`: the frames of the interval whose inferences ran on each, such as "dla1".
     """
 
     frames: int
@@ -47,6 +48,7 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     dropped: dict[str, int]
     recent_p50_ms: float = 0.0
     recent_p95_ms: float = 0.0
+    processors: dict[str, int] = {}
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
@@ -74,13 +76,26 @@ class Reload(_Message, frozen=True, kw_only=True, tag="reload"):
     refused: str = ""
 
 
+class Shadow(_Message, frozen=True, kw_only=True, tag="shadow"):
+    """How far a new release agrees with the one that runs, on the same live frames.
+
+    `frames` were compared, with `counted` objects, frames or lines, of which `agreement` is the
+    share that agrees. `done`: the last message.
+    """
+
+    frames: int
+    agreement: float
+    counted: int
+    done: bool = False
+
+
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
     """The pipeline stops; `message` is the sentence that a user reads."""
 
     message: str
 
 
-ChildMessage = Union[Ready, Result, Stats, Heartbeat, Reload, Failure]  # noqa: UP007  (read by msgspec on 3.10)
+ChildMessage = Union[Ready, Result, Stats, Heartbeat, Reload, Shadow, Failure]  # noqa: UP007  (read by msgspec on 3.10)
 
 _DECODER = msgspec.json.Decoder(ChildMessage)
 _ENCODER = msgspec.json.Encoder()

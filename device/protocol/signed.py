@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from device.errors import TrustError
-from device.protocol.documents import Desired, Reported, Signature, Signed, decode, encode
+from device.protocol.documents import (
+    Command,
+    Desired,
+    Reported,
+    Signature,
+    Signed,
+    SignedCommand,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
@@ -56,16 +65,35 @@ def open_desired(payload: bytes) -> tuple[Desired, Signed | None]:
     return decode(signed.payload.encode(), Desired), signed
 
 
-def open_reported(payload: bytes, key: "Key | None" = None) -> Reported:
-    """Return a report, signed or not; with the device's public key only a signed one is taken.
+def open_command(payload: bytes) -> tuple[Command, Signed | None]:
+    """Return a command and its signatures, None if it has none. Nothing is verified.
 
-    Raises ValueError: it is not understood. Raises TrustError: the key did not sign it.
+    Raises ValueError: it is not understood.
     """
     signed = _signed(payload)
-    if key is not None and (signed is None or not count_valid(signed, {key.keyid: key})):
+    if signed is None:
+        return decode(payload, Command), None
+    return decode(signed.payload.encode(), Command), signed
+
+
+def sign_command(command: Command, signers: "Iterable[Signer]") -> bytes:
+    """Return a command with its signatures, as it is published."""
+    signed = sign_text(encode(command).decode(), signers)
+    return encode(SignedCommand(payload=signed.payload, signatures=signed.signatures))
+
+
+def open_reported(payload: bytes, keys: "Mapping[str, Key] | None" = None) -> Reported:
+    """Return a report, signed or not; with the device's public keys, by their ids, only one that is
+    signed by one of them is taken.
+
+    Raises ValueError: it is not understood. Raises TrustError: none of the keys has signed it.
+    """
+    signed = _signed(payload)
+    if keys is not None and (signed is None or not count_valid(signed, keys)):
+        names = ", ".join(f"{keyid[:12]}..." for keyid in keys) or "none, it was revoked"
         raise TrustError(
-            f"a report is not signed by the device's key {key.keyid[:12]}...: somebody else "
-            "published it, or the device has a new key"
+            f"a report is not signed by a key of the device ({names}): somebody else published it, "
+            "or its agent is older than the fleet"
         )
     return decode(payload if signed is None else signed.payload.encode(), Reported)
 

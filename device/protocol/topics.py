@@ -12,6 +12,9 @@ fleet/v1/{device}/tuf/reply/{id}/{n} part n of the answer to the request of this
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name (n = "d7": chunk
                                     7 as a difference; n = "none": the server has no such blob)
 fleet/v1/cast/{sha256}/{n}          chunk n for all devices at once (n = "index", "end")
+fleet/v1/{device}/cmd/{op}           retained: the device takes this operation
+fleet/v1/{device}/cmd/{op}/{id}      retained: a command, answered in place with how far it is
+fleet/v1/{device}/log/{source}       lines of the agent and of its pipeline, while asked for
 fleet/v1/{device}/detections        what the pipeline saw, a message a frame
 fleet/v1/{device}/stats             figures of the running pipeline
 fleet/v1/{device}/status            retained, will, of the pipeline: online | stopped | offline
@@ -89,6 +92,23 @@ class Topics:
     def stats(self) -> str:
         """Figures of the running pipeline."""
         return f"{self.root}/stats"
+
+    @property
+    def commands(self) -> str:
+        """All commands, and how far they are."""
+        return f"{self.root}/cmd/+/+"
+
+    def command(self, op: str, command_id: str) -> str:
+        """The topic of one command."""
+        return f"{self.root}/cmd/{op}/{command_id}"
+
+    def capability(self, op: str) -> str:
+        """Says that the device takes an operation."""
+        return f"{self.root}/cmd/{op}"
+
+    def log(self, source: str) -> str:
+        """Lines of the agent or of its pipeline."""
+        return f"{self.root}/log/{source}"
 
     def event(self, name: str) -> str:
         """Events of one sort: update, pipeline."""

@@ -2,7 +2,8 @@
 
     golden.npz   in_<sample>_<input>, out_<sample>_<output>: arrays, in the order of the engine
 
-`python -m device.runtime.golden ENGINE GOLDEN --tolerance T` prints a `GoldenResult` as one line.
+`python -m device.runtime.golden ENGINE GOLDEN [ENGINE GOLDEN ...] --tolerance T` prints a
+`GoldenResult` as one line, of several engines that of the worst.
 """
 
 import argparse
@@ -27,7 +28,8 @@ class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a check has measured.
 
     `agreement`: the share of values within the tolerance, of the output where it is smallest:
-    `worst`. `latency_p95_ms`: of one inference, without the first.
+    `worst`, of several engines after the name of its own. `latency_p95_ms`: of one inference,
+    without the first, of the slowest engine. `samples`: of all engines.
     """
 
     samples: int
@@ -119,21 +121,38 @@ def _read(path: Path, inputs: int, outputs: int) -> tuple[list[list[Array]], lis
     return first, second
 
 
+def worst_of(results: Mapping[str, GoldenResult]) -> GoldenResult:
+    """Return what several checks have measured together, by the names of their engines."""
+    name, worst = min(results.items(), key=lambda item: item[1].agreement)
+    return GoldenResult(
+        samples=sum(one.samples for one in results.values()),
+        agreement=worst.agreement,
+        worst=worst.worst if len(results) == 1 else f"{name}: {worst.worst}",
+        latency_p95_ms=max(one.latency_p95_ms for one in results.values()),
+    )
+
+
 def main() -> int:
-    """Check one engine; the exit status is 1 if that is not possible."""
+    """Check engines; the exit status is 1 if that is not possible."""
     parser = argparse.ArgumentParser(prog="python -m device.runtime.golden")
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("golden", type=Path)
+    parser.add_argument("files", type=Path, nargs="+", metavar="ENGINE GOLDEN")
     parser.add_argument("--tolerance", type=float, required=True)
     parser.add_argument("--plans", type=Path)
     arguments = parser.parse_args()
-    try:
-        with open_session(arguments.engine, plans=arguments.plans) as session:
-            result = check_golden(session, arguments.golden, arguments.tolerance)
-    except TandemError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    files: list[Path] = arguments.files
+    if len(files) % 2:
+        parser.error("name a file of golden inputs behind each engine")
+    results: dict[str, GoldenResult] = {}
+    for engine, golden in zip(files[::2], files[1::2], strict=True):
+        try:
+            with open_session(engine, plans=arguments.plans) as session:
+                result = check_golden(session, golden, arguments.tolerance)
+        except TandemError as error:
+            name = "" if len(files) == 2 else f"{engine.stem}: "
+            sys.stderr.write(f"{name}{error}\n")
+            return 1
+        results[golden.name.partition(".")[0]] = result  # models may share an engine
+    sys.stdout.write(msgspec.json.encode(worst_of(results)).decode() + "\n")
     return 0
 
 

@@ -11,15 +11,34 @@ from typing import Any
 
 import numpy.typing as npt
 
-from device.engine.file import PathLike, open_engine
+from device.engine.file import Engine, PathLike, open_engine
+from device.engine.tensorrt_manifest import TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.executors.table import SegmentReport
 from device.runtime.session import Session
+from device.runtime.tensorrt.loaded import core_count
 
 Array = npt.NDArray[Any]
 
 MAX_SESSIONS = 16  # a DLA core holds as many loadables
+
+
+def turns_of(engine: Engine, session: Session) -> int:
+    """Return how many sessions of an engine use all DLA cores: one for each core, where the plan
+    says that frames take turns on them and TensorRT runs them here as in `session`; else 1."""
+    on_dla = {
+        report.segment
+        for report in session.reports
+        if report.implementation == "tensorrt" and any(p.startswith("dla") for p in report.runs_on)
+    }
+    takes_turns = any(
+        isinstance(implementation, TensorRT) and implementation.take_turns
+        for segment in engine.manifest.segments
+        if segment.name in on_dla
+        for implementation in segment.implementations
+    )
+    return core_count() if takes_turns else 1
 
 
 class SessionPool:

@@ -211,7 +211,9 @@ class Session:
                         before, report = executor.description, reports[number]
                         executor.use_dla_core(core)
                         reason = report.reason.replace(before, executor.description)
-                        reports[number] = replace(report, reason=reason)
+                        reports[number] = replace(
+                            report, reason=reason, runs_on=executor.processors
+                        )
             finally:  # those before one that is refused run there already
                 self.reports = tuple(reports)
 

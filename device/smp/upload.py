@@ -19,11 +19,11 @@ from msgspec import Meta
 from device.files import replacing, sync_folder
 from device.protocol.documents import Sha256
 from device.smp.message import Code, SmpError
+from device.update.admission import SPARE_BYTES
 from device.update.background_sync import BackgroundSync
 
 LOG = logging.getLogger("tandem.agent")
 SYNC_BYTES = 4 * 1024**2 // 3  # as in `device.update.part_file`
-SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 IDLE_S = 10.0  # an upload that is silent for so long gives way to another one
 
 

@@ -9,42 +9,46 @@ import msgspec
 from tuf.api.metadata import TargetFile
 
 from device.errors import TrustError
-from device.protocol.documents import Desired, ReleaseSpec, Signed
+from device.protocol.documents import Command, Desired, ReleaseSpec, Signed
 from device.protocol.signed import count_valid
 from device.trust.director import Director
 
 HASH = "sha256"
+DESIRED = "the desired document"
+COMMAND = "the command"
 # What a release says of itself must be what the repository says of it.
 _NAMES = ("name", "version", "profile")
 
 
-def check_signatures(signed: Signed, director: Director) -> None:
+def check_signatures(signed: Signed, director: Director, what: str = DESIRED) -> None:
     """Raise TrustError unless enough of the director's keys have signed."""
     valid = count_valid(signed, director.keys)
     if valid < director.threshold:
         raise TrustError(
-            f"the desired document is signed by {valid} of the director's keys, it needs "
+            f"{what} is signed by {valid} of the director's keys, it needs "
             f"{director.threshold}: whoever published it does not direct this fleet, or the "
             "director's key was rotated; deploy again from the fleet's folder"
         )
 
 
-def check_address(desired: Desired, device: str, now: datetime) -> None:
+def check_address(
+    desired: Desired | Command, device: str, now: datetime, what: str = DESIRED
+) -> None:
     """Raise TrustError unless the document is for this device and its time is not over."""
     if desired.device != device:
         raise TrustError(
-            f"the desired document is for the device {desired.device or '(none)'}, this one is "
+            f"{what} is for the device {desired.device or '(none)'}, this one is "
             f"{device}: somebody has copied it"
         )
     try:
         expires = msgspec.convert(desired.expires, datetime)
     except msgspec.ValidationError as error:
         raise TrustError(
-            f"the desired document expires at {desired.expires!r}, which is no time: sign it again"
+            f"{what} expires at {desired.expires!r}, which is no time: sign it again"
         ) from error
     if expires.tzinfo is None or expires <= now:
         raise TrustError(
-            f"the desired document has expired at {desired.expires}, it is {now:%Y-%m-%dT%H:%M}Z "
+            f"{what} has expired at {desired.expires}, it is {now:%Y-%m-%dT%H:%M}Z "
             "here: deploy again, and compare the board's clock"
         )
 

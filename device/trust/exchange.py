@@ -5,7 +5,7 @@ server sent: a line with `Part`, and its bytes. The child writes lines: files th
 at last its verdict.
 """
 
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from msgspec import Meta
 from device.protocol.documents import TufGet
 
 MQTT_REPOSITORY = "mqtt:"  # the server behind the broker
+DocumentKind = Literal["desired", "command"]
 PART_BYTES = 64 * 1024
 MAX_FILE_BYTES = 8 * 1024**2  # above every limit of a metadata file
 MAX_DESIRED_BYTES = 64 * 1024
@@ -47,8 +48,8 @@ TRUSTED = Trusted()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall be checked. `desired`: the text of the signed document; `timeout_s`: the longest
-    time in all. `state_dir` is a folder of the check alone."""
+    """What shall be checked. `desired`: the text of the signed document, a command where `kind`
+    says so; `timeout_s`: the longest time in all. `state_dir` is a folder of checks alone."""
 
     device: str
     desired: str
@@ -56,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     repository: str = MQTT_REPOSITORY
     timeout_s: float = 60.0
+    kind: DocumentKind = "desired"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

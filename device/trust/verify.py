@@ -2,11 +2,15 @@
 exists, the director's what this device runs.
 """
 
+import fcntl
+import os
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 
 from device.errors import TrustError
-from device.protocol.signed import open_desired
+from device.files import make_folder
+from device.protocol.signed import open_command, open_desired
 from device.trust import desired as rules
 from device.trust.director import DIRECTOR, Director, load_director
 from device.trust.exchange import Refused, Request, Trusted, Unverified, Verdict
@@ -20,13 +24,26 @@ ROOT = "root.json"
 
 def verify(request: Request, fetcher: WholeFileFetcher) -> Verdict:
     """Return what is to be done with the desired document of a request."""
+    with ExitStack() as stack:
+        return _verify_locked(request, fetcher, stack)
+
+
+def _verify_locked(request: Request, fetcher: WholeFileFetcher, stack: ExitStack) -> Verdict:
+    """Verify while no other check uses the folder: one of a release and one of a command may run
+    at the same time."""
     state, trust = Path(request.state_dir), Path(request.trust_dir)
     try:
+        make_folder(state)
+        handle = os.open(state, os.O_RDONLY)
+        stack.callback(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         journal = Journal(state)
         root = _trusted_root(trust)
         repository = TrustedRepository(root, state / METADATA_FOLDER, fetcher, journal)
         repository.refresh()
         director = load_director(repository, journal, state / DIRECTOR, trust / DIRECTOR)
+        if request.kind == "command":
+            return _judge_command(request, director)
         return _judge(request, repository, director, journal)
     except UnreachableError as error:
         return Unverified(reason=str(error))
@@ -59,6 +76,20 @@ def _judge(
     except TrustError as error:
         return Refused(reason=str(error))
     return Trusted(custom=rules.custom_of(target))
+
+
+def _judge_command(request: Request, director: Director) -> Verdict:
+    """Return the verdict on a command; whether it is a replay the agent knows."""
+    try:
+        command, signed = open_command(request.desired.encode())
+        if signed is None:
+            return Refused(reason="the command is not signed")
+        rules.check_signatures(signed, director, rules.COMMAND)
+        now = datetime.now(timezone.utc)
+        rules.check_address(command, request.device, now, rules.COMMAND)
+    except (TrustError, ValueError) as error:
+        return Refused(reason=str(error))
+    return Trusted()
 
 
 def _trusted_root(folder: Path) -> bytes:

@@ -19,16 +19,26 @@ REQUIREMENTS: Mapping[str, str] = {
 FLOOR = "min_version_floor"
 REQUIRES = "requires"
 _MIB = 1024**2
+SPARE_BYTES = 16 * _MIB  # stays free, for logs and the rest of the system
 _DAY_MINUTES = 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """The disk of a board: bytes that a download may take, and bytes of the release in the idle
+    slot, which is removed before the new one is unpacked (until then it is a base of chunks)."""
+
+    free_bytes: int
+    idle_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class BoardState:
-    """What an admission looks at. `room_bytes`: what a release may take on the disk, None: not
+    """What an admission looks at. `room`: what a release may take on the disk, None: not
     known. `floors`: the oldest version that is taken, by the name of the release."""
 
     facts: DeviceFacts = field(default_factory=DeviceFacts)
-    room_bytes: int | None = None
+    room: Room | None = None
     floors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -40,7 +50,7 @@ def refusal(desired: Desired, custom: Mapping[str, Any], board: BoardState) -> s
         below_floor(release.name, release.version, board.floors)
         or (unmet(requires, board.facts) if isinstance(requires, Mapping) else None)
         or _bad_window(desired.policy)
-        or _no_shadow(desired.policy)
+        or _endless_shadow(desired.policy)
     )
 
 
@@ -72,16 +82,31 @@ def unmet(requires: Mapping[str, Any], facts: DeviceFacts) -> str | None:
     return None
 
 
-def no_room(release: ReleaseSpec, room_bytes: int | None) -> str | None:
+def no_room(release: ReleaseSpec, room: Room | None) -> str | None:
     """Return why the download and its unpacked files do not fit on the disk, None if they do."""
-    need_bytes = 2 * release.blob.bytes
-    if room_bytes is None or room_bytes >= need_bytes:
+    if room is None:
         return None
-    return (
-        f"{release.name} {release.version} needs {-(-need_bytes // _MIB)} MiB of room, for the "
-        f"download and its files, and state_dir has {room_bytes // _MIB} MiB: make room and deploy "
-        "it again"
-    )
+    fetched_bytes = room_for_download(release.blob.bytes)
+    need_bytes = fetched_bytes + release.blob.bytes
+    what = f"{release.name} {release.version}"
+    if room.free_bytes < fetched_bytes:
+        return (
+            f"{what} needs {-(-fetched_bytes // _MIB)} MiB of free room for the download, and "
+            f"state_dir has {room.free_bytes // _MIB} MiB: make room and deploy it again"
+        )
+    if room.free_bytes + room.idle_bytes < need_bytes:
+        has_bytes = room.free_bytes + room.idle_bytes
+        return (
+            f"{what} needs {-(-need_bytes // _MIB)} MiB of room, for the download and its files, "
+            f"and state_dir has {has_bytes // _MIB} MiB, with the idle slot: make room and deploy "
+            "it again"
+        )
+    return None
+
+
+def room_for_download(missing_bytes: int) -> int:
+    """Return the bytes that must be free before so many are written."""
+    return missing_bytes + SPARE_BYTES
 
 
 def waits_for_window(policy: InstallPolicy, hour: int, minute: int) -> str | None:
@@ -113,13 +138,13 @@ def _bad_window(policy: InstallPolicy) -> str | None:
     return None
 
 
-def _no_shadow(policy: InstallPolicy) -> str | None:
+def _endless_shadow(policy: InstallPolicy) -> str | None:
     """A gate that is not measured must not pass unseen."""
-    if not policy.shadow_s and policy.min_shadow_agreement is None:
+    if policy.shadow_s or policy.min_shadow_agreement is None:
         return None
     return (
-        "the policy asks for both engines on live frames (shadow_s, min_shadow_agreement), which "
-        "this agent cannot run: leave them out, golden inputs compare a release before its trial"
+        "the policy asks how well live frames agree (min_shadow_agreement), and does not say how "
+        "long both engines shall run (shadow_s): set it, for example `--shadow 60`"
     )
 
 

@@ -1,4 +1,4 @@
-"""Bundles: an engine with its pipeline and labels, the unit that is deployed.
+"""Bundles: engines with their pipeline and labels, the unit that is deployed.
 
 A bundle is a plain USTAR file with few members in a fixed order and no freedom in its headers: the
 same inputs give the same bytes, any `tar` can list it, and a reader compares each header with
@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -18,23 +18,54 @@ from msgspec import Meta
 
 from device.errors import BundleError, BundleReadError
 from device.files import replacing, sync_folder, write_synced
+from device.update.members import (
+    BOM,
+    ENGINE,
+    GOLDEN,
+    INFO,
+    LABELS,
+    MAX_BUNDLE_BYTES,
+    PIPELINE,
+    REQUIRED,
+    BundleFile,
+    BundleModel,
+    ModelSource,
+    Sha256,
+    Text,
+    describe_file,
+    expected_members,
+    member_limit,
+    models_of,
+)
 
-BUNDLE_FORMAT = 1
-INFO = "bundle.json"
-ENGINE = "model.engine"
-PIPELINE = "pipeline.toml"
-LABELS = "labels.txt"
-GOLDEN = "golden.npz"
+__all__ = [
+    "BOM",
+    "ENGINE",
+    "GOLDEN",
+    "INFO",
+    "LABELS",
+    "PIPELINE",
+    "REQUIRED",
+    "BundleFacts",
+    "BundleFile",
+    "BundleInfo",
+    "BundleModel",
+    "Golden",
+    "ModelSource",
+    "bundle_pieces",
+    "check_bundle",
+    "extract_bundle",
+    "hash_folder",
+    "member_offsets",
+    "read_bundle_info",
+    "read_folder_info",
+    "verify_folder",
+    "write_bundle",
+    "write_bundle_of_models",
+]
+
+ONE_MODEL, SEVERAL_MODELS = 1, 2  # formats
 MAX_INFO_BYTES = 64 * 1024
-
-# Member -> the most bytes that it may have, in the order of the file (bundle.json comes first).
-MEMBERS: dict[str, int] = {
-    ENGINE: 2 * 1024**3 - 4 * 1024**2,
-    PIPELINE: 1024**2,
-    LABELS: 1024**2,
-    GOLDEN: 64 * 1024**2,
-}
-REQUIRED = (ENGINE, PIPELINE, LABELS)
 
 # What opening a file says of the files themselves; any other error is of the disk or the system.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -43,21 +74,13 @@ _RECORD = 20 * _BLOCK  # tar pads its files to whole records
 _READ_BYTES = 1024 * 1024
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
-# Printable: names end up in logs and on terminals.
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 
-
-class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One member of a bundle with its size and hash."""
-
-    name: str
-    bytes: Annotated[int, Meta(ge=0)]
-    sha256: Sha256
+BomWriter = Callable[["BundleInfo"], Path]
+"""Gets what the bundle says of itself and its other members; returns the file that it wrote."""
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Inputs with the outputs that the engine gave on the host, as `device.runtime.golden` reads
+    """Inputs with the outputs that each engine gave on the host, as `device.runtime.golden` reads
     them. `tolerance`: how far an output may be from them, as a share of its range."""
 
     samples: Annotated[int, Meta(ge=1, le=1000)]
@@ -67,12 +90,13 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class BundleInfo(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """bundle.json: what the bundle is, which profile its engine is for, and its members.
+    """bundle.json: what the bundle is, which profile its engines are for, and its members.
 
-    What follows may be missing. `hashes`: the SHA-256 of what it was made of, by "model", "data"
-    and "table". `metrics`: what was measured of it. `requires`: the least that a board must have
-    (`device.update.admission`). `min_version_floor`: the oldest version that may run where this one
-    was live.
+    What follows may be missing. `models`: several, by the names of pipeline.toml. `hashes`: the
+    SHA-256 of what it was made of, by "model", "data" and "table". `metrics`: what was measured of
+    it, `measured_by`: how. Of several models the keys of these begin with the model's name and a
+    dot. `requires`: the least that a board must have (`device.update.admission`).
+    `min_version_floor`: the oldest version that may run where this one was live.
     """
 
     format: int
@@ -80,12 +104,22 @@ class BundleInfo(
     version: Text
     profile: Text
     files: tuple[BundleFile, ...]
+    models: tuple[BundleModel, ...] = ()
     golden: Golden | None = None
     hashes: dict[Text, Sha256] = {}
     metrics: dict[Text, float] = {}
+    measured_by: dict[Text, Text] = {}
     licence: str = ""
     requires: dict[Text, Text] = {}
     min_version_floor: str = ""
+
+    @property
+    def runs(self) -> tuple[BundleModel, ...]:
+        """The engines, each with its labels and golden inputs; the name of an only one is empty."""
+        if self.models:
+            return self.models
+        golden = GOLDEN if self.golden else ""
+        return (BundleModel(name="", engine=ENGINE, labels=LABELS, golden=golden),)
 
 
 class BundleFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +128,7 @@ class BundleFacts(msgspec.Struct, frozen=True, kw_only=True):
     golden: Golden | None = None
     hashes: dict[str, str] = {}
     metrics: dict[str, float] = {}
+    measured_by: dict[str, str] = {}
     licence: str = ""
     requires: dict[str, str] = {}
     min_version_floor: str = ""
@@ -110,24 +145,62 @@ def write_bundle(
     profile: str,
     golden: Path | None = None,
     facts: BundleFacts | None = None,
+    bom: BomWriter | None = None,
 ) -> BundleInfo:
     """Write a bundle; the file appears under its name whole or not at all.
 
-    `golden`: the file that `facts.golden` describes.
+    `golden`: the file that `facts.golden` describes. `bom` writes the bill of materials.
     """
     sources = {ENGINE: engine, PIPELINE: pipeline, LABELS: labels}
     if golden is not None:
         sources[GOLDEN] = golden
+    return _write(out, sources, (), (name, version, profile), facts, bom)
+
+
+def write_bundle_of_models(
+    out: Path,
+    *,
+    models: Sequence[ModelSource],
+    pipeline: Path,
+    name: str,
+    version: str,
+    profile: str,
+    facts: BundleFacts | None = None,
+    bom: BomWriter | None = None,
+) -> BundleInfo:
+    """Write a bundle of several models, as `write_bundle` does; what they share is there once."""
     try:
-        files = tuple(_describe(member, path) for member, path in sources.items())
+        rows, members = models_of(models)
+    except OSError as error:
+        raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
+    return _write(out, {**members, PIPELINE: pipeline}, rows, (name, version, profile), facts, bom)
+
+
+def _write(  # noqa: PLR0917  (one row of a bundle each)
+    out: Path,
+    sources: Mapping[str, Path],
+    models: tuple[BundleModel, ...],
+    names: tuple[str, str, str],
+    facts: BundleFacts | None,
+    bom: BomWriter | None,
+) -> BundleInfo:
+    """`sources`: the file of each member, in order; `names`: name, version and profile."""
+    name, version, profile = names
+    try:
+        files = tuple(describe_file(member, path) for member, path in sources.items())
         info = BundleInfo(
-            format=BUNDLE_FORMAT,
+            format=SEVERAL_MODELS if models else ONE_MODEL,
             name=name,
             version=version,
             profile=profile,
             files=files,
+            models=models,
             **msgspec.structs.asdict(facts or BundleFacts()),
         )
+        if bom is not None:
+            sources = {**sources, BOM: bom(info)}
+            files = (*files, describe_file(BOM, sources[BOM]))
+            info = msgspec.structs.replace(info, files=files)
         # Checked like a read one, so that nothing is written that cannot be read back.
         checked = _decode_info(msgspec.json.encode(info), out)
         with replacing(out) as file:
@@ -183,7 +256,7 @@ def verify_folder(folder: Path) -> BundleInfo:
     info = read_folder_info(folder)
     try:
         for entry in info.files:
-            if _describe(entry.name, folder / entry.name) != entry:
+            if describe_file(entry.name, folder / entry.name) != entry:
                 raise BundleError(
                     f"{folder / entry.name} is not the file that {INFO} names (sha256 "
                     f"{entry.sha256[:12]}...): it was changed or damaged, deploy it again"
@@ -212,7 +285,7 @@ def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
 def check_bundle(path: Path) -> tuple[BundleInfo, int]:
     """Compare every byte of a bundle with its hashes and write nothing.
 
-    Returns bundle.json and the offset of the engine in the file. Raises BundleError.
+    Returns bundle.json and the offset of the first engine in the file. Raises BundleError.
     """
     try:
         with path.open("rb") as file:
@@ -228,21 +301,6 @@ def check_bundle(path: Path) -> tuple[BundleInfo, int]:
     return info, engine_offset
 
 
-def _describe(member: str, path: Path) -> BundleFile:
-    """Size and hash of a file that becomes, or is, a member."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            digest.update(part)
-            size += len(part)
-            if size > MEMBERS[member]:
-                raise BundleError(
-                    f"{path} is larger than the {MEMBERS[member]} bytes that {member} may have"
-                )
-    return BundleFile(name=member, bytes=size, sha256=digest.hexdigest())
-
-
 def _decode_info(blob: bytes, where: Path) -> BundleInfo:
     if len(blob) > MAX_INFO_BYTES:
         raise BundleError(f"{INFO} of {where} is larger than {MAX_INFO_BYTES} bytes")
@@ -250,20 +308,27 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         info = msgspec.json.decode(blob, type=BundleInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{INFO} of {where} is damaged: {error}") from error
-    if info.format != BUNDLE_FORMAT:
+    if info.format not in (ONE_MODEL, SEVERAL_MODELS):
         raise BundleError(
-            f"{where} has bundle format {info.format}, this version reads {BUNDLE_FORMAT}: "
-            "use the version of Tandem that wrote it"
+            f"{where} has bundle format {info.format}, this version reads {ONE_MODEL} and "
+            f"{SEVERAL_MODELS}: use the version of Tandem that wrote it"
         )
+    if (info.format == SEVERAL_MODELS) != bool(info.models):
+        raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
     names = tuple(entry.name for entry in info.files)
-    expected = REQUIRED if info.golden is None else tuple(MEMBERS)
-    if names != expected:
+    expected = expected_members(info.models, where, golden=info.golden is not None)
+    if names not in (expected, (*expected, BOM)):
         raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
     for entry in info.files:
-        if entry.bytes > MEMBERS[entry.name]:
+        if entry.bytes > (limit := member_limit(entry.name)):
             raise BundleError(
-                f"{entry.name} of {where} has {entry.bytes} bytes, allowed {MEMBERS[entry.name]}"
+                f"{entry.name} of {where} has {entry.bytes} bytes, allowed are {limit}"
             )
+    if (size := _file_bytes(info, len(blob))) > MAX_BUNDLE_BYTES:
+        raise BundleError(
+            f"{where} has {size} bytes, a device fetches {MAX_BUNDLE_BYTES} at most: deploy fewer "
+            "models in one bundle"
+        )
     return info
 
 
@@ -317,7 +382,18 @@ def bundle_pieces(info: BundleInfo) -> tuple[bytes | BundleFile, ...]:
     return (*pieces, bytes(_file_bytes(info, len(blob)) - _members_bytes(info, len(blob))))
 
 
-def _bundle_bytes(info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
+def member_offsets(info: BundleInfo) -> dict[str, int]:
+    """Return where the bytes of each member begin in the bundle's file."""
+    offsets: dict[str, int] = {}
+    offset = 0
+    for piece in bundle_pieces(info):
+        if isinstance(piece, BundleFile):
+            offsets[piece.name] = offset
+        offset += piece.bytes if isinstance(piece, BundleFile) else len(piece)
+    return offsets
+
+
+def _bundle_bytes(info: BundleInfo, sources: Mapping[str, Path]) -> Iterator[bytes]:
     for piece in bundle_pieces(info):
         if isinstance(piece, bytes):
             yield piece

@@ -12,7 +12,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from device.errors import TransferError
 from device.protocol.documents import MAX_CHUNKS, MAX_INDEX_BYTES, BlobSpec
@@ -49,6 +49,13 @@ class ChunkTable:
         return len(payload) == self.size(number) and hashlib.sha256(
             payload
         ).digest() == self.digest(number)
+
+
+def repeats_of(table: ChunkTable) -> dict[int, tuple[int, ...]]:
+    """Return the chunks whose content is there again, each with the others, first ones first."""
+    order = sorted(range(table.count), key=table.digest)  # stable: numbers stay in order
+    groups = (tuple(group) for _, group in groupby(order, key=table.digest))
+    return {group[0]: group[1:] for group in groups if group[1:]}
 
 
 def make_table(hashes: bytes, sizes: Sequence[int]) -> ChunkTable:

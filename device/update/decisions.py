@@ -92,7 +92,7 @@ def decide(
     if reason is not None:
         return Refuse(reason)
     if not _holds(state.record(state.idle), sha256):
-        reason = None if board is None else no_room(desired.release, board.room_bytes)
+        reason = None if board is None else no_room(desired.release, board.room)
         return FetchIt() if reason is None else Refuse(reason)
     waiting = state.postponed
     if waiting is not None and waiting.sha256 == sha256 and state.active is not None:

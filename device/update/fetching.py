@@ -10,7 +10,8 @@ from device.update.source_choice import SourceChoice
 from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, SourceReader
 from device.update.window import RateLimit
 
-MQTT_SILENT_S = 20.0  # without a byte for so long another source is asked, if there is one
+MQTT_SILENT_S = 20.0  # without a chunk for so long another source is asked, if there is one
+SOURCE_SILENT_S = 300.0  # the same for a source other than MQTT, which says itself what fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class FetchOptions:
 
     `bases`: folders of unpacked bundles, by the SHA-256 of the bundle: chunks are copied from them.
     `bytes_per_s`: the most that is asked for; None: no limit. `cast`: wait for the broadcast first.
-    `places`: the sources in order; `names`: what the bundle may be called there.
+    `places`: the sources in order; `names`: what the bundle may be called there; `ca`: a CA of
+    HTTPS besides the system's.
     """
 
     bases: Mapping[str, Path]
@@ -27,6 +29,7 @@ class FetchOptions:
     cast: bool = False
     places: tuple[str, ...] = (MQTT,)
     names: tuple[str, ...] = ()
+    ca: Path | None = None
 
 
 class Fetching:
@@ -97,14 +100,19 @@ class Fetching:
 
     @property
     def _rival_at_s(self) -> float | None:
-        """When another source is asked if nobody answers over MQTT."""
+        """When another source is asked if the one in use stays silent, None: never."""
         since_s = self._progress[1]
-        return since_s + MQTT_SILENT_S if self._has_rivals and since_s is not None else None
+        return since_s + self._silent_s if self._choice.count > 1 and since_s is not None else None
 
     @property
-    def _has_rivals(self) -> bool:
-        """Whether another source is asked if nobody answers over MQTT."""
-        return self._choice.place == MQTT and self._choice.count > 1
+    def _silent_s(self) -> float:
+        """How long the source in use may give no whole chunk while there is another one."""
+        if self._choice.place == MQTT:
+            return MQTT_SILENT_S
+        limit, fetch = self._options.bytes_per_s, self._fetch
+        if limit is None or fetch is None:
+            return SOURCE_SILENT_S
+        return max(SOURCE_SILENT_S, 4.0 * fetch.download.spec.chunk_bytes / limit)
 
     def begin(self, blob: BlobSpec, options: FetchOptions | None = None) -> None:
         """Begin or resume this download in place of any other."""
@@ -168,8 +176,10 @@ class Fetching:
             if fetch.download.received_bytes > received_bytes:
                 self._choice.on_good()
             self._progress = fetch.download.received_bytes, now_s
-        elif self._has_rivals and now_s - since_s >= MQTT_SILENT_S:
-            self._end_source("nobody answered over MQTT", now_s, gone=False)
+        elif self._choice.count > 1 and now_s - since_s >= self._silent_s:
+            is_mqtt = self._choice.place == MQTT
+            silence = f"{self._choice.place} gave no chunk for {self._silent_s:.0f} s"
+            self._end_source("nobody answered over MQTT" if is_mqtt else silence, now_s, gone=False)
         failure = fetch.download.failure(now_s)
         if failure:
             self._end_source(failure, now_s, gone=True)
@@ -242,7 +252,8 @@ class Fetching:
         if place not in ("", MQTT):
             self._readers += 1
             peer = f"source-{self._readers}"
-            self._reader = SourceReader(place, self._options.names, peer, self._put)
+            names, ca = self._options.names, self._options.ca
+            self._reader = SourceReader(place, names, peer, self._put, ca)
 
     def _close_reader(self) -> None:
         if self._reader is not None:

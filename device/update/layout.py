@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from device.update.byte_source import ByteSource
+from device.update.members import ENGINE, ENGINE_SUFFIX, MAX_MODELS, SUFFIXES
 
 TAR_BLOCK = 512
-ENGINE = "model.engine"
-MAX_MEMBERS = 16
+MAX_MEMBERS = 3 + MAX_MODELS * len(SUFFIXES)  # bundle.json, pipeline.toml and the bill of materials
 # A longer header is one part: its objects would not fit into an agent.
 MAX_HEADER_BYTES = 16 * 1024**2
 MAX_TENSORS = 65_536
@@ -46,7 +46,9 @@ def read_layout(source: ByteSource) -> tuple[Part, ...]:
     for name, header, start, stop, after in _members(source):
         parts.append(Part(f"header of {name}", header, start))
         parts.extend(
-            _tensors(source, start, stop) if name == ENGINE else (Part(name, start, stop),)
+            _tensors(source, name, start, stop)
+            if name.endswith(ENGINE_SUFFIX)
+            else (Part(name, start, stop),)
         )
         parts.append(Part(f"after {name}", stop, after))
         end = after
@@ -74,11 +76,12 @@ def _members(source: ByteSource) -> Iterator[tuple[str, int, int, int, int]]:
         offset = after
 
 
-def _tensors(source: ByteSource, start: int, stop: int) -> Iterator[Part]:
+def _tensors(source: ByteSource, member: str, start: int, stop: int) -> Iterator[Part]:
     """Yield the header and the tensors of an engine, or the whole as one part."""
+    of = "" if member == ENGINE else f"{member} "
     header_bytes = int.from_bytes(source.read(start, PREFIX_BYTES), "little")
     data_start = start + PREFIX_BYTES + header_bytes
-    whole = Part(ENGINE, start, stop)
+    whole = Part(member, start, stop)
     if header_bytes > MAX_HEADER_BYTES or data_start > stop:
         yield whole
         return
@@ -98,6 +101,6 @@ def _tensors(source: ByteSource, start: int, stop: int) -> Iterator[Part]:
     if not gapless or data_start + ends[-1] != stop or len(rows) > MAX_TENSORS:
         yield whole
         return
-    yield Part(f"header of {ENGINE}'s tensors", start, data_start)
+    yield Part(f"header of {member}'s tensors", start, data_start)
     for first, last, name, dtype in rows:
-        yield Part(f"tensor {name}", data_start + first, data_start + last, dtype)
+        yield Part(f"{of}tensor {name}", data_start + first, data_start + last, dtype)

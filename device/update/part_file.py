@@ -10,9 +10,10 @@ from pathlib import Path
 from device.errors import TransferError
 from device.files import replacing, sync_folder
 from device.protocol.documents import BlobSpec
+from device.update.admission import room_for_download
 from device.update.background_sync import BackgroundSync, Prefix
 from device.update.byte_source import ByteSource, UnpackedBundle, open_unpacked
-from device.update.chunk_table import ChunkTable, decode_index, index_fits
+from device.update.chunk_table import ChunkTable, decode_index, index_fits, repeats_of
 from device.update.cuts import CHUNK_FORMAT, cut_like
 from device.update.delta import can_decode, decode_delta
 from device.update.transfer import Download
@@ -23,7 +24,6 @@ LOG = logging.getLogger("tandem.agent")
 # Gathered, waiting and being synced: a power cut loses no more than 4 MiB.
 SYNC_BYTES = 4 * 1024**2 // 3
 PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
-SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 
 
 class PartFile:
@@ -82,6 +82,13 @@ class PartFile:
                 numbers.append(number)
                 self._prefix.add(start, start + size)
         return numbers
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return what the disk has; what cannot be read is empty."""
+        try:
+            return os.pread(self._file, length, offset)
+        except OSError:
+            return b""
 
     def write(self, offset: int, payload: bytes) -> None:
         """Write a verified chunk at its offset."""
@@ -143,6 +150,7 @@ class Fetch:
         self.download = Download(spec, window_chunks, limit, cast=cast)
         self._bases = dict(bases or {})
         self._sources: dict[str, UnpackedBundle] = {}
+        self._copies: dict[int, tuple[int, ...]] = {}  # chunks with the same content as others
         self.copied_bytes = 0
         self.file = PartFile(folder, spec, in_background=in_background)
         index = self.file.read_index()
@@ -191,7 +199,17 @@ class Fetch:
         self._sources.clear()
 
     def _set_index(self, table: ChunkTable) -> None:
-        self.download.set_index(table, self.file.present(table))
+        repeats = repeats_of(table)
+        self._copies = {
+            n: (first, *rest) for first, rest in repeats.items() for n in (first, *rest)
+        }
+        present = self.file.present(table)
+        here = frozenset(present)
+        later = {n for first, rest in repeats.items() if first not in here for n in rest}
+        self.download.set_index(table, present, later)
+        for number in present:
+            if number in self._copies:
+                self._write_copies(number, self.file.read(table.starts[number], table.size(number)))
         opened = ((sha256, open_unpacked(folder)) for sha256, folder in self._bases.items())
         self._sources = {sha256: source for sha256, source in opened if source is not None}
         if self.download.spec.chunk_format == CHUNK_FORMAT:
@@ -237,6 +255,14 @@ class Fetch:
     def _write(self, number: int, chunk: bytes) -> None:
         assert self.download.table is not None
         self.file.write(self.download.table.starts[number], chunk)
+        self._write_copies(number, chunk)
+
+    def _write_copies(self, number: int, chunk: bytes) -> None:
+        """Write a chunk at the other places of the bundle where it is, too."""
+        assert self.download.table is not None
+        for copy in self._copies.get(number, ()):
+            if self.download.take_copied(copy, chunk):
+                self.file.write(self.download.table.starts[copy], chunk)
 
 
 def _chunks_of(
@@ -264,12 +290,13 @@ def _printable(payload: bytes) -> str:
 
 
 def _check_space(folder: Path, spec: BlobSpec, allocated_bytes: int) -> None:
-    """Raise TransferError unless the part file and the unpacked slot both fit."""
+    """Raise TransferError unless the rest of the part file fits; `admission.no_room` judges before
+    whether the release does."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    needed = max(0, spec.bytes - allocated_bytes) + spec.bytes + SPARE_BYTES
+    needed = room_for_download(max(0, spec.bytes - allocated_bytes))
     if free < needed:
         raise TransferError(
-            f"the release needs {needed >> 20} MiB on the disk of {folder}, {free >> 20} MiB are "
+            f"the download needs {needed >> 20} MiB on the disk of {folder}, {free >> 20} MiB are "
             "free: make room and deploy again"
         )

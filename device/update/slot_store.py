@@ -22,13 +22,14 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from device.errors import BundleError, BundleReadError, StateError
 from device.files import make_folder, replacing, sync_folder, write_synced
+from device.update.admission import Room
 from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
 from device.update.slots import (
@@ -103,16 +104,15 @@ class SlotStore:
         """Return the folders of the unpacked releases by their SHA-256, the active one first."""
         return slot_folders(self.root, state)
 
-    def room_bytes(self, state: SlotState) -> int | None:
-        """Return what a release may take on the disk, with what is removed for it: unfinished
-        downloads and the release in the idle slot. None: the disk does not say."""
+    def room(self, state: SlotState) -> Room | None:
+        """Return what a release may take on the disk, unfinished downloads counted as free. None:
+        the disk does not say."""
         try:
-            removed = [*self.downloads.iterdir(), *self.slot_folder(state.idle).glob("*")]
-            files = [path.stat() for path in removed]
-            used_bytes = sum(file.st_blocks * 512 for file in files if file.st_nlink == 1)
-            return shutil.disk_usage(self.root).free + used_bytes
+            idle_bytes = _allocated(self.slot_folder(state.idle).glob("*"))
+            free_bytes = shutil.disk_usage(self.root).free + _allocated(self.downloads.iterdir())
         except OSError:
             return None
+        return Room(free_bytes, idle_bytes)
 
     def carried(self, sha256: str, size: int) -> Path | None:
         """Return the whole bundle that somebody has brought into the state folder, if it is there.
@@ -428,3 +428,9 @@ def _recovery(
         else:
             rows.append(f"slot {slot}: no whole release")
     return f"{lost}. The slots were read instead: {'; '.join(rows)}"
+
+
+def _allocated(paths: Iterable[Path]) -> int:
+    """Return the bytes that come free with files; one with another name stays."""
+    files = [path.stat() for path in paths]
+    return sum(file.st_blocks * 512 for file in files if file.st_nlink == 1)

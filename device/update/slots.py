@@ -34,7 +34,8 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     its trial must show; `began_online`: the broker was reachable when that began; `carried`:
     somebody brought the release to the board, which may have no broker. `floor`: the oldest version
     of this name that may run here once it was live. Agreements: what was measured here of its
-    golden inputs and live frames.
+    golden inputs and live frames, these for `shadow_request`; `shadow_attempts`: how often that was
+    begun.
     """
 
     sha256: str
@@ -52,6 +53,8 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     golden_agreement: float | None = None
     shadow_agreement: float | None = None
     shadow_frames: int = 0
+    shadow_request: str = ""
+    shadow_attempts: int = 0
 
 
 class SlotFailure(Record, frozen=True, kw_only=True):
@@ -155,6 +158,26 @@ def stage(state: SlotState, record: SlotRecord) -> SlotState:
     return msgspec.structs.replace(_with_record(state, state.idle, record), postponed=None)
 
 
+def begin_shadow(state: SlotState, request: str) -> SlotState:
+    """Count an attempt to run the release in the idle slot beside the active one, before it starts.
+
+    Those of another request are forgotten.
+    """
+    record = _in_shadow(state)
+    attempts = record.shadow_attempts if record.shadow_request == request else 0
+    return _with_shadow(state, shadow_request=request, shadow_attempts=attempts + 1)
+
+
+def suspend_shadow(state: SlotState) -> SlotState:
+    """Take the attempt back: it ended in good order, without a result."""
+    return _with_shadow(state, shadow_attempts=max(0, _in_shadow(state).shadow_attempts - 1))
+
+
+def end_shadow(state: SlotState, agreement: float, frames: int) -> SlotState:
+    """Record how far the release in the idle slot agreed with the active one on live frames."""
+    return _with_shadow(state, shadow_agreement=agreement, shadow_frames=frames, shadow_attempts=0)
+
+
 def begin_trial(
     state: SlotState,
     request: str,
@@ -173,6 +196,8 @@ def begin_trial(
     record = state.record(state.idle)
     if record is None:
         raise ValueError("there is nothing to try")
+    if record.shadow_request != request:
+        record = msgspec.structs.replace(record, shadow_agreement=None, shadow_frames=0)
     record = msgspec.structs.replace(
         record,
         request=request,
@@ -181,8 +206,6 @@ def begin_trial(
         began_online=online,
         carried=carried,
         golden_agreement=golden_agreement,
-        shadow_agreement=None,
-        shadow_frames=0,
     )
     state = _with_record(state, state.idle, record)
     return msgspec.structs.replace(state, trial=state.idle, attempts=1)
@@ -361,6 +384,33 @@ def _with_failure(state: SlotState, failure: SlotFailure) -> SlotState:
     short = msgspec.structs.replace(failure, reason=failure.reason[:MAX_REASON], commit=commit)
     others = tuple(one for one in state.failures if one.sha256 != failure.sha256)
     return msgspec.structs.replace(state, failures=(*others, short)[-MAX_FAILURES:])
+
+
+def _in_shadow(state: SlotState) -> SlotRecord:
+    _require(state.trial is None, "a slot is on trial")
+    record = state.record(state.idle)
+    if record is None:
+        raise ValueError("there is nothing to run in shadow")
+    return record
+
+
+def _with_shadow(
+    state: SlotState,
+    *,
+    shadow_request: str | None = None,
+    shadow_attempts: int,
+    shadow_agreement: float | None = None,
+    shadow_frames: int = 0,
+) -> SlotState:
+    record = _in_shadow(state)
+    record = msgspec.structs.replace(
+        record,
+        shadow_request=record.shadow_request if shadow_request is None else shadow_request,
+        shadow_attempts=shadow_attempts,
+        shadow_agreement=shadow_agreement,
+        shadow_frames=shadow_frames,
+    )
+    return _with_record(state, state.idle, record)
 
 
 def _on_trial(state: SlotState) -> tuple[Slot, SlotRecord]:

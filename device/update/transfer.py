@@ -15,7 +15,7 @@ While a blob is cast to all devices nothing is asked for; what is missing is, on
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from device.errors import TransferError
@@ -135,14 +135,21 @@ class Download:
         self._peers.count_corrupt(peer, "index")
         return False
 
-    def set_index(self, table: ChunkTable, present: Iterable[int] = ()) -> None:
-        """Continue with the chunks of the blob and those that are on the disk."""
+    def set_index(
+        self, table: ChunkTable, present: Iterable[int] = (), repeats: Collection[int] = ()
+    ) -> None:
+        """Continue with the chunks of the blob and those that are on the disk.
+
+        `repeats`: chunks that are not asked for, as they come with `take_copied`.
+        """
         self.table = table
         self._present = bytearray(table.count)
         self._reset_stall()
         for number in present:
             self._mark_present(number)
-        self._missing = deque(n for n in range(table.count) if not self._present[n])
+        self._missing = deque(
+            n for n in range(table.count) if not self._present[n] and n not in repeats
+        )
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -197,9 +204,12 @@ class Download:
             self._quiet_since_s = self._heard_s = now_s
 
     def take_copied(self, number: int, payload: bytes) -> bool:
-        """Check a chunk that another bundle on the disk has; True: write it at its place."""
+        """Check a chunk that another bundle on the disk, or this one, has; True: write it at its
+        place."""
         if self.table is None or not self.wants(number) or not self.table.fits(number, payload):
             return False
+        if number in self._in_flight:
+            self._land(number)
         self._mark_present(number)
         return True
 

@@ -10,7 +10,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -21,7 +20,7 @@ import msgspec
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage, Ready, Stats
 from pipelines.preview.page import PAGE
-from pipelines.sinks.draw import annotate
+from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.table import FrameResult
 from pipelines.vision import cv2
 
@@ -68,8 +67,7 @@ def parse_address(text: str) -> tuple[str, int]:
 class Preview:
     """The latest result of each camera, served over HTTP while the `with` block is open."""
 
-    def __init__(self, address: str, labels: Sequence[str]) -> None:
-        self._labels = labels
+    def __init__(self, address: str) -> None:
         self._changed = threading.Condition()
         self._latest: dict[str, FrameResult] = {}
         self._stats: Stats | None = None
@@ -151,7 +149,7 @@ class Preview:
                     id=camera,
                     source=result.frame.source,
                     seq=result.frame.seq,
-                    detections=len(result.event.detections),
+                    detections=sum(len(result.rows_of(name)) for name in result.by_model),
                     age_ms=(now_ns - result.frame.t_capture.mono_ns) / 1e6,
                 )
                 for camera, result in latest
@@ -174,9 +172,7 @@ class Preview:
 
     def picture(self, result: FrameResult) -> bytes:
         """Return a result as JPEG, with what was found drawn on it."""
-        latency_ms = result.event.latency_ms["total"]
-        image = annotate(result.frame.image, result.decoded, self._labels, latency_ms)
-        result.places.draw(image, result.zones)
+        image = draw_result(result)
         height, width = image.shape[:2]
         if width > WIDTH:
             size = (WIDTH, max(1, height * WIDTH // width))

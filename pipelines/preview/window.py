@@ -3,12 +3,11 @@
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from types import TracebackType
 
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage
-from pipelines.sinks.draw import annotate
+from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.result import FrameResult
 from pipelines.vision import cv2
 
@@ -25,7 +24,7 @@ class Window:
     OpenCV's windows belong to one thread: make and use it in the one that runs the pipeline.
     """
 
-    def __init__(self, labels: Sequence[str], stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event) -> None:
         """Raises PipelineError: there is no screen, or OpenCV has no windows."""
         if not any(os.environ.get(name) for name in DISPLAYS):
             raise PipelineError(
@@ -45,7 +44,6 @@ class Window:
                 " opencv-python-headless` and `pip install opencv-python` on a desktop, or use"
                 " `tandem run --preview :8090` and a browser."
             )
-        self._labels = labels
         self._stop = stop
         self._open: set[str] = set()
 
@@ -70,9 +68,7 @@ class Window:
         if title in self._open and cv2.getWindowProperty(title, cv2.WND_PROP_VISIBLE) < 1:
             self._stop.set()  # somebody closed it
             return
-        latency_ms = result.event.latency_ms["total"]
-        image = annotate(result.frame.image, result.decoded, self._labels, latency_ms)
-        result.places.draw(image, result.zones)
+        image = draw_result(result)
         try:
             cv2.imshow(title, image)
         except cv2.error as error:

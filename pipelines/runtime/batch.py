@@ -1,14 +1,16 @@
 """The stages of a batch: every model sees its frames, results are decoded, tracked, described by
 models on crops, and given out.
 
-Models beside the first run in threads of their own, at the same time: one may have the GPU and
-another one a DLA.
+A batch is started, and finished once its models are done: `pipelines.runtime.flight` starts the
+next one in between. Each engine runs in a thread of its own: one may have the GPU and another one a
+DLA.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import UNSET
@@ -18,36 +20,27 @@ from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult, no_detections
 from pipelines.runtime.feed import Picture
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.network import (
-    Inference,
-    Model,
-    Network,
-    Seen,
-    batch_sizes,
-    seats_of,
-    spares_of,
-)
+from pipelines.runtime.network import Decided, Inference, Model, Seen, batch_sizes
+from pipelines.runtime.seat import seats_of, spares_of
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
+from pipelines.sinks.result import ModelRun, roles_of
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
 from pipelines.stages.crops import Describer, attribute_of, crop
 from pipelines.stages.scene import Scene
-from pipelines.stages.zones import NO_ZONES
+from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
 __all__ = ["BatchRunner", "Inference", "Model", "batch_sizes"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """What a model beside the first said of one image, in how many ms."""
+class Tap(Protocol):
+    """Takes frames beside the sinks: `pipelines.shadow.tap`."""
 
-    network: Network
-    decoded: Decoded
-    times_ms: float
-    infer_ns: tuple[int, int]
+    def offer(self, frame: Frame, decoded: Callable[[], Decoded]) -> None:
+        """Take a frame and what the first model sees in it, before controls and tracks."""
 
 
 @dataclass(slots=True)
@@ -56,9 +49,70 @@ class _Looks:
 
     frame: Frame
     first: Seen | None = None
-    beside: dict[str, _Beside] = field(default_factory=dict)
+    beside: dict[str, Decided] = field(default_factory=dict)
     x: int = 0
     y: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A batch whose models run since `begin_ns`, and what they have of which of its frames.
+
+    `here`: they ran in the thread that started it, and are done.
+    """
+
+    looks: list[_Looks]
+    begin_ns: int
+    first: list[Future[list[Seen]]]
+    first_rows: list[int]
+    beside: dict[str, tuple[list[int], Future[list[Decided]]]]
+    here: bool
+
+    @property
+    def futures(self) -> tuple[Future[Any], ...]:
+        """What is to be done before the batch can be finished without waiting."""
+        return (*self.first, *(future for _, future in self.beside.values()))
+
+    def prepare_s(self) -> float:
+        """Return how long it took to make the first model's inputs; those of a second inference
+        wait for the engine. The first model has seen some, and is done."""
+        return (self.first[0].result()[0].times.ready_ns - self.begin_ns) / 1e9
+
+    def infer_s(self) -> float:
+        """Return how long the first model's engine took. It is done."""
+        times = [future.result()[0].times for future in self.first]
+        return sum(one.infer_ns[1] - one.infer_ns[0] for one in times) / 1e9
+
+    def collect(self) -> list[_Looks]:
+        """Wait for the models; return what they gave. Raises what an engine has raised."""
+        seen = [one for future in self.first for one in future.result()]
+        for row, one in zip(self.first_rows, seen, strict=True):
+            self.looks[row].first = one
+        for name, (rows, future) in self.beside.items():
+            for row, decided in zip(rows, future.result(), strict=True):
+                self.looks[row].beside[name] = decided
+        return self.looks
+
+
+@dataclass(slots=True)
+class _Account:
+    """The times of one frame's stages, and the inferences for it."""
+
+    times_ms: dict[str, float]
+    runs: list[ModelRun] = field(default_factory=list)
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Where its inferences ran."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.processors))
+
+    def ran(self, model: str, seen: Seen, span_ns: tuple[int, int] | None = None) -> None:
+        """Add an inference; `span_ns`: with its inputs and decoding, where a thread did all."""
+        times = seen.times
+        span_ns = span_ns or (times.begin_ns, times.infer_ns[1])
+        run = ModelRun(model, seen.processors, times.infer_ns, span_ns)
+        if run not in self.runs:  # several crops of an object are one inference
+            self.runs.append(run)
 
 
 class BatchRunner:
@@ -84,7 +138,10 @@ class BatchRunner:
         self._config = config
         self._places = places_of(config)
         self._labels = model.labels
-        self._scenes = {camera.id: Scene(config, model.labels) for camera in config.cameras}
+        self._roles = roles_of(config, model.labels)
+        self._followed = self._seats[config.followed.name]
+        tracked_labels = models[config.followed.name].labels
+        self._scenes = {camera.id: Scene(config, tracked_labels) for camera in config.cameras}
         self._describers = {
             (seat.config.name, camera.id): Describer(seat.config, models[seat.config.on].labels)
             for seat in self._seats.values()
@@ -93,13 +150,15 @@ class BatchRunner:
         }
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
-        # One thread for each engine, always the same: a CUDA context has one owner.
-        self._threads = {seat.config.name: ThreadPoolExecutor(1) for seat in self._beside}
+        self.tap: Tap | None = None
+
+    @property
+    def lanes(self) -> int:
+        """How many batches the first model runs at the same time."""
+        return len(self._first.network.lanes)
 
     def close(self) -> None:
-        """End the threads of the models beside the first, and free what inputs took."""
-        for thread in self._threads.values():
-            thread.shutdown()
+        """End the threads of the engines, and free what inputs took."""
         for seat in self._seats.values():
             seat.close()
 
@@ -107,11 +166,7 @@ class BatchRunner:
         """Infer once with every engine, so that the first frame waits for no initialization."""
         begin_s = time.monotonic()
         for seat in self._seats.values():
-            thread = self._threads.get(seat.config.name)
-            if thread is None:
-                seat.warm_up()
-            else:
-                thread.submit(seat.warm_up).result()
+            seat.warm_up()
         self.warm_up_s = time.monotonic() - begin_s
 
     def watch_drops(self, sources: Sequence[Source]) -> None:
@@ -141,105 +196,135 @@ class BatchRunner:
             scene.change(config)
         self._config = config
         self._places = places_of(config)
+        self._roles = roles_of(config, self._labels)
 
     def run(self, batch: Sequence[Frame], sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Run every stage on a batch; yield each result once the sinks have it."""
-        begin_ns = time.monotonic_ns()
-        for looks in self._look(batch):
-            times_ms = {"wait": (begin_ns - looks.frame.t_recv.mono_ns) / 1e6}
-            if looks.first is not None:
-                first_ns, (ready_ns, inferred_ns) = looks.first.begin_ns, looks.first.infer_ns
-                times_ms["wait"] = (first_ns - looks.frame.t_recv.mono_ns) / 1e6
-                times_ms["preprocess"] = (ready_ns - first_ns) / 1e6
-                times_ms["infer"] = (inferred_ns - ready_ns) / 1e6
-            yield self._finish(looks, times_ms, sinks)
-        self.pace.ran((time.monotonic_ns() - begin_ns) / 1e9)
+        yield from self.finish(self.start(batch), sinks)
 
-    def _look(self, batch: Sequence[Frame]) -> list[_Looks]:
-        """Let every model see its frames, all at the same time."""
+    def start(self, batch: Sequence[Frame], *, here: bool = False) -> Started:
+        """Let every model begin with its frames, all at the same time.
+
+        `here`: infer in this thread, if there is one model for whole frames alone.
+        """
+        begin_ns = time.monotonic_ns()
         looks = [_Looks(frame) for frame in batch]
         pictures = self._pictures_for(looks)
-        waiting: dict[str, Future[list[_Beside]]] = {}
+        beside = {}
         for seat in self._beside:
-            name = seat.config.name
-            if pictures[name]:
-                views = list(pictures[name].values())
-                waiting[name] = self._threads[name].submit(_look_beside, seat.network, views)
+            views = pictures[seat.config.name]
+            if views:
+                future = seat.network.start_whole(list(views.values()))
+                beside[seat.config.name] = (list(views), future)
         own = pictures[self._first.config.name]
-        for i, seen in zip(own, self._first.network.see(list(own.values())), strict=True):
-            looks[i].first = seen
-        for name, future in waiting.items():
-            for i, result in zip(pictures[name], future.result(), strict=True):
-                looks[i].beside[name] = result
-        return looks
+        here = here and not self._beside
+        first = self._first.network.start(list(own.values()), here=here)
+        return Started(looks, begin_ns, first, list(own), beside, here)
+
+    def finish(self, started: Started, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
+        """Wait for the models; decode, track and describe what they gave, and give each result to
+        the sinks before it is yielded."""
+        for looks in started.collect():
+            now_ns, arrived_ns = time.monotonic_ns(), looks.frame.t_recv.mono_ns
+            moments = [("wait", started.begin_ns), ("collect", now_ns)]
+            if looks.first is not None:
+                times = looks.first.times
+                moments = [
+                    ("wait", times.begin_ns),
+                    ("preprocess", times.ready_ns),
+                    ("queue", times.infer_ns[0]),
+                    ("infer", times.infer_ns[1]),
+                    ("collect", now_ns),
+                ]
+            begins_ns = (arrived_ns, *(end_ns for _, end_ns in moments))
+            times_ms = {
+                stage: (end_ns - begin_ns) / 1e6
+                for begin_ns, (stage, end_ns) in zip(begins_ns, moments, strict=False)
+            }
+            yield self._finish(looks, _Account(times_ms), sinks)
 
     def _pictures_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Picture]]:
         """Return what each model is to see, by the number of the frame in the batch."""
         pictures: dict[str, dict[int, Picture]] = {name: {} for name in self._seats}
         for i, one in enumerate(looks):
             scene = self._scenes[one.frame.camera]
-            seats = [seat for seat in self._beside if seat.takes(one.frame)]
-            if self._first.takes(one.frame) and scene.is_due():
-                seats.append(self._first)
+            seats = [
+                seat
+                for seat in (*self._beside, self._first)
+                if seat.takes(one.frame) and (seat is not self._followed or scene.is_due())
+            ]
             if seats:
                 picture, one.x, one.y = scene.picture(one.frame)
             for seat in seats:
                 pictures[seat.config.name][i] = picture
         return pictures
 
-    def _finish(
-        self, looks: _Looks, times_ms: dict[str, float], sinks: Sequence[Sink]
-    ) -> FrameResult:
+    def _finish(self, looks: _Looks, account: _Account, sinks: Sequence[Sink]) -> FrameResult:
         """Decode what the models gave for one frame, and give the result to the sinks."""
-        frame, seen = looks.frame, looks.first
-        begin_ns = time.monotonic_ns()
+        frame, seen, times_ms = looks.frame, looks.first, account.times_ms
+        name, followed = self._first.config.name, self._followed.config.name
         scene = self._scenes[frame.camera]
-        decoded: Decoded = no_detections()
-        zones, networks = NO_ZONES, [one.network for one in looks.beside.values()]
-        infer_ns = next((one.infer_ns for one in looks.beside.values()), None)
-        predicted = False
+        said: dict[str, Decoded] = {}  # by all models that saw the frame
         if seen is not None:
-            infer_ns = seen.infer_ns
-            networks.insert(0, seen.network)
-            decoded = seen.decoded()
-            decoded_ns = time.monotonic_ns()
-            times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
-            decoded = self._controls.filtered(decoded, frame.camera)
-            decoded, zones = scene.follow(decoded, frame, looks.x, looks.y)
-            begin_ns = decoded_ns
-        elif self._sees_with_first(frame):
-            predicted = True
-            decoded, zones = scene.predict(frame)
-        if predicted or (seen is not None and self._config.tracker is not UNSET):
-            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
-        name = self._first.config.name
-        decoded = self._described(name, decoded, frame, times_ms, networks, fresh=seen is not None)
-        models = {}
-        for name, one in looks.beside.items():
-            times_ms[name] = one.times_ms
-            placed = scene.placed(one.decoded, frame, looks.x, looks.y)
-            described = self._described(name, placed, frame, times_ms, networks, fresh=True)
-            models[name] = ModelResult(described, one.network.labels)
+            account.ran(name, seen)
+            begin_ns = time.monotonic_ns()
+            said[name] = raw = seen.decoded()
+            times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
+            if self.tap is not None:
+                self.tap.offer(frame, lambda: scene.placed(raw, frame, looks.x, looks.y))
+        for beside, decided in looks.beside.items():
+            account.ran(beside, decided.seen, decided.span_ns)
+            said[beside] = decided.decoded
+            times_ms[beside] = (decided.span_ns[1] - decided.span_ns[0]) / 1e6
+        infer_ns = account.runs[0].infer_ns if account.runs else None
+        fresh = frozenset(said)
+        zones = self._follow(looks, said, times_ms)
+        said = {
+            model: self._described(model, decoded, frame, account, fresh=model in fresh)
+            for model, decoded in said.items()
+        }
         facts = FrameFacts(
             infer_ns=infer_ns,
-            processors=_processors_of(networks),
-            predicted=predicted,
+            processors=account.processors,
+            predicted=followed in said and followed not in fresh,
             zones=zones,
-            models=models,
+            models={
+                model: ModelResult(decoded, self._seats[model].network.labels)
+                for model, decoded in said.items()
+                if model != name
+            },
         )
-        return self._give(frame, decoded, times_ms, facts, sinks)
+        return self._give(frame, said.get(name, no_detections()), account, facts, sinks)
 
-    def _sees_with_first(self, frame: Frame) -> bool:
-        cameras = self._first.config.cameras
-        return not cameras or frame.camera in cameras
+    def _follow(
+        self, looks: _Looks, said: dict[str, Decoded], times_ms: dict[str, float]
+    ) -> ZoneFrame:
+        """Bring results into the frame's pixels, in place, those of the model that is followed with
+        their tracks, also where it did not see the frame; return what happened in zones."""
+        begin_ns, frame = time.monotonic_ns(), looks.frame
+        scene, followed = self._scenes[frame.camera], self._followed.config
+        has_tracks = self._config.tracker is not UNSET
+        zones = NO_ZONES
+        for name, decoded in said.items():
+            kept = self._controls.filtered(decoded, frame.camera)
+            if name == followed.name:
+                said[name], zones = scene.follow(kept, frame, looks.x, looks.y)
+            else:
+                said[name] = scene.placed(kept, frame, looks.x, looks.y)
+        is_seen = followed.name in said
+        if has_tracks and not is_seen and frame.camera in (followed.cameras or (frame.camera,)):
+            is_seen = True
+            said[followed.name], zones = scene.predict(frame)
+        if has_tracks and is_seen:
+            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
+        return zones
 
     def _described(
         self,
         name: str,
         decoded: Decoded,
         frame: Frame,
-        times_ms: dict[str, float],
-        networks: list[Network],
+        account: _Account,
         *,
         fresh: bool,
     ) -> Decoded:
@@ -253,51 +338,36 @@ class BatchRunner:
             rows = describer.choose(decoded) if fresh else []
             boxes = decoded.boxes[np.array(rows, np.int64)].tolist()
             images = [crop(frame.image, box, seat.config.margin) for box in boxes]
-            network = seat.network
-            attributes = [
-                attribute_of(one.decoded(), network.labels) for one in network.see(images)
-            ]
+            seen = seat.network.see(images)
+            attributes = [attribute_of(one.decoded(), seat.network.labels) for one in seen]
             decoded = describer.describe(decoded, rows, attributes)
-            if rows:
-                networks.append(network)
-            times_ms[seat.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
+            for one in seen:
+                account.ran(seat.config.name, one)
+            account.times_ms[seat.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
         return decoded
 
     def _give(
         self,
         frame: Frame,
         decoded: Decoded,
-        times_ms: dict[str, float],
+        account: _Account,
         facts: FrameFacts,
         sinks: Sequence[Sink],
     ) -> FrameResult:
-        begin_ns = time.monotonic_ns()
+        begin_ns, times_ms = time.monotonic_ns(), account.times_ms
         source = self._sources.get(frame.camera)
         facts = replace(facts, dropped={} if source is None else source.dropped)
         event = make_event(self._config.name, frame, decoded, self._labels, times_ms, facts)
         payload = encode_event(event)
         result = FrameResult(
-            frame, decoded, event, payload, facts.zones, facts.models, self._places
+            *(frame, decoded, event, payload, facts.zones, facts.models, self._places),
+            runs=tuple(account.runs),
+            roles=self._roles,
         )
         for sink in sinks:
             sink.write(result)
         done_ns = time.monotonic_ns()
         times_ms["sinks"] = (done_ns - begin_ns) / 1e6
-        self.metrics.add(times_ms, (done_ns - frame.t_recv.mono_ns) / 1e6)
+        total_ms = (done_ns - frame.t_recv.mono_ns) / 1e6
+        self.metrics.add(times_ms, total_ms, account.processors)
         return result
-
-
-def _look_beside(network: Network, pictures: Sequence[Picture]) -> list[_Beside]:
-    """Return what a network says of images, decoded in its own thread."""
-    begin_ns = time.monotonic_ns()
-    seen = network.see(pictures)
-    decoded = [one.decoded() for one in seen]
-    times_ms = (time.monotonic_ns() - begin_ns) / 1e6
-    return [
-        _Beside(network, results, times_ms, one.infer_ns)
-        for one, results in zip(seen, decoded, strict=True)
-    ]
-
-
-def _processors_of(networks: Sequence[Network]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for network in networks for name in network.processors))

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,16 +20,20 @@ class Metrics:
         self._lock = threading.Lock()
         self._frames = 0
         self._stages: dict[str, deque[float]] = {}
+        self._processors: Counter[str] = Counter()
         self._totals: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._since = time.monotonic()
 
-    def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
-        """Add the times of one frame, in milliseconds."""
+    def add(
+        self, stages_ms: Mapping[str, float], total_ms: float, processors: Sequence[str] = ()
+    ) -> None:
+        """Add the times of one frame, in milliseconds, and what ran its inferences."""
         with self._lock:
             self._frames += 1
             self._totals.append(total_ms)
             self._recent.append(total_ms)
+            self._processors.update(processors)
             for stage, value in stages_ms.items():
                 self._stages.setdefault(stage, deque(maxlen=MAX_SAMPLES)).append(value)
 
@@ -40,6 +44,7 @@ class Metrics:
             frames, self._frames = self._frames, 0
             totals, self._totals = self._totals, deque(maxlen=MAX_SAMPLES)
             stages, self._stages = self._stages, {}
+            processors, self._processors = self._processors, Counter()
             recent = tuple(self._recent)
             span, self._since = now - self._since, now
         return Stats(
@@ -52,6 +57,7 @@ class Metrics:
             dropped=dict(dropped),
             recent_p50_ms=_percentile(recent, 50),
             recent_p95_ms=_percentile(recent, 95),
+            processors=dict(processors),
         )
 
 

@@ -1,11 +1,13 @@
 """One model in the loop: images become inputs, one inference of many, and decoded results.
 
-A `Seat` is a model of the pipeline with the engines that may run it: its own, and those with
-`replaces`, which a step of [load] puts in its place.
+Each session of its engine is a `Lane`: a thread that infers, and inputs for a batch that runs and
+for the next one, which is made meanwhile. Inferences take the lanes in turn.
 """
 
+import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,15 +19,15 @@ from device.engine.manifest import DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing
 from device.runtime.frames import FrameOpener
 from pipelines.decode_config import DecodeConfig
-from pipelines.frame import Frame
 from pipelines.model_config import PipelineModel
 from pipelines.results import Decoded
-from pipelines.runtime.feed import DeviceFeed, Feed, HostFeed, Picture
-from pipelines.sinks.rate import RateLimit
+from pipelines.runtime.feed import Arrays, DeviceFeed, Feed, HostFeed, Picture, Placed
 from pipelines.stages.decode import View, decode, view_of
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.fit import EngineFacts
+
+FEEDS = 2  # of a session: one is read by the engine, the next one is made
 
 
 class Report(Protocol):
@@ -35,6 +37,8 @@ class Report(Protocol):
     def segment(self) -> str: ...
     @property
     def processor(self) -> str: ...
+    @property
+    def runs_on(self) -> tuple[str, ...]: ...
     @property
     def implementation(self) -> str: ...
     @property
@@ -58,15 +62,31 @@ class Inference(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A session of a model's engine, on a DLA core of its own. `frames` opens the input that makes
+    itself of frames, where the GPU does that."""
+
+    session: Inference
+    frames: FrameOpener | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """An open session with the names of its classes, and of its engine file the hash and the
-    preprocessing. `frames` opens the input that makes itself of frames, where the GPU does that."""
+    preprocessing. `frames`: see `Turn`; `turns`: further sessions of the engine, where frames take
+    turns on the DLA cores."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
     preprocessing: Preprocessing | UnsetType = UNSET
     frames: FrameOpener | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def lanes(self) -> tuple[Turn, ...]:
+        """All sessions, in the order in which inferences take them."""
+        return (Turn(self.session, self.frames), *self.turns)
 
     @property
     def facts(self) -> EngineFacts:
@@ -92,71 +112,189 @@ def batch_sizes(session: Inference) -> DimRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Moments of an inference, in ns of `time.monotonic()`: its input was begun and ready, the
+    engine began and ended."""
+
+    begin_ns: int
+    ready_ns: int
+    infer_ns: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """What a network gave for one image: when its preprocessing began, and begin and end of its
-    inference, on the clock of `time.monotonic()`."""
+    """What a network gave for one image, when, and on which processors."""
 
     network: "Network"
     outputs: Outputs
     view: View
-    begin_ns: int
-    infer_ns: tuple[int, int]
+    times: Times
+    processors: tuple[str, ...]
 
     def decoded(self) -> Decoded:
         """Return the results, in pixels of the image."""
         return decode(self.outputs, self.network.decode, self.view)
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a model said of one image, and when it began and was done with it and those beside
+    it, in ns of `time.monotonic()`."""
+
+    seen: Seen
+    decoded: Decoded
+    span_ns: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """A batch that is ready for the engine."""
+
+    feed: Feed
+    places: tuple[Placed, ...]
+    begin_ns: int
+    ready_ns: int
+
+
+class Lane:
+    """One session: its inputs, two batches of them, and the one thread that infers."""
+
+    def __init__(self, feeds: Sequence[Feed], processors: tuple[str, ...]) -> None:
+        self.processors = processors
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._feeds = feeds
+        self._free: queue.SimpleQueue[Feed] = queue.SimpleQueue()
+        for feed in feeds:
+            self._free.put(feed)
+
+    def warm_up(self, count: int) -> None:
+        """Infer once, so that the first frame does not wait for initialization."""
+        self.thread.submit(self._feeds[0].infer, count).result()
+
+    def prepare(self, pictures: Sequence[Picture]) -> _Inputs:
+        """Make inputs of pictures; waits until those of an earlier batch are free."""
+        feed = self._free.get()
+        begin_ns = time.monotonic_ns()
+        try:
+            places = tuple(feed.put(row, picture) for row, picture in enumerate(pictures))
+        except BaseException:
+            self._free.put(feed)
+            raise
+        return _Inputs(feed, places, begin_ns, time.monotonic_ns())
+
+    def infer(self, inputs: _Inputs, count: int) -> tuple[Outputs, tuple[int, int]]:
+        """Run the engine on `count` images in its thread, and free their inputs; return the
+        outputs, and when it began and ended."""
+        begin_ns = time.monotonic_ns()
+        try:
+            outputs = inputs.feed.infer(count)
+        finally:
+            self._free.put(inputs.feed)
+        return outputs, (begin_ns, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Wait for the inference that runs, and free what the inputs took."""
+        self.thread.shutdown(cancel_futures=True)
+        for feed in self._feeds:
+            feed.close()
+
+
 class Network:
-    """One engine with its inputs, for up to `room` images an inference. Used by one thread."""
+    """One engine for up to `room` images an inference. One thread starts inferences."""
 
     def __init__(self, config: PipelineModel, model: Model, most: int) -> None:
         """`most`: the most images at once; more of them run in several inferences."""
-        session = model.session
-        self._sizes = batch_sizes(session)
+        self._sizes = batch_sizes(model.session)
         self.room = min(most, self._sizes.max)
         self.labels = model.labels
         self.decode: DecodeConfig = config.reading
-        self.processors = tuple(dict.fromkeys(report.processor for report in session.reports))
         self._preprocess = config.feeding
-        constants = constant_inputs(config.reading, config.feeding)
-        name = next(i.name for i in session.inputs if i.name not in constants)
         self._largest = self._size_for(self.room)
+        constants = constant_inputs(config.reading, config.feeding)
         others = {n: np.repeat(value, self._largest, axis=0) for n, value in constants.items()}
-        self._feed: Feed
-        if model.frames is None:
-            self._feed = HostFeed(config.feeding, session.infer, name, self._largest, others)
-        else:
-            self._feed = DeviceFeed(config.feeding, model.frames(self._largest, others))
+        self.lanes = tuple(
+            Lane([self._open_feed(turn, others) for _ in range(FEEDS)], _processors(turn.session))
+            for turn in model.lanes
+        )
+        self._inferences = 0
+
+    def _open_feed(self, turn: Turn, others: Arrays) -> Feed:
+        if turn.frames is not None:
+            return DeviceFeed(self._preprocess, turn.frames(self._largest, others))
+        session = turn.session
+        name = next(i.name for i in session.inputs if i.name not in others)
+        return HostFeed(self._preprocess, session.infer, name, self._largest, others)
 
     def warm_up(self) -> None:
-        """Infer once, so that the first frame does not wait for initialization."""
-        self._feed.infer(self._largest)
+        """Infer once with each session."""
+        for lane in self.lanes:
+            lane.warm_up(self._largest)
 
     def close(self) -> None:
-        """Free what the inputs took."""
-        self._feed.close()
+        """Wait for what runs, and free what the inputs took."""
+        for lane in self.lanes:
+            lane.close()
 
     def see(self, pictures: Sequence[Picture]) -> list[Seen]:
         """Return what the network gives for pictures."""
-        return [
-            seen
-            for start in range(0, len(pictures), self.room)
-            for seen in self._see(pictures[start : start + self.room])
-        ]
+        here = len(pictures) <= self.room  # nothing to do meanwhile
+        return [seen for future in self.start(pictures, here=here) for seen in future.result()]
 
-    def _see(self, pictures: Sequence[Picture]) -> Iterator[Seen]:
+    def start(self, pictures: Sequence[Picture], *, here: bool = False) -> list[Future[list[Seen]]]:
+        """Make inputs of pictures, and let the engine begin; the results are in their order.
+
+        `here`: infer in the caller's thread, so that all is done on return: two changes of threads
+        are saved.
+        """
+        started: list[Future[list[Seen]]] = []
+        for chunk in self._chunks(pictures):
+            lane = self._next_lane()
+            inputs = lane.prepare(chunk)
+            if here:
+                done: Future[list[Seen]] = Future()
+                done.set_result(self._infer(lane, inputs))
+                started.append(done)
+            else:
+                started.append(lane.thread.submit(self._infer, lane, inputs))
+        return started
+
+    def start_whole(self, pictures: Sequence[Picture]) -> Future[list[Decided]]:
+        """Let the thread of a lane do everything: inputs, inference and decoding."""
+        lane = self._next_lane()
+        return lane.thread.submit(self._decide, lane, pictures)
+
+    def _decide(self, lane: Lane, pictures: Sequence[Picture]) -> list[Decided]:
         begin_ns = time.monotonic_ns()
-        places = [self._feed.put(row, picture) for row, picture in enumerate(pictures)]
-        ready_ns = time.monotonic_ns()
-        outputs = self._feed.infer(self._size_for(len(pictures)))
-        infer_ns = (ready_ns, time.monotonic_ns())
+        seen = [
+            one
+            for chunk in self._chunks(pictures)
+            for one in self._infer(lane, lane.prepare(chunk))
+        ]
+        decoded = [one.decoded() for one in seen]
+        span_ns = (begin_ns, time.monotonic_ns())
+        return [Decided(one, results, span_ns) for one, results in zip(seen, decoded, strict=True)]
+
+    def _chunks(self, pictures: Sequence[Picture]) -> Iterator[Sequence[Picture]]:
+        for start in range(0, len(pictures), self.room):
+            yield pictures[start : start + self.room]
+
+    def _next_lane(self) -> Lane:
+        lane = self.lanes[self._inferences % len(self.lanes)]
+        self._inferences += 1
+        return lane
+
+    def _infer(self, lane: Lane, inputs: _Inputs) -> list[Seen]:
+        places = inputs.places
+        outputs, infer_ns = lane.infer(inputs, self._size_for(len(places)))
+        times = Times(inputs.begin_ns, inputs.ready_ns, infer_ns)
+        seen = []
         for row, placed in enumerate(places):
             rows = slice(row, row + 1)
             own = {name: output[rows] for name, output in outputs.items()}
             view = view_of(placed.geometry, placed.shape, self._preprocess)
             only = outputs if self._largest == 1 else own
-            yield Seen(self, only, view, begin_ns, infer_ns)
+            seen.append(Seen(self, only, view, times, lane.processors))
+        return seen
 
     def _size_for(self, count: int) -> int:
         """Return the batch that the engine takes for so many images: the rest of it is padding."""
@@ -165,84 +303,5 @@ class Network:
         return min(steps * sizes.step, sizes.max)
 
 
-class Seat:
-    """A model of the pipeline: which frames it takes, and the network that runs it now."""
-
-    def __init__(
-        self,
-        config: PipelineModel,
-        spares: Sequence[PipelineModel],
-        models: Mapping[str, Model],
-        most: int,
-    ) -> None:
-        """`models`: by name; `most`: the most images of one inference."""
-        self.config = config
-        self._networks = {
-            one.name: Network(one, models[one.name], most) for one in (config, *spares)
-        }
-        self.network = self._networks[config.name]
-        self._counts: dict[str, int] = {}
-        self._limits: dict[str, RateLimit] = {}
-
-    @property
-    def room(self) -> int:
-        """The most images that any of its networks takes at once."""
-        return max(network.room for network in self._networks.values())
-
-    def warm_up(self) -> None:
-        """Warm all networks up."""
-        for network in self._networks.values():
-            network.warm_up()
-
-    def close(self) -> None:
-        """Free what the inputs of all networks took."""
-        for network in self._networks.values():
-            network.close()
-
-    def use(self, names: Sequence[str]) -> None:
-        """Let the network of these that belongs here run from now on, or the model's own."""
-        spare = next((name for name in names if name in self._networks), self.config.name)
-        self.network = self._networks[spare]
-
-    def takes(self, frame: Frame) -> bool:
-        """Count a frame; return whether the model is to see it."""
-        config = self.config
-        if config.cameras and frame.camera not in config.cameras:
-            return False
-        count = self._counts.get(frame.camera, 0)
-        self._counts[frame.camera] = count + 1
-        if count % config.every_nth:
-            return False
-        if config.max_hz is UNSET:
-            return True
-        limit = self._limits.setdefault(frame.camera, RateLimit(config.max_hz))
-        return limit.allows(frame.t_recv.mono_ns / 1e9)
-
-    def change(self, config: PipelineModel, spares: Sequence[PipelineModel]) -> None:
-        """Take other thresholds and another rate; all else is as before."""
-        if config.max_hz != self.config.max_hz:
-            self._limits.clear()
-        self.config = config
-        for one in (config, *spares):
-            self._networks[one.name].decode = one.reading
-
-
-def seats_of(
-    networks: Sequence[PipelineModel], models: Mapping[str, Model], most: int
-) -> dict[str, Seat]:
-    """Return a seat for each model that does not replace another one, by name, in their order.
-
-    `most`: the most frames of one inference.
-    """
-    return {
-        one.name: Seat(
-            one, spares_of(one.name, networks), models, one.max_crops if one.on else most
-        )
-        for one in networks
-        if not one.replaces
-    }
-
-
-def spares_of(name: str, networks: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
-    """Return the models that replace a model."""
-    return tuple(one for one in networks if one.replaces == name)
+def _processors(session: Inference) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for report in session.reports for name in report.runs_on))

@@ -1,13 +1,14 @@
 """A camera pipeline: sources -> preprocess -> infer -> decode -> sinks, a batch at a time.
 
-One batch is in flight and each source keeps one more frame, the latest: the engine is never idle
-and no frame is older than one inference and one frame period when its turn comes.
+While the engine works on a batch, the loop finishes the one before and makes the inputs of the
+next; each source keeps its latest frame until then. So the engine is never idle, and no frame is
+older than one inference and one frame period when its turn comes.
 """
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -16,7 +17,9 @@ from msgspec import UNSET
 from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
-from pipelines.runtime.batch import BatchRunner, Model
+from pipelines.model_config import frame_models
+from pipelines.runtime.batch import BatchRunner, Model, Tap
+from pipelines.runtime.flight import run_frames
 from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.heart import Dropper, Heart
 from pipelines.runtime.load_control import LoadControl
@@ -28,7 +31,7 @@ from pipelines.sinks.opened import OpenSinks
 from pipelines.sinks.table import Broker, FrameResult, SinkContext
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import Admission, batches_of
+from pipelines.sources.take import Admission
 from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 
@@ -49,6 +52,7 @@ def run_pipeline(
     others: Mapping[str, Model] | None = None,
     reload: ReloadFile | None = None,
     watch: Callable[[FrameResult], None] | None = None,
+    tap: Tap | None = None,
 ) -> int:
     """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
     count = 0
@@ -63,6 +67,7 @@ def run_pipeline(
         frames=frames,
         others=others,
         reload=reload,
+        tap=tap,
     ):
         count += 1
         if watch is not None:
@@ -82,6 +87,7 @@ def iter_results(
     frames: int | None = None,
     others: Mapping[str, Model] | None = None,
     reload: ReloadFile | None = None,
+    tap: Tap | None = None,
 ) -> Generator[FrameResult, None, None]:
     """Yield each result until the source ends, `stop` is set or `frames` frames are done.
 
@@ -89,7 +95,8 @@ def iter_results(
     `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
     thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
     away at the start is waited for. `model`: the first; `others`: the rest of [[models]], by name.
-    `reload`: the file whose changes are taken. Raises TandemError where the pipeline cannot go on.
+    `reload`: the file whose changes are taken. `tap`: offered each frame that the first model sees,
+    with its raw result. Raises TandemError where the pipeline cannot go on.
     """
     models = {**(others or {}), config.first.name: model}
     for warning in check_engines(config, {name: one.facts for name, one in models.items()}):
@@ -97,16 +104,18 @@ def iter_results(
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
     runner = BatchRunner(config, model, controls, others)
+    runner.tap = tap
     with ExitStack() as stack:
         stack.callback(runner.close)
         runner.warm_up()
         context = SinkContext(
-            labels=model.labels,
+            labels=models[config.followed.name].labels,
             broker=broker,
             files=files or OutputFiles(),
             controls=controls,
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
+            models={one.name: models[one.name].labels for one in frame_models(config.networks)},
         )
         sinks = stack.enter_context(OpenSinks(config.sinks, context))
         parts = _Parts(
@@ -124,7 +133,7 @@ def iter_results(
         def tick() -> None:
             heart.tick()
             sinks.tick()
-            parts.reload()
+            parts.take()
 
         waiting = Waiting(stop, tick, patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
@@ -135,9 +144,14 @@ def iter_results(
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
         admission = Admission(parts.admits, controls.is_on)
-        batches = batches_of(sources, waiting, runner.room, runner.pace, admission)
+        results = run_frames(
+            *(sources, waiting, runner, lambda: sinks.sinks),
+            admission=admission,
+            changes=parts,
+            frames=frames,
+        )
         first = True
-        for result in _results_of(batches, parts, frames):
+        for result in results:
             latency_ms = result.event.latency_ms["total"]
             if first:
                 emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
@@ -167,8 +181,13 @@ class _Parts:
             and self.control.admits(frame)
         )
 
-    def reload(self) -> None:
-        """Take a change, if there is one; only between two batches."""
+    @property
+    def are_due(self) -> bool:
+        """Whether the file has changed."""
+        return self.reloader is not None and self.reloader.is_due
+
+    def take(self) -> None:
+        """Take a change, if there is one; only while no batch is in flight."""
         if self.reloader is not None:
             self.reloader.apply()
 
@@ -204,31 +223,17 @@ def _ready(config: PipelineConfig, models: Mapping[str, Model], warm_up_s: float
     degraded: list[str] = []
     for one in config.networks:
         prefix = f"{one.name}: " if config.models else ""
-        for report in models[one.name].session.reports:
+        reports = [row for turn in models[one.name].lanes for row in turn.session.reports]
+        for report in reports:
             segments.append(f"{prefix}{report.segment} ({report.processor}): {report.reason}")
             degraded += [f"{prefix}{report.degraded}"] if report.degraded else []
     return Ready(
         pipeline=config.name,
         engine_sha256=models[config.first.name].engine_sha256,
-        segments=tuple(segments),
+        segments=tuple(dict.fromkeys(segments)),  # sessions differ in their DLA core alone
         warm_up_s=round(warm_up_s, 3),
-        degraded=tuple(degraded),
+        degraded=tuple(dict.fromkeys(degraded)),
     )
-
-
-def _results_of(
-    batches: Iterator[list[Frame]], parts: _Parts, frames: int | None
-) -> Iterator[FrameResult]:
-    """Yield the results of all batches, at most `frames`."""
-    count = 0
-    for batch in batches:
-        parts.reload()
-        some = batch[: None if frames is None else frames - count]
-        for result in parts.runner.run(some, parts.sinks.sinks):
-            count += 1
-            yield result
-        if frames is not None and count >= frames:
-            return
 
 
 class _Reporter:

@@ -1,7 +1,7 @@
 """pipeline.toml is read again while the pipeline runs: it takes what it can, or says why not.
 
-A thread looks at the file and reads it; the loop takes the text between two batches, so no frame is
-lost and none is half old, half new.
+A thread looks at the file and reads it; the loop takes the text while no batch is in flight, so no
+frame is lost and none is half old, half new.
 """
 
 import logging
@@ -75,6 +75,11 @@ class FileWatch:
         self._file.now.set()
         self._thread.join()
 
+    @property
+    def has_text(self) -> bool:
+        """Whether `take` has something."""
+        return self._text is not None
+
     def take(self) -> str | None:
         """Return the text that is new since the last call, or None."""
         if self._text is None:  # without a lock: most calls end here
@@ -122,6 +127,11 @@ class Reloader:
         self._config = config
         self._target = target
         self._tell = tell
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the file has a new text."""
+        return self._watch.has_text
 
     def apply(self) -> None:
         """Take the file's text, if there is a new one."""

@@ -1,14 +1,17 @@
 """A Chrome trace of a run: each frame's stages as bars, for chrome://tracing and ui.perfetto.dev.
 
-Format: Trace Event Format (Google), complete events in a JSON object. One row a camera; bars of one
-frame follow each other; a model beside the first has a row of its own. Events are written as they
-come, so a long run needs no memory.
+Format: Trace Event Format (Google), complete events in a JSON object. A camera has a row, and
+further ones for frames that were in flight at the same time; bars of one frame follow each other. A
+model beside the first has rows of its own, and so have the processors that ran an inference, such
+as "gpu, dla1". Events are written as they come, so a long run needs no memory.
 """
 
 import json
 import logging
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -19,6 +22,14 @@ from pipelines.sinks.result import FrameResult
 NOT_STAGES = ("total",)
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of the picture, and where its last bar ends."""
+
+    number: int
+    end_us: float
 
 
 class TraceWriter:
@@ -41,7 +52,7 @@ class TraceWriter:
             ) from error
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         self._path = path
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, list[_Row]] = {}
         self._separator = ""
         self._failed = False
 
@@ -64,7 +75,6 @@ class TraceWriter:
     def add(self, result: FrameResult) -> None:
         """Add the stages of a frame; what follows the result is the time of the sinks."""
         frame, event = result.frame, result.event
-        row = self._row(frame.camera or event.pipeline)
         about = {
             "seq": event.seq,
             "age_ms": event.age_ms,
@@ -72,30 +82,43 @@ class TraceWriter:
             "processors": event.processors,
             "dropped": event.dropped,
         }
-        at_us = frame.t_recv.mono_ns / 1e3
+        camera = frame.camera or event.pipeline
+        at_us, end_us = frame.t_recv.mono_ns / 1e3, time.monotonic_ns() / 1e3
         taken_us = frame.t_capture.mono_ns / 1e3
+        row = self._row(camera, min(taken_us, at_us), end_us)
         self._bar("transport", row, taken_us, at_us - taken_us, about)
-        seen_us = at_us + 1e3 * event.latency_ms.get("wait", 0.0)
         for stage, milliseconds in event.latency_ms.items():
-            if stage in result.models:  # beside the first model, at the same time
-                beside = self._row(f"{frame.camera or event.pipeline}: {stage}")
-                self._bar(stage, beside, seen_us, 1e3 * milliseconds, about)
-            elif stage not in NOT_STAGES:
+            if stage not in NOT_STAGES and stage not in result.models:
                 self._bar(stage, row, at_us, 1e3 * milliseconds, about)
                 at_us += 1e3 * milliseconds
-        sinks_us = time.monotonic_ns() / 1e3 - at_us
-        self._bar("sinks", row, at_us, max(0.0, sinks_us), about)
+        self._bar("sinks", row, at_us, max(0.0, end_us - at_us), about)
+        for run in result.runs:
+            if run.model in result.models:  # beside the first model, at the same time
+                self._span(run.model, f"{camera}: {run.model}", run.span_ns, about)
+            about_run = {"seq": event.seq, "camera": camera, "processors": run.processors}
+            self._span(run.model, ", ".join(run.processors), run.infer_ns, about_run)
 
-    def _row(self, name: str) -> int:
-        row = self._rows.get(name)
-        if row is None:
-            row = self._rows[name] = len(self._rows) + 1
-            about = {"name": "thread_name", "ph": "M", "tid": row, "args": {"name": name}}
-            self._write(about)
-        return row
+    def _span(
+        self, name: str, row_name: str, span_ns: tuple[int, int], about: Mapping[str, object]
+    ) -> None:
+        begin_us, end_us = (moment / 1e3 for moment in span_ns)
+        row = self._row(row_name, begin_us, end_us)
+        self._bar(name, row, begin_us, end_us - begin_us, about)
+
+    def _row(self, name: str, begin_us: float, end_us: float) -> int:
+        """Return a row of this name that has room: bars of one row may not overlap."""
+        rows = self._rows.setdefault(name, [])
+        for row in rows:
+            if row.end_us <= begin_us:
+                row.end_us = end_us
+                return row.number
+        number = sum(map(len, self._rows.values())) + 1
+        rows.append(_Row(number, end_us))
+        self._write({"name": "thread_name", "ph": "M", "tid": number, "args": {"name": name}})
+        return number
 
     def _bar(
-        self, name: str, row: int, at_us: float, duration_us: float, about: dict[str, object]
+        self, name: str, row: int, at_us: float, duration_us: float, about: Mapping[str, object]
     ) -> None:
         times = {"ts": round(at_us, 1), "dur": round(duration_us, 1)}
         self._write({"name": name, "ph": "X", "tid": row, **times, "args": about})

@@ -1,6 +1,7 @@
 """Draw results on an image: boxes, masks, poses, maps and texts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,22 +45,43 @@ BONES = (  # between points of COCO's 17
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What is drawn of one model, with its labels.
+
+    `title`: stands before the lines of classes and texts, where several models have some.
+    `first_color`: of its first class. `hidden`: models on its crops that are not shown.
+    """
+
+    decoded: Decoded
+    labels: Sequence[str]
+    title: str = ""
+    first_color: int = 0
+    hidden: Collection[str] = ()
+
+
 def annotate(
     image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float | None = None
 ) -> Image:
     """Return a copy of an image, uint8 [H, W, 3] BGR, with what was found in it."""
+    return annotate_all(image, (Drawing(decoded, labels),), latency_ms)
+
+
+def annotate_all(
+    image: Image, drawings: Sequence[Drawing], latency_ms: float | None = None
+) -> Image:
+    """Return a copy of an image, uint8 [H, W, 3] BGR, with what several models found in it: maps
+    below, then boxes, then lines of text."""
     canvas: Image = np.array(image, order="C")
-    if isinstance(decoded, ClassScores):
-        rows = zip(decoded.scores.tolist(), decoded.class_ids.tolist(), strict=True)
-        _list(canvas, [(f"{label_of(labels, c)} {score:.2f}", c) for score, c in rows])
-    elif isinstance(decoded, Texts):
-        _list(canvas, [(text_of(line, labels), row) for row, line in enumerate(decoded.lines)])
-    elif isinstance(decoded, SegmentationMap):
-        _draw_classes(canvas, decoded, labels)
-    elif isinstance(decoded, DepthMap):
-        _draw_depth(canvas, decoded)
-    else:
-        _draw_detections(canvas, decoded, labels)
+    for one in drawings:
+        if isinstance(one.decoded, SegmentationMap):
+            _draw_classes(canvas, one.decoded, one.labels)
+        elif isinstance(one.decoded, DepthMap):
+            _draw_depth(canvas, one.decoded)
+    for one in drawings:
+        if isinstance(one.decoded, Detections):
+            _draw_detections(canvas, one.decoded, one)
+    _list(canvas, [line for one in drawings for line in _lines(one)])
     if latency_ms is not None:
         text = f"{latency_ms:.1f} ms"
         cv2.putText(canvas, text, (4, 14), _FONT, 0.45, (0, 0, 0), 3, cv2.LINE_AA)
@@ -67,14 +89,28 @@ def annotate(
     return canvas
 
 
-def _draw_detections(canvas: Image, detections: Detections, labels: Sequence[str]) -> None:
+def _lines(drawing: Drawing) -> list[tuple[str, int]]:
+    """Return the classes or texts of a whole frame, each with its colour."""
+    decoded, labels = drawing.decoded, drawing.labels
+    rows: list[tuple[str, int]] = []
+    if isinstance(decoded, ClassScores):
+        scored = zip(decoded.scores.tolist(), decoded.class_ids.tolist(), strict=True)
+        rows = [(f"{label_of(labels, number)} {score:.2f}", number) for score, number in scored]
+    elif isinstance(decoded, Texts):
+        rows = [(text_of(line, labels), row) for row, line in enumerate(decoded.lines)]
+    title = f"{drawing.title}: " if drawing.title else ""
+    return [(title + text, color + drawing.first_color) for text, color in rows]
+
+
+def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) -> None:
     class_ids = detections.class_ids.tolist()
+    colors = [class_id + drawing.first_color for class_id in class_ids]
     if detections.masks is not None:
-        for row, class_id in enumerate(class_ids):
+        for row, color in enumerate(colors):
             bits, x, y = mask_bits(detections, row)
             part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
             inside = bits[: part.shape[0], : part.shape[1]]
-            part[inside] = (part[inside] + np.array(_color(class_id))) // 2
+            part[inside] = (part[inside] + np.array(_color(color))) // 2
     tracks = [NO_TRACK] * len(class_ids)
     if detections.track_ids is not None:
         tracks = detections.track_ids.tolist()
@@ -82,13 +118,16 @@ def _draw_detections(canvas: Image, detections: Detections, labels: Sequence[str
         zip(detections.boxes.tolist(), detections.scores.tolist(), class_ids, tracks, strict=True)
     ):
         x1, y1, x2, y2 = (round(value) for value in box)
+        color = colors[row]
         if detections.rotated is None:
-            cv2.rectangle(canvas, (x1, y1), (x2, y2), _color(class_id), 2)
+            cv2.rectangle(canvas, (x1, y1), (x2, y2), _color(color), 2)
         else:
             corners = corners_of_rotated(detections.rotated[row : row + 1]).round()
-            cv2.polylines(canvas, [corners[0].astype(np.int32)], True, _color(class_id), 2)
-        name = label_of(labels, class_id) + (f" #{track}" if track != NO_TRACK else "")
-        _tag(canvas, f"{name} {score:.2f}", x1, y1, class_id)
+            cv2.polylines(canvas, [corners[0].astype(np.int32)], True, _color(color), 2)
+        name = label_of(drawing.labels, class_id) + (f" #{track}" if track != NO_TRACK else "")
+        said = {} if detections.attributes is None else detections.attributes[row]
+        more = [f" | {one.label}" for model, one in said.items() if model not in drawing.hidden]
+        _tag(canvas, f"{name} {score:.2f}{''.join(more)}", x1, y1, color)
     if detections.keypoints is not None:
         _draw_keypoints(canvas, detections.keypoints)
 

@@ -33,10 +33,10 @@ SCHEMA = 1
 class FrameFacts:
     """What the run knows of a frame beside its results.
 
-    `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`:
-    there was none, the tracker filled the frame in; `processors`: those of the engine's segments;
-    `dropped`: frames of this source that were lost so far, by cause; `models`: what those beside
-    the first say, by name.
+    `infer_ns`: begin and end of the inference on the clock of `time.monotonic()`; `predicted`: the
+    model that is followed did not see it, the tracker filled the frame in; `processors`: where its
+    inferences ran; `dropped`: frames of this source that were lost so far, by cause; `models`: what
+    those beside the first say, by name.
     """
 
     infer_ns: tuple[int, int] | None = None
@@ -103,10 +103,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. Times are nanoseconds since 1970; `time` is `t_capture_ns` in ISO 8601 (UTC).
 
     `camera`: the id of the source, where it has one. `latency_ms`: each stage by name, and "total"
-    from `t_recv_ns` to `t_result_ns`; `age_ms`: from `t_capture_ns` to it. `predicted`: no engine
-    saw the frame, the tracker moved its tracks on. `zones`: objects inside by label; `lines`:
-    crossings so far by direction. `classes`, `depth` and `texts` are there if the model gives a map
-    or reads. `models`: what those beside the first say, by name.
+    from `t_recv_ns` to `t_result_ns`; `age_ms`: from `t_capture_ns` to it. `predicted`: the model
+    that is followed did not see the frame, the tracker moved its tracks on. `zones`: objects inside
+    by label; `lines`: crossings so far by direction. `classes`, `depth` and `texts` are there if
+    the model gives a map or reads. `models`: what those beside the first say, by name.
     """
 
     schema: int = SCHEMA

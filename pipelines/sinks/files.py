@@ -141,14 +141,7 @@ def check_below_folder(path: str, kind: str) -> None:
 
 
 def check_release(config: PipelineConfig) -> None:
-    """Raise PipelineError if a sink of the pipeline could not be opened on a board, or if there
-    are more models than the one whose engine a bundle carries."""
-    if len(config.networks) > 1:
-        raise PipelineError(
-            f"pipeline {config.name!r} has {len(config.networks)} [[models]], and a bundle carries"
-            " one engine: deploy a pipeline of one model; `tandem run` and `python -m pipelines`"
-            " run several from a folder."
-        )
+    """Raise PipelineError if a sink of the pipeline could not be opened on a board."""
     for sink in config.sinks:
         if isinstance(sink, JsonlSink):
             check_below_folder(sink.path, "jsonl")

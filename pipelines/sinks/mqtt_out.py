@@ -17,9 +17,9 @@ from pipelines.results import Detections
 from pipelines.sink_config import MqttSink, SinkConfig
 from pipelines.sinks.lives import Lives, ObjectEvent
 from pipelines.sinks.mqtt import MqttPublisher, Outgoing
+from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
-from pipelines.sinks.ros2 import encode_detection_array
 
 KEEPALIVE_S = 10
 STATUS_S = 10.0  # the will of an earlier pipeline may come late: the status is said again
@@ -91,15 +91,15 @@ class MqttOut:
         camera = result.frame.camera
         if now_s >= self._status_due_s:
             self._say_status(now_s)
-        if self._config.events and isinstance(result.decoded, Detections):
+        followed = result.followed
+        if self._config.events and isinstance(followed, Detections):
             taken_ns = result.frame.t_capture.wall_ns
             lives = self._lives[camera]
-            self._say_events(camera, lives.update(result.decoded, result.zones, taken_ns))
+            self._say_events(camera, lives.update(followed, result.zones, taken_ns))
         if not self._limits[camera].allows(now_s):
             self._limited += 1
             return
-        is_ros2 = self._config.format == "ros2"
-        payload = encode_detection_array(result) if is_ros2 else result.payload
+        payload = payload_of(result, self._config)
         topic = self._topics[camera].detections
         self._publisher.put(Outgoing(topic, payload, self._config.qos, lost_as="mqtt_offline"))
 

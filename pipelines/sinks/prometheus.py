@@ -80,7 +80,7 @@ class PrometheusOut:
     def write(self, result: FrameResult) -> None:
         """Add a frame."""
         event = result.event
-        objects = Counter(one.label for one in event.detections)
+        objects = Counter(one.label for name in result.by_model for one in result.rows_of(name))
         with self._lock:
             self._name = event.pipeline
             figures = self._figures[result.frame.camera]
@@ -172,9 +172,11 @@ def _of_the_last_second(own: Mapping[str, str], stats: Stats) -> list[Family]:
         for stage, ms in times_ms.items()
     ]
     dropped = _by("cause", [(own, stats.dropped)])
+    ran = _by("processor", [(own, stats.processors)])
     return [
         ("fps", "gauge", "Frames a second, over the last second.", [(own, stats.fps)]),
         ("dropped_total", "counter", "Frames and messages lost by cause.", dropped),
+        ("processor_frames", "gauge", "Frames that ran on it, over the last second.", ran),
         ("latency_seconds", "gauge", "From frame to result, over the last second.", latencies),
         ("stage_seconds", "gauge", "Time of each stage, over the last second.", by_stage),
     ]

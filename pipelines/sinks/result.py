@@ -9,11 +9,13 @@ import numpy as np
 
 from device.protocol.messages import Stats
 from device.protocol.tls import TlsFiles
+from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
-from pipelines.results import Decoded, Detections, ModelResult
+from pipelines.model_config import ONLY
+from pipelines.results import Decoded, Detections, ModelResult, no_detections
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import NO_PLACES, Places
-from pipelines.sinks.events import Event
+from pipelines.sinks.events import Detection, Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
@@ -21,12 +23,43 @@ if TYPE_CHECKING:
     import supervision
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """An inference for a frame: of which model, on which processors, and when it began and ended,
+    in ns of `time.monotonic()`; `span_ns`: with its inputs, and where a thread did it, decoding."""
+
+    model: str
+    processors: tuple[str, ...]
+    infer_ns: tuple[int, int]
+    span_ns: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What models are for in a result, by their names.
+
+    `first`: `decoded` is of it, with `labels`. `followed`: tracks, zones and lines are of its
+    objects. `hidden`: models that are not shown on pictures, those on crops too.
+    """
+
+    first: str = ONLY
+    labels: Sequence[str] = ()
+    followed: str = ONLY
+    hidden: frozenset[str] = frozenset()
+
+
+def roles_of(config: PipelineConfig, labels: Sequence[str]) -> Roles:
+    """Return the roles of a pipeline's models; `labels`: those of the first."""
+    hidden = frozenset(one.name for one in config.networks if not one.draw)
+    return Roles(config.first.name, labels, config.followed.name, hidden)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameResult:
     """Everything that is known about one frame; `payload` is the event as JSON.
 
     `decoded` is of the first model, `models` of those beside it, by name; `places`: the zones and
-    lines that held for it.
+    lines that held for it; `runs`: the inferences for it; `roles`: which model is which.
     """
 
     frame: Frame
@@ -36,6 +69,26 @@ class FrameResult:
     zones: ZoneFrame = NO_ZONES
     models: Mapping[str, ModelResult] = field(default_factory=dict)
     places: Places = NO_PLACES
+    runs: tuple[ModelRun, ...] = ()
+    roles: Roles = Roles()
+
+    @property
+    def by_model(self) -> dict[str, ModelResult]:
+        """The results of all models on frames, by name, the first one first."""
+        return {self.roles.first: ModelResult(self.decoded, self.roles.labels), **self.models}
+
+    @property
+    def followed(self) -> Decoded:
+        """The results of the model whose objects are followed, with their tracks."""
+        seen = self.by_model.get(self.roles.followed)
+        return no_detections() if seen is None else seen.decoded
+
+    def rows_of(self, name: str) -> tuple[Detection, ...]:
+        """Return what the event says of one model's objects, row by row as in its results."""
+        if name == self.roles.first:
+            return self.event.detections
+        rows = self.event.models or {}
+        return rows[name].detections if name in rows else ()
 
     @property
     def detections(self) -> Detections:
@@ -75,6 +128,7 @@ class Broker:
 class SinkContext:
     """What sinks need beyond their own configuration.
 
+    `labels`: of the model whose objects are followed, `models`: of each model on frames, by name;
     `cameras`: the ids of the sources; `lost_s`: after how long an object has gone that was not
     seen.
     """
@@ -85,6 +139,7 @@ class SinkContext:
     controls: Controls = field(default_factory=Controls)
     cameras: Sequence[str] = ("",)
     lost_s: float = 1.0
+    models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Sink(AbstractContextManager[Any], Protocol):

@@ -4,24 +4,27 @@ The keys are the fields of the message, so a bridge such as rosbridge publishes 
 fields that are left out keep their defaults there.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
+from pipelines.results import NO_TRACK, Decoded, Detections
+from pipelines.sinks.events import Detection
 from pipelines.sinks.result import FrameResult
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def encode_detection_array(result: FrameResult) -> bytes:
+def encode_detection_array(result: FrameResult, names: Sequence[str]) -> bytes:
     """Return a frame as Detection2DArray: the stamp is the capture time, `frame_id` the camera,
-    `id` the track, `class_id` the label."""
+    `id` the track, `class_id` the label; the objects of these models in turn."""
     event = result.event
     seconds, nanoseconds = divmod(event.t_capture_ns, 1_000_000_000)
     header = {
         "stamp": {"sec": seconds, "nanosec": nanoseconds},
         "frame_id": result.frame.camera or event.pipeline,
     }
-    track_ids = getattr(result.decoded, "track_ids", None)
-    ids = [-1] * len(event.detections) if track_ids is None else track_ids.tolist()
+    seen = result.by_model
     detections = [
         {
             "header": header,
@@ -29,9 +32,18 @@ def encode_detection_array(result: FrameResult) -> bytes:
             "bbox": _bbox(one.box or (0.0, 0.0, float(event.width), float(event.height))),
             "id": str(track) if track >= 0 else "",
         }
-        for one, track in zip(event.detections, ids, strict=True)
+        for name in names
+        if name in seen
+        for one, track in _with_tracks(result.rows_of(name), seen[name].decoded)
     ]
     return _ENCODER.encode({"header": header, "detections": detections})
+
+
+def _with_tracks(rows: Sequence[Detection], decoded: Decoded) -> list[tuple[Detection, int]]:
+    """Return rows with the number of the track of each, below 0 for none."""
+    track_ids = decoded.track_ids if isinstance(decoded, Detections) else None
+    ids = [NO_TRACK] * len(rows) if track_ids is None else track_ids.tolist()
+    return list(zip(rows, ids, strict=True))
 
 
 def _bbox(box: tuple[float, float, float, float]) -> dict[str, object]:

@@ -10,11 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from device.errors import PipelineError
-from pipelines.results import Detections, label_of
+from pipelines.results import Decoded, Detections, label_of
 from pipelines.sink_config import SerialSink
 from pipelines.sinks.autopilot import Autopilot
 from pipelines.sinks.rate import RateLimit
@@ -58,17 +59,18 @@ class SerialOut:
             raise PipelineError(
                 f"the serial sink needs pyserial ({error}): install tandem-edge[serial]."
             ) from error
-        unknown = [
-            name for name in (*config.classes, *config.heights_m) if name not in context.labels
-        ]
+        models = {name: context.models[name] for name in config.models}
+        labels = [*chain(*(models.values() or (context.labels,)))]
+        unknown = [name for name in (*config.classes, *config.heights_m) if name not in labels]
         if unknown:
             raise PipelineError(
                 f"the serial sink names the class {unknown[0]!r}, which is none of the labels"
-                f" ({', '.join(context.labels)}): correct `classes` or `heights_m` there."
+                f" ({', '.join(labels)}): correct `classes` or `heights_m` there."
             )
         self._serial = serial
         self._config = config
         self._labels = context.labels
+        self._models = models
         self._dialect = _open_dialect(config)
         self._limit = RateLimit(config.max_hz)
         self._dropped: Counter[str] = Counter()
@@ -194,22 +196,32 @@ class SerialOut:
 
     def _targets(self, result: FrameResult) -> list[Target]:
         """Return the best objects of a frame that may be sent."""
-        seen = result.decoded
-        if not isinstance(seen, Detections):
-            return []
-        tracks = [NO_NUMBER] * len(seen)
-        if seen.track_ids is not None:
-            tracks = [max(track, NO_NUMBER) for track in seen.track_ids.tolist()]
-        rows = zip(
-            seen.class_ids.tolist(), seen.scores.tolist(), seen.boxes.tolist(), tracks, strict=True
-        )
-        targets = [
-            Target(class_id, label_of(self._labels, class_id), score, (x1, y1, x2, y2), track)
-            for class_id, score, (x1, y1, x2, y2), track in rows
-        ]
+        targets: list[Target] = []
+        seen = result.by_model
+        first_class = 0  # of several models, each one's classes follow those of the one before
+        for name, labels in (self._models or {result.roles.followed: self._labels}).items():
+            if name in seen:
+                targets += _targets_of(seen[name].decoded, labels, first_class)
+            first_class += len(labels)
         chosen = self._config.classes
         allowed = [one for one in targets if not chosen or one.label in chosen]
         return sorted(allowed, key=lambda one: -one.score)[: self._config.max_targets]
+
+
+def _targets_of(seen: Decoded, labels: Sequence[str], first_class: int) -> list[Target]:
+    """Return the objects of one model."""
+    if not isinstance(seen, Detections):
+        return []
+    tracks = [NO_NUMBER] * len(seen)
+    if seen.track_ids is not None:
+        tracks = [max(track, NO_NUMBER) for track in seen.track_ids.tolist()]
+    rows = zip(
+        seen.class_ids.tolist(), seen.scores.tolist(), seen.boxes.tolist(), tracks, strict=True
+    )
+    return [
+        Target(first_class + class_id, label_of(labels, class_id), score, (x1, y1, x2, y2), track)
+        for class_id, score, (x1, y1, x2, y2), track in rows
+    ]
 
 
 class _Records:

@@ -82,16 +82,15 @@ class SnapshotOut:
 
     def write(self, result: FrameResult) -> None:
         """Keep better pictures, and write those of objects that have gone."""
-        seen = result.decoded
+        seen = result.followed
         if not isinstance(seen, Detections) or seen.track_ids is None:
             return
         camera = result.frame.camera
         taken_ns = result.frame.t_capture.wall_ns
         self._follow(camera, self._lives[camera].update(seen, result.zones, taken_ns))
         sights = self._sights[camera]
-        rows = zip(
-            seen.track_ids.tolist(), result.event.detections, seen.boxes.tolist(), strict=True
-        )
+        said = result.rows_of(result.roles.followed)
+        rows = zip(seen.track_ids.tolist(), said, seen.boxes.tolist(), strict=True)
         for track, one, box in rows:
             sight = sights.get((track, one.label))
             if sight is None or result.event.predicted is True:

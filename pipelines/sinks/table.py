@@ -21,11 +21,12 @@ from pipelines.sink_config import (
     SnapshotSink,
     VideoSink,
 )
+from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.mqtt_out import MqttOut
+from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.prometheus import PrometheusOut
 from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.result import Broker, FrameResult, Sink, SinkContext, StatsSink
-from pipelines.sinks.ros2 import encode_detection_array
 from pipelines.sinks.serial_port import SerialOut
 from pipelines.sinks.snapshot import SnapshotOut
 from pipelines.sinks.video import VideoFileWriter
@@ -55,7 +56,7 @@ class JsonlOut:
 
     def __init__(self, config: JsonlSink, context: SinkContext) -> None:
         self._files = context.files
-        self._is_ros2 = config.format == "ros2"
+        self._config = config
         self._path = context.files.place(config.path, "jsonl")
         self._dropped: Counter[str] = Counter()
         self._file, self._made = context.files.open_lines(self._path, "jsonl")
@@ -84,8 +85,7 @@ class JsonlOut:
 
     def write(self, result: FrameResult) -> None:
         """Append one line in one write, so that a reader never sees half of it."""
-        payload = encode_detection_array(result) if self._is_ros2 else result.payload
-        line = payload + b"\n"
+        line = payload_of(result, self._config) + b"\n"
         if not self._files.has_room(len(line)):
             self._dropped["jsonl_quota"] += 1
             return
@@ -105,7 +105,7 @@ class VideoOut:
     """Writes each frame with its detections drawn on it, into a file for each camera."""
 
     def __init__(self, config: VideoSink, context: SinkContext) -> None:
-        self._labels = context.labels
+        self._models = config.models
         path = context.files.place(config.path, "video")
         self._writers = {
             camera: VideoFileWriter(
@@ -142,17 +142,8 @@ class VideoOut:
 
     def write(self, result: FrameResult) -> None:
         """Draw and encode one frame."""
-        latency_ms = result.event.latency_ms["total"]
         writer = self._writers[result.frame.camera]
-        image = result.frame.image
-        writer.write(
-            image,
-            result.decoded,
-            self._labels,
-            latency_ms,
-            zones=result.zones,
-            places=result.places,
-        )
+        writer.write(result.frame.image, lambda: draw_result(result, self._models))
 
 
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {

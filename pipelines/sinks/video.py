@@ -1,7 +1,7 @@
 """An annotated video file, by the first encoder that works on this machine."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,9 +9,6 @@ import numpy as np
 
 from device.errors import PipelineError
 from pipelines.frame import Image
-from pipelines.results import Decoded
-from pipelines.sinks.draw import annotate
-from pipelines.sinks.draw_zones import NO_PLACES, Places
 from pipelines.sinks.encoders import (
     NOT_IN_BROWSERS,
     FrameWriter,
@@ -19,7 +16,6 @@ from pipelines.sinks.encoders import (
     choose_encoder,
 )
 from pipelines.sinks.files import OutputFiles
-from pipelines.stages.zones import NO_ZONES, ZoneFrame
 from pipelines.vision import cv2
 
 _log = logging.getLogger(__name__)
@@ -40,17 +36,8 @@ class VideoFileWriter:
         self._size = (0, 0)
         self.path, self._made = self._files.claim_new(path, "video")
 
-    def write(
-        self,
-        image: Image,
-        decoded: Decoded,
-        labels: Sequence[str],
-        latency_ms: float,
-        *,
-        zones: ZoneFrame = NO_ZONES,
-        places: Places = NO_PLACES,
-    ) -> None:
-        """Draw on a copy of the image and encode it; the first one gives the video its size."""
+    def write(self, image: Image, draw: Callable[[], Image] | None = None) -> None:
+        """Encode an image, or what `draw` makes of it; the first one gives the video its size."""
         if not self._files.has_room():
             self._end_full()
         if self._full:
@@ -61,10 +48,8 @@ class VideoFileWriter:
         if self._writer is None:
             self.failed += 1
             return
-        annotated = annotate(image, decoded, labels, latency_ms)
-        places.draw(annotated, zones)
         try:
-            self._writer.write(_fit(annotated, *self._size))
+            self._writer.write(_fit(image if draw is None else draw(), *self._size))
         except PipelineError as error:
             self.failed += 1
             self._give_up(error)

@@ -10,6 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
 
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
@@ -40,15 +42,23 @@ class Pace:
         first = self._batch_s == 0.0
         self._batch_s += (1.0 if first else SMOOTHING) * (seconds - self._batch_s)
 
-    def window_s(self) -> float:
-        """Return how long the first frame of a batch waits for others, in seconds."""
+    def gap_s(self) -> float:
+        """Return the time between two frames: of one camera its period, 0.0 if that is not known
+        yet or there are several cameras, whose frames may come together."""
+        periods_s = self._periods_s()
+        return periods_s[0] if len(periods_s) == len(self._arrivals) == 1 else 0.0
+
+    def _periods_s(self) -> list[float]:
         spans = [(frames[0], frames[-1]) for frames in self._arrivals.values()]
-        periods = [
+        return [
             (last_ns - first_ns) / (last - first) / 1e9
             for (first, first_ns), (last, last_ns) in spans
             if last > first
         ]
-        spare_s = min(periods, default=0.0) - self._batch_s
+
+    def window_s(self) -> float:
+        """Return how long the first frame of a batch waits for others, in seconds."""
+        spare_s = min(self._periods_s(), default=0.0) - self._batch_s
         return min(max(spare_s, WINDOW_S[0]), WINDOW_S[1])
 
 
@@ -59,6 +69,37 @@ class Admission:
 
     admits: Callable[[Frame], bool] = lambda frame: True
     expects: Callable[[str], bool] = lambda camera: True
+
+
+class Engines(Protocol):
+    """What runs batches, and when it takes the next one."""
+
+    @property
+    def free_s(self) -> float:
+        """When the next batch is to be begun, in seconds of `time.monotonic()`; inf: not before
+        there are results."""
+
+    @property
+    def has_results(self) -> bool:
+        """Whether results are to be given out before more frames are taken."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch runs."""
+
+    def took(self, read_s: float) -> None:
+        """Learn how long it took to read the frames of a batch."""
+
+
+class IdleEngines:
+    """What takes every batch at once, and gives its results before it takes the next one."""
+
+    free_s = -inf
+    has_results = False
+    is_busy = False
+
+    def took(self, read_s: float) -> None:
+        """Nothing is learnt."""
 
 
 @contextmanager
@@ -81,77 +122,124 @@ def batches_of(
     room: int,
     pace: Pace,
     admission: Admission | None = None,
+    *,
+    engines: Engines | None = None,
 ) -> Iterator[list[Frame]]:
-    """Yield batches of up to `room` frames until all sources have ended or the stop event is set.
+    """Yield batches of up to `room` frames until all sources have ended or the stop event is set,
+    and empty lists while `engines` have results.
 
     Sources take turns, so that none starves the others. The frames of a source stay in order;
     those that `admission` refuses are left out, and no batch waits for a camera that it does not
-    expect.
+    expect. A frame is taken no sooner than `engines` want it: until then a newer one may come.
     """
+    engines = engines or IdleEngines()
     admission = admission or Admission()
-    turn = deque(sources)
+    gathering = _Gathering(
+        sources, waiting, room=room, pace=pace, admission=admission, engines=engines
+    )
     while not waiting.stop.is_set():
-        batch = _gather(turn, waiting, room, pace, admission)
+        if engines.has_results:
+            yield []
+            continue
+        batch = gathering.gather()
         if batch:
             yield batch
         elif all(source.ended for source in sources):
             return
 
 
-def _gather(
-    turn: deque[Source],
-    waiting: Waiting,
-    room: int,
-    pace: Pace,
-    admission: Admission,
-) -> list[Frame]:
-    """Return one batch; empty at the end or stop."""
-    batch: list[Frame] = []
-    asked: set[str] = set()  # cameras that gave a frame since the batch began, taken or not
-    closing_s = float("inf")
-    while not waiting.stop.is_set() and len(batch) < room:
-        frame = _poll(turn)
-        if frame is not None:
-            pace.arrived(frame)
-            is_taken = admission.admits(frame)
-            if is_taken or batch:
-                asked.add(frame.camera)
-            if not is_taken:
-                waiting.tick()
-                continue
-            batch.append(frame)
-            if len(batch) == 1 and room > 1:
-                closing_s = time.monotonic() + pace.window_s()
-            continue
-        if batch and (time.monotonic() >= closing_s or _expected(turn, admission) <= asked):
-            break
-        if all(source.ended for source in turn):
-            break
-        _wait(turn, waiting, closing_s)
-    return batch
+class _Gathering:
+    """The batch that is gathered from sources that take turns."""
 
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        waiting: Waiting,
+        *,
+        room: int,
+        pace: Pace,
+        admission: Admission,
+        engines: Engines,
+    ) -> None:
+        self._turn = deque(sources)
+        self._waiting = waiting
+        self._room = room
+        self._pace = pace
+        self._admission = admission
+        self._engines = engines
+        self._begin()
 
-def _poll(turn: deque[Source]) -> Frame | None:
-    """Return a frame of the first source that has one, which goes to the end of the line."""
-    for _ in range(len(turn)):
-        source = turn[0]
-        turn.rotate(-1)
-        if not source.ended and (frame := source.poll()) is not None:
-            return frame
-    return None
+    def _begin(self) -> None:
+        self._batch: list[Frame] = []
+        self._asked: set[str] = set()  # cameras that gave a frame since it began, taken or not
+        self._closing_s = inf
+        self._read_s = 0.0
 
+    def gather(self) -> list[Frame]:
+        """Return one batch; empty at the end or stop, or while engines have results: then what is
+        gathered stays."""
+        while not self._waiting.stop.is_set() and len(self._batch) < self._room:
+            if self._engines.has_results:
+                return []
+            free_s = -inf if self._batch else self._engines.free_s
+            if time.monotonic() >= free_s:
+                begin_s = time.monotonic()
+                frame = self._poll()
+                if frame is not None:
+                    self._read_s += time.monotonic() - begin_s
+                    self._add(frame)
+                    continue
+                if self._batch and self._is_complete():
+                    break
+            if all(source.ended for source in self._turn):
+                break
+            self._wait(free_s)
+        batch, read_s = self._batch, self._read_s
+        if batch:
+            self._engines.took(read_s)
+        self._begin()
+        return batch
 
-def _expected(turn: deque[Source], admission: Admission) -> set[str]:
-    """Return the cameras that give frames which may be taken."""
-    giving = {source.config.id for source in turn if not source.ended and source.away is None}
-    return {camera for camera in giving if admission.expects(camera)}
+    def _add(self, frame: Frame) -> None:
+        """Add a frame that is to be run."""
+        self._pace.arrived(frame)
+        is_taken = self._admission.admits(frame)
+        if is_taken or self._batch:
+            self._asked.add(frame.camera)
+        if not is_taken:
+            self._tick()
+            return
+        self._batch.append(frame)
+        if len(self._batch) == 1 and self._room > 1:
+            self._closing_s = time.monotonic() + self._pace.window_s()
 
+    def _poll(self) -> Frame | None:
+        """Return a frame of the first source that has one, which goes to the end of the line."""
+        for _ in range(len(self._turn)):
+            source = self._turn[0]
+            self._turn.rotate(-1)
+            if not source.ended and (frame := source.poll()) is not None:
+                return frame
+        return None
 
-def _wait(turn: deque[Source], waiting: Waiting, closing_s: float) -> None:
-    """Wait until a frame arrives or is due, or the batch closes."""
-    with waiting.arrived:
-        due_s = min(source.due_s for source in turn if not source.ended)
-        wait_s = min(due_s, closing_s) - time.monotonic()
-        if wait_s > 0.0:
-            waiting.arrived.wait(min(wait_s, WAIT_S))
-    waiting.tick()
+    def _is_complete(self) -> bool:
+        """Whether no more frames are to be waited for."""
+        if time.monotonic() >= self._closing_s:
+            return True
+        giving = {one.config.id for one in self._turn if not one.ended and one.away is None}
+        return {camera for camera in giving if self._admission.expects(camera)} <= self._asked
+
+    def _wait(self, free_s: float) -> None:
+        """Wait until a frame may be taken that is there or is due, the batch closes, or engines
+        have results."""
+        with self._waiting.arrived:
+            due_s = min(source.due_s for source in self._turn if not source.ended)
+            wait_s = min(max(due_s, free_s), self._closing_s) - time.monotonic()
+            if wait_s > 0.0 and not self._engines.has_results:
+                self._waiting.arrived.wait(min(wait_s, WAIT_S))
+        self._tick()
+
+    def _tick(self) -> None:
+        # An engine that hangs must not look alive: while it runs, only its results are a sign.
+        if not self._engines.is_busy:
+            self._waiting.tick()

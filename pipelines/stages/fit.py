@@ -42,7 +42,7 @@ def check_engines(config: PipelineConfig, engines: Mapping[str, EngineFacts]) ->
                 f"the model {one.name!r} of pipeline {config.name!r} has no engine: write `engine`"
                 " and `labels` in its table of [[models]]."
             )
-    check_scene(config, engines[networks[0].name].labels)
+    check_scene(config, engines[config.followed.name].labels)
     warnings = []
     for one in networks:
         engine = engines[one.name]

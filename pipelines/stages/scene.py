@@ -24,6 +24,7 @@ class Scene:
         self._labels = labels
         self._every_nth = 1
         self._tracker: Tracker | None = None
+        self._first_id = 1  # of the next tracker: a number is never given twice in a run
         self._roi: Roi | None = None
         self._zones: Zones | None = None
         self.change(config)
@@ -40,8 +41,11 @@ class Scene:
         zones and lines that are as before."""
         tracker = None if config.tracker is UNSET else config.tracker
         self._every_nth = 1 if tracker is None else tracker.every_nth
-        if tracker is None or self._tracker is None:
-            self._tracker = None if tracker is None else Tracker(tracker)
+        if tracker is None:
+            self._first_id = self._next_id()
+            self._tracker = None
+        elif self._tracker is None:
+            self._tracker = Tracker(tracker, self._first_id)
         else:
             self._tracker.config = tracker
         self._roi = None if config.roi is UNSET else Roi(config.roi)
@@ -93,6 +97,9 @@ class Scene:
             tracked = self._roi.keep_detections(tracked, width, height)
         return tracked, self._in_zones(tracked, frame)
 
+    def _next_id(self) -> int:
+        return self._first_id if self._tracker is None else self._tracker.next_id
+
     def _in_zones(self, tracked: Detections, frame: Frame) -> ZoneFrame:
         if self._zones is None:
             return NO_ZONES
@@ -108,7 +115,7 @@ def check_scene(config: PipelineConfig, labels: Sequence[str]) -> None:
 
 def check_tracking(config: PipelineConfig) -> None:
     """Raise PipelineError unless the tracker has boxes, and zones, lines and snapshots have it."""
-    decode = config.first.reading
+    decode = config.followed.reading
     if config.tracker is not UNSET and isinstance(decode, BOXLESS):
         raise PipelineError(
             f"pipeline {config.name!r} has [tracker], which follows boxes, and its decoder"

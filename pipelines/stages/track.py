@@ -56,16 +56,22 @@ class Tracks:
 class Tracker:
     """Gives detections the numbers of their tracks; one for each source."""
 
-    def __init__(self, config: TrackerConfig) -> None:
+    def __init__(self, config: TrackerConfig, first_id: int = 1) -> None:
+        """`first_id`: the number of the first track."""
         self.config = config
         self._tracks = _start(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, np.float32), 0.0)
         self._at_s = 0.0
-        self._next_id = 1
+        self._next_id = first_id
 
     @property
     def tracks(self) -> Tracks:
         """All tracks that are known after the last frame."""
         return self._tracks
+
+    @property
+    def next_id(self) -> int:
+        """The number of the next track; all that were given are below it."""
+        return self._next_id
 
     def update(self, detections: Detections, time_s: float) -> Detections:
         """Return the detections with `track_ids`; those too weak to start a track are left out

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device import board_files
-from device.profile import JetPack, PowerMode, Profile, dla_era, list_profiles, load_jetpacks
+from device.profile import (
+    JetPack,
+    PowerMode,
+    Profile,
+    dla_era,
+    load_jetpacks,
+    profile_of_parts,
+)
 from device.selftest import sensors
 from toolkit.machine import Machine
 
@@ -64,21 +71,8 @@ def board_of(machine: Machine) -> Board:
     match = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", release)
     l4t = f"{match[1]}.{match[2]}" if match else ""
     known = (jetpack.version for jetpack in load_jetpacks() if l4t in jetpack.l4t)
-    profile = _profile(machine.text("proc/device-tree/compatible"))
+    profile = profile_of_parts(machine.text("proc/device-tree/compatible"))
     return Board(model=model, l4t=l4t, jetpack=next(known, ""), profile=profile)
-
-
-def _profile(compatible: str) -> Profile | None:
-    """Match "nvidia,p3768-0000+p3767-0000-super" with the part numbers of the profiles."""
-    parts = set(re.findall(r"p\d{4}-\d{4}(?:-super)?", compatible))
-    # A board in super mode carries both names, with and without the suffix.
-    for profile in sorted(list_profiles(), key=lambda each: not each.name.endswith("-super")):
-        numbers = re.findall(r"(p\d{4}-)(\d{4})((?:/\d{4})*)", profile.part)
-        suffix = "-super" if profile.name.endswith("-super") else ""
-        for board, first, more_skus in numbers:
-            if any(f"{board}{sku}{suffix}" in parts for sku in (first + more_skus).split("/")):
-                return profile
-    return None
 
 
 def python(machine: Machine) -> Finding:

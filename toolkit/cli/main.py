@@ -64,6 +64,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
     "flash": ("toolkit.cli.commands.flash", "flash", "Bring a bundle to the board on the desk."),
+    "board": (
+        "toolkit.cli.commands.board.group",
+        "board",
+        "Set a board up, look after it, provision many.",
+    ),
     "fleet": (
         "toolkit.cli.commands.fleet.group",
         "fleet",
@@ -90,6 +95,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnx": "host",
     "onnx_ir": "host",
     "onnxscript": "host",
+    "cyclonedx": "host",
     "highspy": "host",
     "threadpoolctl": "host",
     "amqtt": "host",
@@ -99,6 +105,9 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "tuf": "fleet",
     "securesystemslib": "fleet",
     "cryptography": "fleet",
+    "urllib3": "fleet",
+    "packaging": "host",
+    "serial": "serial",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself

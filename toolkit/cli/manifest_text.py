@@ -24,6 +24,9 @@ def manifest_text(manifest: Manifest) -> str:
         lines.append(
             f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
         )
+    if source.licence:
+        lines.append(f"licence of the model: {source.licence}")
+    lines += [f"measured {row.name} {row.value:g}: {row.how}" for row in source.measured or ()]
     lines.append(preprocessing_line(manifest.preprocessing))
     for title, names in (("input", manifest.inputs), ("output", manifest.outputs)):
         for name in names:

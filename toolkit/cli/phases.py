@@ -15,3 +15,14 @@ PHASES = {
     "superseded": "superseded",
     "timeout": "silent",
 }
+# What `tandem flash` does beside these.
+SENDING = {
+    "comparing": "the board compares",
+    "sending": "sending",
+    "reconnecting": "connecting again",
+}
+
+
+def phase_text(phase: str) -> str:
+    """Return the text of a phase of `toolkit.flash.board.Progress`."""
+    return SENDING.get(phase) or PHASES.get(phase, phase)

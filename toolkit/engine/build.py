@@ -19,15 +19,13 @@ Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import UnsetType
 
-from calibration.table import CalibrationTable
-from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
+from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import FrameCompiler, assemble
@@ -38,6 +36,7 @@ from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
 from toolkit.engine.preprocessing import engine_preprocessing
+from toolkit.engine.provenance import provenance_of, with_measured
 from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
 from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
@@ -46,7 +45,6 @@ from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
 from toolkit.gpu.codegen.compile import Progress
-from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
@@ -57,7 +55,6 @@ from toolkit.importers.source import silent
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
-from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.loss.judge import Judgement, check, judge
 from toolkit.quantize.loss.parts import split_outputs
@@ -123,8 +120,8 @@ def build_engine(
         shared = plan_nodes(calibrated, kernels, job)
         unified = unified_ranges(calibrated, shared.plans[0])
         built = build_planned(calibrated, shared, unified, job, backend)
-        manifest, entries = _assemble(calibrated.table, preprocessing, built, job, backend)
-    loss = _write(path, manifest, entries, calibrated, job)
+        manifest, entries = _assemble(calibrated, preprocessing, built, job, backend)
+    manifest, loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
         path=path,
@@ -260,7 +257,7 @@ def _quantizer(calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]) ->
 
 
 def _assemble(
-    table: CalibrationTable | None,
+    calibrated: Calibrated,
     preprocessing: Preprocessing | UnsetType,
     built: BuiltSegments,
     job: BuildJob,
@@ -280,7 +277,7 @@ def _assemble(
         dims=built.gpu.dims or job.imported.dims,
         placements=built.plan.placements,
         profile=job.target.profile.name,
-        provenance=_provenance(table, built, job),
+        provenance=provenance_of(calibrated, built, job),
         preprocessing=preprocessing,
         compile_frames=_frame_compiler(preprocessing, job, backend),
     )
@@ -309,72 +306,35 @@ def _frame_compiler(
     return partial(compile_frames, backend, preprocessing)
 
 
-def _provenance(table: CalibrationTable | None, built: BuiltSegments, job: BuildJob) -> Provenance:
-    info = None
-    if table is not None:
-        method = DUMMY if table.dummy else table.method
-        info = CalibrationInfo(method=method, samples=table.samples, data_sha256=table.data_sha256)
-    return Provenance(
-        model=job.imported.name,
-        model_sha256=job.imported.sha256,
-        precision=built.plan.precision,
-        passes=(*(step.name for step in job.passes if step.changes), *_adjusting(table)),
-        versions=_versions(
-            job.target,
-            kernels=bool(built.gpu.segments),
-            plugins=bool(job.options.plugins),
-        ),
-        calibration=info,
-    )
-
-
 def _write(
     path: Path,
     manifest: Manifest,
     entries: Mapping[str, np.ndarray[Any, Any]],
     calibrated: Calibrated,
     job: BuildJob,
-) -> Judgement | None:
+) -> tuple[Manifest, Judgement | None]:
     """Step 12: the file, once a session has run it and its loss is within the limits.
 
     The engine has the ranges of all samples, and rounds what the calibration only predicts: scales
-    that the DLA shares, and tensors between segments. So it is judged again, as it is.
+    that the DLA shares, and tensors between segments. So it is judged again, as it is, and the
+    manifest says what was measured. Returns that manifest, and the judgement.
     """
     job.report("write", 0.0)
     ranges, name = calibrated.ranges, job.imported.name
     judgement: Judgement | None = None
 
-    def accept(outputs: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
+    def accept(outputs: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> Manifest:
         nonlocal judgement
         if ranges is None:
-            return
+            return manifest
         parts = ranges.fit.trial.parts
         actual = [split_outputs(parts, arrays) for arrays in outputs]
         judgement = judge(parts, [exact for _, exact in ranges.judges], actual, basis="engine")
         if not job.options.accept_loss:
             check(judgement, f"the engine of {name}")
+        return with_measured(manifest, judgement, ranges, job)
 
     samples = [sample for sample, _ in ranges.judges] if ranges is not None else []
-    write_proven(path, manifest, entries, model=name, samples=samples, accept=accept)
+    accepted = write_proven(path, manifest, entries, model=name, samples=samples, accept=accept)
     job.report("write", 1.0)
-    return judgement
-
-
-def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
-    """The steps that a table takes beside the passes, in their order."""
-    if table is None or not table.adjusted:
-        return ()
-    rows = ((EQUALISATION, table.adjusted.equalised), (CORRECTION, table.adjusted.biases))
-    return tuple(name for name, changed in rows if changed)
-
-
-def _versions(target: Target, *, kernels: bool, plugins: bool) -> dict[str, str]:
-    names = ("onnx", "onnx-ir", "onnxscript", "tandem-edge", *(("triton",) if kernels else ()))
-    versions = {name: version(name) for name in names}
-    compiler = find_compiler() if kernels and plugins else None
-    if compiler is not None:
-        versions["cuda"] = compiler.version
-    if target.jetpack is not None:
-        versions["jetpack"] = target.jetpack.version
-        versions["tensorrt"] = target.jetpack.tensorrt
-    return dict(sorted(versions.items()))
+    return accepted, judgement

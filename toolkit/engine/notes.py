@@ -34,18 +34,22 @@ def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tu
 def _refused_forms(manifest: Manifest) -> Iterable[str]:
     """Yield a note for each segment that no TensorRT of an era takes."""
     for segment in manifest.segments:
-        for one in segment.implementations:
-            if isinstance(one, TensorRT) and (one.ranged_problem or one.typed_problem):
-                where = "any board" if one.ranged_problem else "JetPack from 7.2.2 on"
+        for implementation in segment.implementations:
+            if isinstance(implementation, TensorRT) and (
+                implementation.ranged_problem or implementation.typed_problem
+            ):
+                where = "any board" if implementation.ranged_problem else "JetPack from 7.2.2 on"
                 yield (
                     f"segment {segment.name} does not run on the DLA on {where}: "
-                    f"{one.ranged_problem or one.typed_problem}"
+                    f"{implementation.ranged_problem or implementation.typed_problem}"
                 )
-            if isinstance(one, TensorRTGpu) and (one.ranged_problem or one.typed_problem):
-                releases = "before 10.8" if one.ranged_problem else "from 10.8 on"
+            if isinstance(implementation, TensorRTGpu) and (
+                implementation.ranged_problem or implementation.typed_problem
+            ):
+                releases = "before 10.8" if implementation.ranged_problem else "from 10.8 on"
                 yield (
                     f"segment {segment.name} does not run through TensorRT {releases}: "
-                    f"{one.ranged_problem or one.typed_problem}"
+                    f"{implementation.ranged_problem or implementation.typed_problem}"
                 )
 
 
@@ -123,12 +127,14 @@ def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:
     """Return the bytes that cross into a segment from, and out to, segments with kernels."""
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     ranges = {dim.name: dim for dim in manifest.dims}
-    segment = next(one for one in manifest.segments if one.name == name)
+    segment = next(segment for segment in manifest.segments if segment.name == name)
     with_kernels = [
-        one for one in manifest.segments if any(isinstance(i, Cuda) for i in one.implementations)
+        segment
+        for segment in manifest.segments
+        if any(isinstance(i, Cuda) for i in segment.implementations)
     ]
-    written = {tensor for one in with_kernels for tensor in one.outputs}
-    read = {tensor for one in with_kernels for tensor in one.inputs}
+    written = {tensor for segment in with_kernels for tensor in segment.outputs}
+    read = {tensor for segment in with_kernels for tensor in segment.inputs}
 
     def total(names: Iterable[str]) -> int:
         return sum(largest_bytes(tensors[tensor], ranges) or 0 for tensor in names)

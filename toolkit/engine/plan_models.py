@@ -107,8 +107,8 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     loaded, shared, _ = _planned(request, target.profile, options, report)
     with about(_names(request)):
         advice = {
-            plan.name: advise(shared, plan, target.profile, one.prepared.declined)
-            for plan, one in zip(shared.plans, loaded, strict=True)
+            plan.name: advise(shared, plan, target.profile, model.prepared.declined)
+            for plan, model in zip(shared.plans, loaded, strict=True)
         }
     return PlanResult(shared, advice, loaded)
 
@@ -134,8 +134,8 @@ def _planned(
             _load(member, imported, request, profile, options)
             for member, imported in zip(request.members, imports, strict=True)
         )
-        models = (replace(one.model, measured=times, batching=batching) for one in loaded)
-        start = {one.model.name: one.prepared.placement for one in loaded}
+        models = (replace(member.model, measured=times, batching=batching) for member in loaded)
+        start = {member.model.name: member.prepared.placement for member in loaded}
         with about(_names(request)):
             return loaded, plan_together(tuple(models), profile, options, (start,))
 

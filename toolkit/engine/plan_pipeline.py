@@ -115,7 +115,7 @@ def build_command(  # noqa: PLR0917
 def _placers(result: PlanResult) -> list[list[str]]:
     """Return for each model the options that say where its nodes run."""
     rows = zip(result.shared.plans, result.shared.candidates, result.loaded, strict=True)
-    return [_forced(plan, candidate, one.prepared) for plan, candidate, one in rows]
+    return [_forced(plan, candidate, model.prepared) for plan, candidate, model in rows]
 
 
 def _forced(plan: Plan, candidate: Candidate, prepared: Prepared) -> list[str]:
@@ -124,7 +124,9 @@ def _forced(plan: Plan, candidate: Candidate, prepared: Prepared) -> list[str]:
     A node that stands for one of the model's own, after a rewrite, is named by that: so the build
     makes the rewrite, too.
     """
-    on_dla = [one.node for one in plan.placements if one.processor.startswith("dla")]
+    on_dla = [
+        placement.node for placement in plan.placements if placement.processor.startswith("dla")
+    ]
     allowed = [view.name for view in candidate.views if view.name not in candidate.refused]
     if not allowed:
         return []
@@ -151,8 +153,10 @@ def _head(request: PlanRequest, first: WorkloadModel) -> str:
 def _table(
     name: str, row: WorkloadModel, plan: Plan, settings: _Settings, fastest_hz: float | None
 ) -> str:
-    processors = sorted({one.processor for one in plan.placements})
-    cores = [one.removeprefix("dla") for one in processors if one.startswith("dla")]
+    processors = sorted({placement.processor for placement in plan.placements})
+    cores = [
+        processor.removeprefix("dla") for processor in processors if processor.startswith("dla")
+    ]
     lines = [
         f"# on {', '.join(processors)}",
         "[[models]]",
@@ -182,7 +186,7 @@ def _settings(row: WorkloadModel, name: str, folder: Path) -> _Settings:
             f"{error} Or name its model.toml as `settings` in the workload."
         ) from error
     if proposal.sureness == "ask":
-        kinds = ", ".join(one.kind for one in proposal.candidates)
+        kinds = ", ".join(candidate.kind for candidate in proposal.candidates)
         raise GuessError(
             f"{row.path} can be read in several ways ({kinds}): write a model.toml with `tandem"
             " model guess`, and name it as `settings` in the workload."

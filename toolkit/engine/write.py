@@ -40,20 +40,23 @@ def write_proven(
     *,
     model: str,
     samples: Sequence[Sample],
-    accept: Callable[[Sequence[Outputs]], None],
-) -> None:
+    accept: Callable[[Sequence[Outputs]], Manifest],
+) -> Manifest:
     """Write the engine under its final name once its segments load and run `samples`.
 
-    `model` is what errors call the model; `accept` raises if the outputs may not be. Raises
-    BuildError and leaves no file.
+    `model` is what errors call the model; `accept` raises if the outputs may not be, and returns
+    the manifest with what they showed. Returns that manifest. Raises BuildError and leaves no file.
     """
     unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
     try:
         write_engine(unproven, manifest, entries)
         with open_session(unproven) as session:
-            accept([session.infer(sample) for sample in samples])
+            accepted = accept([session.infer(sample) for sample in samples])
+        if accepted != manifest:
+            write_engine(unproven, accepted, entries)
         unproven.replace(path)
         sync_folder(path.parent)
+        return accepted
     except SessionError as err:
         detail = first_line(err.__cause__) if err.__cause__ else str(err)
         raise BuildError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
@@ -89,3 +89,11 @@ class Board(Protocol):
 
     def close(self) -> None:
         """End the connection."""
+
+
+@runtime_checkable
+class Cancels(Protocol):
+    """A way by which another thread ends an update."""
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live; WayError."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from device.control.parcel import BoardFacts
 from device.protocol.documents import Reported
+from device.update.admission import SPARE_BYTES
 from device.update.bundle import BundleInfo
 from device.update.decisions import other_profile, wrong_slot
-from device.update.part_file import SPARE_BYTES
 from device.update.versions import is_older, too_old
 
 _MEBIBYTE = 1024**2

@@ -43,6 +43,10 @@ OPTIONS = (
 MAX_TRIES = 4  # one after another without a new byte on the board
 LAST_WORDS_S = 5.0  # a board that takes no more bytes may still say why
 PAUSE_S = 1.0  # before the second try; doubles
+AGENT_MISSING = (
+    "install the agent, or name it: `tandem board init ssh://{host}`, or "
+    "ssh://{host}?agent=/path/tandem-agent"
+)
 # What ssh, or the shell of the board, says last -> what to do.
 CAUSES = (
     ("Host key verification failed", "compare and accept its key once with `ssh {host}`"),
@@ -52,24 +56,29 @@ CAUSES = (
     ("No route to host", "is the board up, and on this network?"),
     ("timed out", "is the board up, and on this network?"),
     ("Could not resolve hostname", "compare the name, or write the address"),
-    ("not found", "install the agent, or name it: ssh://{host}?agent=/path/tandem-agent"),
-    ("No such file", "install the agent, or name it: ssh://{host}?agent=/path/tandem-agent"),
+    ("not found", AGENT_MISSING),
+    ("No such file", AGENT_MISSING),
 )
+
+
+def destination_of(address: Address) -> str:
+    """Return what ssh calls the board: user@host."""
+    return f"{address.user}@{address.host}" if address.user else address.host
+
+
+def ssh_arguments(address: Address) -> tuple[str, ...]:
+    """Return the arguments of ssh for the options of an address."""
+    config = address.options.get("ssh_config")
+    port = () if address.port is None else ("-p", str(address.port))
+    return (*(() if config is None else ("-F", config)), *port)
 
 
 def ssh_board(address: Address) -> "ControlBoard":
     """Return the board at an address of ssh://."""
-    destination = f"{address.user}@{address.host}" if address.user else address.host
-    options = address.options
-    command = ["ssh", *OPTIONS]
-    if "ssh_config" in options:
-        command += ["-F", options["ssh_config"]]
-    if address.port is not None:
-        command += ["-p", str(address.port)]
+    destination, options = destination_of(address), address.options
+    command = ("ssh", *OPTIONS, *ssh_arguments(address), destination)
     agent, config = options.get("agent", AGENT), options.get("config", CONFIG)
-    return ControlBoard(
-        (*command, destination), destination, (agent, "control", "--config", config)
-    )
+    return ControlBoard(command, destination, (agent, "control", "--config", config))
 
 
 class ControlBoard:
@@ -104,8 +113,7 @@ class ControlBoard:
         try:
             last = self._install(folder, shipment, on_progress)
         except KeyboardInterrupt:
-            with self._running("cancel", shipment.request) as child:
-                _stdout(child).read()
+            self.cancel(shipment.request)
             raise
         assert last.reported is not None
         waits = last.reported.update.waits_for_commit
@@ -118,6 +126,11 @@ class ControlBoard:
             if not line:
                 raise RefusedError(self._cause(child))
         return _decoded(line, Answer)
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live."""
+        with self._running("cancel", request) as child:
+            _stdout(child).read()
 
     def close(self) -> None:
         """Every action has its own connection: there is nothing to end."""

@@ -8,6 +8,7 @@ cut, and Nagle's algorithm would cost a factor of 35 in downloads.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from device.files import make_folder, replacing
 from device.protocol.topics import CAST, PREFIX, PROVISION
@@ -17,6 +18,7 @@ from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
 MAX_QUEUED = 1000  # messages a client that is away may leave behind
 MAX_FILES = 65536  # one for each device
+Software = Literal["mosquitto", "rabbitmq"]
 
 # Topic below fleet/v1/DEVICE/ -> what the device may do there. Everything else is denied.
 DEVICE_RIGHTS: tuple[tuple[str, str], ...] = (
@@ -88,6 +90,19 @@ class BrokerFiles:
     folder: Path
     identity: Path
     port: int
+    software: Software = "mosquitto"
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Which devices may connect, and which may do nothing any more. mosquitto needs to know the
+    revoked ones alone."""
+
+    admitted: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+
+
+NOBODY = Roster()
 
 
 def acl_text(revoked: Sequence[str] = ()) -> str:
@@ -117,9 +132,7 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_mosquitto(
-    files: BrokerFiles, revoked: Sequence[str] = (), into: Path | None = None
-) -> None:
+def write_mosquitto(files: BrokerFiles, roster: Roster = NOBODY, into: Path | None = None) -> None:
     """Write mosquitto.conf and acl; nothing is left half-written.
 
     `into`: a folder that will take the place of the broker's.
@@ -138,7 +151,7 @@ def write_mosquitto(
     )
     try:
         make_folder(into / "data")
-        for name, text in (("mosquitto.conf", conf), ("acl", acl_text(revoked))):
+        for name, text in (("mosquitto.conf", conf), ("acl", acl_text(roster.revoked))):
             with replacing(into / name) as file:
                 file.write(text.encode())
     except OSError as error:

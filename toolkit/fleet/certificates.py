@@ -8,8 +8,6 @@ expected/ID                             a device that may enrol itself, once
 """
 
 import datetime as dt
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,8 @@ from cryptography.hazmat.primitives import serialization
 
 from device.files import make_folder
 from toolkit.errors import FleetError
-from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
+from toolkit.fleet.broker_files import BrokerFiles, Roster
+from toolkit.fleet.broker_setup import reload_broker, write_broker
 from toolkit.fleet.identity import (
     CLAIM,
     OPERATOR,
@@ -131,9 +130,9 @@ def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Rev
             )
         expected.unlink(missing_ok=True)
         authority.revoke(serials)
-        denied = [row.device for row in identities(authority) if row.state == "revoked"]
-        write_mosquitto(broker, denied)
-    return Revocation(len(serials), reload_broker(broker))
+        roster = _roster(authority)
+        write_broker(broker, roster)
+    return Revocation(len(serials), reload_broker(broker, roster))
 
 
 def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
@@ -155,25 +154,24 @@ def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
             write_public(path, authority.renew(certificate).pem)
             renewed.append(path.name)
     if renewed:
-        reload_broker(broker)
+        reload_broker(broker, _roster(authority))
     return tuple(renewed)
 
 
-def reload_broker(broker: BrokerFiles) -> bool:
-    """Let the broker of this machine read its files again; False if it does not run here, or as
-    another account."""
-    try:
-        pid = int((broker.folder / "mosquitto.pid").read_text())
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-    except (OSError, ValueError):
-        return False
-    if name != "mosquitto":
-        return False
-    try:
-        os.kill(pid, signal.SIGHUP)
-    except (ProcessLookupError, PermissionError):  # it has ended, or is another account's
-        return False
-    return True
+def update_broker(authority: Authority, broker: BrokerFiles) -> bool:
+    """Write who may connect, and let the broker read it; whether it runs here and was told."""
+    with authority.locked():
+        roster = _roster(authority)
+        write_broker(broker, roster)
+    return reload_broker(broker, roster)
+
+
+def _roster(authority: Authority) -> Roster:
+    rows = identities(authority)
+    return Roster(
+        admitted=tuple(row.device for row in rows if row.state != "revoked"),
+        revoked=tuple(row.device for row in rows if row.state == "revoked"),
+    )
 
 
 def identities(authority: Authority) -> tuple[DeviceIdentity, ...]:

@@ -25,6 +25,7 @@ from toolkit.fleet.store.rollouts import DesiredRow
 
 DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
+COMMAND = "command"  # kind of the log's rows that say that a device was given a command
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over

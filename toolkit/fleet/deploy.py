@@ -30,9 +30,10 @@ from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.update.bundle import read_bundle_info
 from toolkit.fleet.blob import Blob
-from toolkit.fleet.deployment import Deployment, DeployProgress, DeployResult
+from toolkit.fleet.deployment import Deployment, DeployProgress, DeployResult, PendingPart
 
 if TYPE_CHECKING:
+    from toolkit.fleet.library import Library
     from toolkit.fleet.metadata_server import MetadataServer
 
 __all__ = [
@@ -80,7 +81,8 @@ def parse_broker(
 class _Rollout:
     """The deployments of one release over one connection: one thread handles all events.
 
-    `documents`: what is published to each device; `metadata` answers for what is signed.
+    `documents`: what is published to each device; `metadata` answers for what is signed; `earlier`:
+    the bundles that a chunk may be sent as a difference from.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class _Rollout:
         *,
         broker: BrokerAddress,
         metadata: "MetadataServer | None",
+        earlier: "Library | None",
         timeout_s: float,
         on_progress: Callable[[DeployProgress], None],
     ) -> None:
@@ -103,6 +106,7 @@ class _Rollout:
         ]
         self._documents = documents
         self._metadata = metadata
+        self._earlier = earlier
         self._by_topic = {
             topic: deployment
             for deployment in self._deployments
@@ -191,12 +195,21 @@ class _Rollout:
             self._on_progress(deployment.progress)
 
     def _send(self, deployment: Deployment) -> None:
-        part = deployment.take_part()
-        payload = self._blob.read(part)
-        topic = deployment.topics.chunk(self._blob.spec.sha256, part, deployment.peer)
+        pending = deployment.take_part()
+        name, payload = self._read(pending)
+        topic = deployment.topics.chunk(self._blob.spec.sha256, name, deployment.peer)
         if self._link.publish_bulk(topic, payload):
-            deployment.count_sent(part, len(payload))
+            deployment.count_sent(pending.part, len(payload))
             self._on_progress(deployment.progress)
+
+    def _read(self, pending: PendingPart) -> tuple[int | str, bytes]:
+        """Return the name and the bytes of a part: a difference where the device has a base."""
+        part = pending.part
+        if isinstance(part, int) and self._earlier is not None:
+            difference = self._earlier.delta(self._blob, part, pending.bases)
+            if difference is not None:
+                return f"d{part}", difference
+        return part, self._blob.read(part)
 
 
 def _check_device(device: str) -> None:
@@ -222,6 +235,7 @@ def deploy_bundle(
     timeout_s: float = 120.0,
     retry: bool = False,
     fleet: Path | None = None,
+    earlier: Path | None = None,
     policy: InstallPolicy = DEFAULT_POLICY,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
@@ -233,6 +247,7 @@ def deploy_bundle(
         timeout_s=timeout_s,
         retry=retry,
         fleet=fleet,
+        earlier=earlier,
         policy=policy,
         on_progress=on_progress,
     )
@@ -247,6 +262,7 @@ def deploy_to_devices(
     timeout_s: float = 120.0,
     retry: bool = False,
     fleet: Path | None = None,
+    earlier: Path | None = None,
     policy: InstallPolicy = DEFAULT_POLICY,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
@@ -254,9 +270,11 @@ def deploy_to_devices(
 
     `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
     devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
-    bundle is published there if it is not. Raises BrokerError if the broker cannot be reached at
-    the start (later interruptions are waited out), DeployError if a device is no id, or named
-    twice, TrustError if it cannot be signed.
+    bundle is published there if it is not. A device that runs a bundle of the fleet, or of the
+    folder `earlier`, gets the differences from it where those are smaller.
+
+    Raises BrokerError if the broker cannot be reached at the start (later interruptions are waited
+    out), DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
     """
     for device in devices:
         _check_device(device)
@@ -264,6 +282,7 @@ def deploy_to_devices(
             raise DeployError(f"the device {device} is named twice: name each once")
     info = read_bundle_info(bundle)
     blob = Blob(bundle)
+    library = _library(fleet, earlier)
     try:
         release = ReleaseSpec(
             name=info.name, version=info.version, profile=info.profile, blob=blob.spec
@@ -282,11 +301,24 @@ def deploy_to_devices(
             documents,
             broker=broker,
             metadata=metadata,
+            earlier=library,
             timeout_s=timeout_s,
             on_progress=on_progress,
         ).run()
     finally:
         blob.close()
+        if library is not None:
+            library.close()
+
+
+def _library(fleet: Path | None, earlier: Path | None) -> "Library | None":
+    """Return the bundles that devices may have; None if no folder is named."""
+    if fleet is None and earlier is None:
+        return None
+    from toolkit.fleet.library import Library  # numpy is not needed without it
+
+    published = None if fleet is None else fleet / "repository" / "targets"
+    return Library(*(folder for folder in (published, earlier) if folder is not None))
 
 
 def _documents(

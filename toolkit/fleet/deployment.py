@@ -58,6 +58,14 @@ class DeployResult:
         return self.phase == "live"
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPart:
+    """A part that the device waits for. `bases`: the SHA-256 of bundles that it has."""
+
+    part: int | str
+    bases: tuple[str, ...]
+
+
 class Deployment:
     """One device's share of a rollout. `result` is None until the device has said how it ended."""
 
@@ -69,7 +77,7 @@ class Deployment:
         self._blob = blob
         self._desired = desired
         self._timeout_s = timeout_s
-        self._pending: deque[int | str] = deque()
+        self._pending: deque[PendingPart] = deque()
         self._update: Update | None = None
         self._problems: tuple[str, ...] = ()
         self._device_state: AgentState | None = None
@@ -145,7 +153,7 @@ class Deployment:
             self._on_desired(open_desired(message.payload)[0], now_s)
         return self.result is not None
 
-    def take_part(self) -> int | str:
+    def take_part(self) -> "PendingPart":
         """Return the next part that the device waits for."""
         return self._pending.popleft()
 
@@ -159,8 +167,10 @@ class Deployment:
         if not parts:
             return
         self._heard_s = now_s
-        waiting = set(self._pending)
-        self._pending.extend(part for part in parts if part not in waiting)
+        waiting = {row.part for row in self._pending}
+        self._pending.extend(
+            PendingPart(part, request.bases) for part in parts if part not in waiting
+        )
 
     def _on_report(self, report: Reported, now_s: float) -> bool:
         self._problems = report.problems

@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +23,8 @@ from device.files import make_folder, replacing, sync_folder
 from device.protocol.tls import TlsFiles
 from device.toml_file import decode_toml
 from toolkit.errors import FleetError
-from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
+from toolkit.fleet.broker_files import BrokerFiles, Software
+from toolkit.fleet.broker_setup import write_broker
 from toolkit.fleet.certificates import init_identity
 from toolkit.fleet.deploy import TLS_PORT, BrokerAddress, parse_broker
 from toolkit.fleet.identity import OPERATOR
@@ -36,6 +37,7 @@ IDENTITY, BROKER = "identity", "broker"
 class BrokerTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[broker]: where it is. `tls`: false only on a bench, whose devices have dev = true."""
 
+    software: Software = "mosquitto"
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = TLS_PORT
     mqtt_version: Literal["auto", "5", "3.1.1"] = "auto"
@@ -66,16 +68,15 @@ def make_fleet(
 ) -> FleetSettings:
     """Make the folder, whole or not at all.
 
-    `hosts`: more names and addresses of the broker, for its certificate. Raises TrustError: it
+    `broker`: its software, its address, or both as SOFTWARE@HOST:PORT; `hosts`: more names and
+    addresses of it, for its certificate. Raises TrustError: it
     holds a fleet, or the threshold cannot be met; FleetError: it holds other files.
     """
-    host, port = "127.0.0.1", TLS_PORT
-    if broker is not None:
-        address = parse_broker(broker, default_port=TLS_PORT)
-        host, port = address.host, address.port
+    host, port, software = _parse_init_broker(broker)
     try:
         settings = msgspec.convert(
-            {"name": name, "broker": {"host": host, "port": port}}, FleetSettings
+            {"name": name, "broker": {"software": software, "host": host, "port": port}},
+            FleetSettings,
         )
     except msgspec.ValidationError as error:
         raise ConfigError(
@@ -90,7 +91,7 @@ def make_fleet(
         authority = init_identity(temporary / IDENTITY, fleet=name, hosts=names)
         with replacing(temporary / "trust" / "ca.crt") as file:
             file.write(authority.ca_pem)
-        write_mosquitto(_broker_files(folder, settings), into=temporary / BROKER)
+        write_broker(_broker_files(folder, settings), into=temporary / BROKER)
         _write_settings(temporary, settings)
         os.rename(temporary, folder)
     except BaseException as error:
@@ -100,6 +101,20 @@ def make_fleet(
         raise
     sync_folder(folder.resolve().parent)
     return settings
+
+
+def _parse_init_broker(text: str | None) -> tuple[str, int, str]:
+    """Return host, port and software of a broker that is to be set up."""
+    software, at, address = (text or "").partition("@")
+    if not at and software not in get_args(Software):
+        software, address = "mosquitto", software
+    if software not in get_args(Software):
+        known = " or ".join(get_args(Software))
+        raise FleetError(f"{software!r} is no broker that a fleet can have: use {known}")
+    if not address:
+        return "127.0.0.1", TLS_PORT, software
+    parsed = parse_broker(address, default_port=TLS_PORT)
+    return parsed.host, parsed.port, software
 
 
 def _check_empty(folder: Path) -> None:
@@ -118,7 +133,8 @@ def broker_files(folder: Path) -> BrokerFiles:
 
 
 def _broker_files(folder: Path, settings: FleetSettings) -> BrokerFiles:
-    return BrokerFiles(folder / BROKER, folder / IDENTITY, settings.broker.port)
+    broker = settings.broker
+    return BrokerFiles(folder / BROKER, folder / IDENTITY, broker.port, broker.software)
 
 
 def broker_address(folder: Path, name: str = OPERATOR) -> BrokerAddress:
@@ -147,7 +163,7 @@ def _write_settings(folder: Path, settings: FleetSettings) -> None:
     text = (
         f'name = "{settings.name}"\n'
         f'store = "{settings.store}"  # or postgresql://...\n\n'
-        f'[broker]\nhost = "{broker.host}"\nport = {broker.port}\n'
+        f'[broker]\nsoftware = "{broker.software}"\nhost = "{broker.host}"\nport = {broker.port}\n'
         f'mqtt_version = "{broker.mqtt_version}"\ntls = {str(broker.tls).lower()}\n'
     )
     decode_toml(text.encode(), FleetSettings)

@@ -13,7 +13,6 @@ from device.engine.manifest import TensorInfo
 from device.errors import BundleError
 from device.runtime.golden import record_golden
 from device.runtime.session import Session, open_session
-from pipelines.config import PipelineConfig
 from pipelines.model_config import PipelineModel
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.preprocess import Preprocessor
@@ -28,14 +27,13 @@ Array = NDArray[Any]
 
 @contextmanager
 def golden_of(
-    engine: Path, config: PipelineConfig, golden: int | Path, output: Path
+    engine: Path, model: PipelineModel, golden: int | Path, output: Path
 ) -> Iterator[tuple[Path, int]]:
-    """Yield a file of golden inputs beside `output`, and how many samples it has.
+    """Yield a file of a model's golden inputs beside `output`, and how many samples it has.
 
     Raises BundleError: there are no pictures, or too many samples.
     """
     with open_session(engine) as session:
-        model = config.first
         samples = (
             _random(session, model, golden)
             if isinstance(golden, int)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from toolkit.fleet.control import DOCUMENT, LABEL
+from device.protocol.documents import Command
+from toolkit.fleet.control import COMMAND, DOCUMENT, LABEL
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.store import log
 from toolkit.fleet.store.database import Database
@@ -30,8 +31,21 @@ def history_of(database: Database, device: str) -> Iterator[Happened]:
             text = _document_text(row.body, device)
         elif row.kind == LABEL:
             text = f"labelled by {row.who}"
+        elif row.kind == COMMAND:
+            text = _command_text(row.body, row.who)
         if text:
             yield Happened(row.at_s, row.rollout, text)
+
+
+class _CommandRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the log that says that a command was given."""
+
+    command: Command
+
+
+def _command_text(body: str, who: str) -> str:
+    command = msgspec.json.decode(body, type=_CommandRow).command
+    return f"{who} gave the command {command.op} ({command.id})"
 
 
 def printable(text: str) -> str:

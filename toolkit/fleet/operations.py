@@ -15,7 +15,7 @@ from device.protocol.documents import ReleaseSpec
 from toolkit.errors import RolloutError
 from toolkit.fleet.control import LABEL
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.gates import broken_by_bundle
+from toolkit.fleet.rollout.gates import check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts
 from toolkit.fleet.rollout.targets import Target, unfit
@@ -62,18 +62,10 @@ def new_key() -> str:
     return secrets.token_hex(4)
 
 
-def check_bundle_gates(spec: v.RolloutSpec) -> None:
-    """Refuse a bundle that does not pass the gates on itself."""
-    if broken := broken_by_bundle(spec.gates, spec.metrics):
-        release = spec.release
-        raise RolloutError(
-            f"{release.name} {release.version} is not rolled out: {'; '.join(broken)}"
-        )
-
-
 def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     """Return what a rollout would do with the devices that are known now."""
-    check_bundle_gates(spec)
+    release = f"{spec.release.name} {spec.release.version}"
+    check_bundle_gates(spec.gates, release, spec.metrics, spec.texts)
     targets = [target for row in load_devices(database) if (target := row.target()) is not None]
     if not targets:
         raise RolloutError(

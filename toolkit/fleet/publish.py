@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuf.api.metadata import TargetFile
+
 from device.update.admission import FLOOR, REQUIRES
 from device.update.bundle import check_bundle
 from toolkit.fleet.blob import Blob
@@ -14,7 +16,7 @@ CHUNK_FORMAT = "fixed"  # all chunks but the last have the same size
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A release in the repository; `target` is its path there."""
+    """A release in the repository; `target` is its path there, `source` where it was pulled."""
 
     target: str
     name: str
@@ -22,18 +24,21 @@ class Published:
     profile: str
     sha256: str
     bytes: int
+    source: str = ""
 
 
-def publish_bundle(repository: FleetRepository, bundle: Path) -> Published:
+def publish_bundle(repository: FleetRepository, bundle: Path, source: str = "") -> Published:
     """Check a bundle and publish it; once more it changes nothing.
 
-    Raises BundleError: it is damaged. Raises TrustError: its version is published with other bytes,
-    its names cannot be a path, or a key is missing.
+    `source`: the reference by digest in the registry that it comes from; what was noted before
+    stays. Raises BundleError: it is damaged. Raises TrustError: its version is published with other
+    bytes, its names cannot be a path, or a key is missing.
     """
     info, _ = check_bundle(bundle)
     target = target_path(info.name, info.version, info.profile)
     blob = Blob(bundle)
     blob.close()
+    source = source or _known_source(repository.target(target), blob.spec.sha256)
     custom: dict[str, Any] = {
         "name": info.name,
         "version": info.version,
@@ -48,9 +53,17 @@ def publish_bundle(repository: FleetRepository, bundle: Path) -> Published:
         FLOOR: info.min_version_floor,
         "hashes": info.hashes,
         "licence": info.licence,
+        "source": source,
     }
     custom |= {key: value for key, value in said.items() if value}
     repository.publish(bundle, target, custom)
     return Published(
-        target, info.name, info.version, info.profile, blob.spec.sha256, blob.spec.bytes
+        target, info.name, info.version, info.profile, blob.spec.sha256, blob.spec.bytes, source
     )
+
+
+def _known_source(known: TargetFile | None, sha256: str) -> str:
+    """Return the source that is noted of these very bytes."""
+    if known is None or known.hashes.get("sha256") != sha256 or known.custom is None:
+        return ""
+    return str(known.custom.get("source", ""))

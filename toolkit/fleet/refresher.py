@@ -1,7 +1,9 @@
 """Keeps what ends with time fresh while a fleet's server runs: signatures and certificates."""
 
 import logging
+import math
 import threading
+import time
 
 from device.errors import TandemError
 from toolkit.fleet.admission import is_signed
@@ -10,15 +12,17 @@ from toolkit.fleet.folder import IDENTITY, broker_files
 
 LOG = logging.getLogger("tandem.fleet")
 LOOK_S = 600.0
+WARN_S = 24 * 3600.0
 
 
 class Refresher:
     """Signs timestamp and snapshot again where half of their time is over, and renews the fleet's
-    revocation list and own certificates."""
+    revocation list and own certificates. What a person has to renew is said once a day."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._stopped = threading.Event()
+        self._warned_s = -math.inf
         self._thread = threading.Thread(target=self._run, name="refresher", daemon=True)
 
     def start(self) -> None:
@@ -33,7 +37,7 @@ class Refresher:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            for step in (self._sign, self._renew):
+            for step in (self._sign, self._renew, self._warn):
                 try:
                     step()
                 except (TandemError, OSError) as error:  # an operator mends it; there is time
@@ -55,3 +59,14 @@ class Refresher:
         if (identity / "ca.key").exists():
             for name in renew_due(Authority(identity), broker_files(self._fleet.folder)):
                 LOG.info("renewed %s", name)
+
+    def _warn(self) -> None:
+        from toolkit.fleet.endings import read_endings, sentence, urgency, utc_now
+
+        if time.monotonic() - self._warned_s < WARN_S:
+            return
+        self._warned_s, now = time.monotonic(), utc_now()
+        for row in read_endings(self._fleet.folder):
+            state = urgency(row, now)
+            if state != "fine":
+                LOG.log(logging.WARNING if state == "soon" else logging.ERROR, sentence(row, now))

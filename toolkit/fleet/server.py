@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from device.errors import TrustError
 from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_reported
@@ -22,6 +23,7 @@ from toolkit.fleet.admission import is_signed
 from toolkit.fleet.answers import Answers
 from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.identity import SERVER
 from toolkit.fleet.refresher import Refresher
 from toolkit.fleet.store import lease
@@ -48,7 +50,7 @@ class Service(Protocol):
         """Stop."""
 
 
-ReportReader = Callable[[bytes], Reported]
+ReportReader = Callable[[str, bytes], Reported]
 ServiceFactory = Callable[[Fleet], Service]
 
 
@@ -64,6 +66,16 @@ def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
     return lambda desired: sign_desired(desired, repository.director_signer())
 
 
+def reader_of(fleet: Fleet) -> ReportReader:
+    """Return what reads a device's reports: by its certificate, where the fleet has a CA."""
+    identity = fleet.folder / IDENTITY
+    if not identity.is_dir():
+        return lambda _device, payload: open_reported(payload)
+    from toolkit.fleet.report_keys import ReportKeys
+
+    return ReportKeys(identity).read
+
+
 # What a server starts beside the rollouts.
 SERVICES: tuple[ServiceFactory, ...] = (Answers, Refresher)
 
@@ -76,20 +88,21 @@ class FleetServer:
         fleet: Fleet,
         *,
         sign: Callable[[Desired], bytes] | None = None,
-        read_report: ReportReader = open_reported,
+        read_report: ReportReader | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
     ) -> None:
         """`sign` makes the payload of a desired document, by default as `signer_of` says;
-        `read_report` reads a reported one."""
+        `read_report` reads a reported one, by default as `reader_of` says."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
-        self._read_report = read_report
+        self._read_report = read_report or reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
         self._is_connected = False
+        self._says_again = False  # to each device that connects
         self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
@@ -168,6 +181,9 @@ class FleetServer:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
             self._is_connected = True
+            # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
+            # a device at another node than ours gets only what is sent while it is there.
+            self._says_again = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
             self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
@@ -188,9 +204,11 @@ class FleetServer:
         try:
             if kind == "state":
                 state = _newer(state, decode(message.payload, StateDocument))
+                if self._says_again and _is_birth(row.state, state) and device in control.desired:
+                    self._unsent[device] = control.desired[device].document.encode()
             else:
-                reported = self._read_report(message.payload)
-        except ValueError as error:
+                reported = self._read_report(device, message.payload)
+        except (ValueError, TrustError) as error:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
@@ -205,6 +223,11 @@ class FleetServer:
             if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                 return  # down, or its queue is full: later
             del self._unsent[device]
+
+
+def _is_birth(known: StateDocument | None, state: StateDocument) -> bool:
+    """Whether a device has connected anew."""
+    return state.state == "online" and (known is None or known.session < state.session)
 
 
 def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:

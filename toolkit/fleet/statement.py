@@ -5,6 +5,7 @@ for this board, and the signed metadata that it needs, in one small file.
 import shutil
 import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,14 @@ from device.smp.inbox import Statement
 from device.trust.exchange import Request, Trusted
 from device.trust.fetchers import FolderFetcher
 from device.trust.verify import verify
+from device.update.bundle import read_bundle_info
+from toolkit.errors import RolloutError
 from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundle_facts import texts_of
 from toolkit.fleet.director import addressed, next_counter, sign_desired
 from toolkit.fleet.publish import publish_bundle
 from toolkit.fleet.repository import FleetRepository
+from toolkit.fleet.rollout.gates import BUNDLE, Gate, check_bundle_gates
 
 
 class _RecordingFetcher(FolderFetcher):
@@ -35,12 +40,15 @@ class _RecordingFetcher(FolderFetcher):
         return data
 
 
-def make_statement(bundle: Path, device: str, fleet: Path, *, retry: bool = False) -> bytes:
+def make_statement(
+    bundle: Path, device: str, fleet: Path, *, retry: bool = False, gates: Sequence[Gate] = ()
+) -> bytes:
     """Return the statement by which one device takes a bundle, which is published if it is not.
 
-    `retry`: also if the device has rolled it back before. It is checked as the device does it.
-    Raises BundleError: the bundle is damaged. Raises TrustError: it cannot be signed, or `device`
-    is no id of a device.
+    `retry`: also if the device has rolled it back before; `gates`: what the bundle must say of
+    itself, before anything is published. It is checked as the device does it. Raises BundleError:
+    the bundle is damaged. Raises TrustError: it cannot be signed, or `device` is no id of a device.
+    Raises RolloutError: it does not pass a gate, or a gate is one on devices.
     """
     try:
         msgspec.convert(device, DeviceId)
@@ -48,6 +56,8 @@ def make_statement(bundle: Path, device: str, fleet: Path, *, retry: bool = Fals
         raise TrustError(
             f"{device!r} is no id of a device: take the `device` of its agent.toml"
         ) from error
+    if gates:
+        _check_gates(bundle, gates)
     repository = FleetRepository(fleet)
     published = publish_bundle(repository, bundle)
     repository.refresh(due_only=True)
@@ -68,6 +78,16 @@ def make_statement(bundle: Path, device: str, fleet: Path, *, retry: bool = Fals
     )
     files = _files(document.decode(), device, fleet)
     return msgspec.json.encode(Statement(desired=document.decode(), files=files))
+
+
+def _check_gates(bundle: Path, gates: Sequence[Gate]) -> None:
+    if of_devices := [gate for gate in gates if not gate.name.startswith(BUNDLE)]:
+        raise RolloutError(
+            f"the gate {of_devices[0]} is on what devices measure, and a statement is made before "
+            "any has: `tandem fleet rollout start` takes it"
+        )
+    info = read_bundle_info(bundle)
+    check_bundle_gates(gates, f"{info.name} {info.version}", info.metrics, texts_of(info))
 
 
 def _files(document: str, device: str, fleet: Path) -> dict[str, str]:

@@ -25,11 +25,17 @@ class _View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(_View, frozen=True, kw_only=True):
-    """A group: its devices by phase."""
+    """A group: its devices by phase.
+
+    `shadow_agreement`: the least that one of them measured of this release on live frames, None:
+    none has; `shadow_frames`: how many all of them compared.
+    """
 
     name: str
     devices: int
     phases: dict[str, int]
+    shadow_agreement: float | None = None
+    shadow_frames: int = 0
 
 
 class FailureView(_View, frozen=True, kw_only=True):
@@ -123,10 +129,9 @@ def _rollout_view(
         reason=state.reason,
         created=created,
         groups=tuple(
-            GroupView(
-                name=group.name, devices=group.size, phases={str(k): n for k, n in _counts(group)}
-            )
-            for group in state.groups
+            _group_view(group, [devices.get(d) for d, row in state.devices.items()
+                if row.group == number_of_group], release.blob.sha256)
+            for number_of_group, group in enumerate(state.groups)
         ),
         live=sum(group.counts.get("live", 0) for group in state.groups),
         devices=sum(group.size for group in state.groups),
@@ -136,6 +141,27 @@ def _rollout_view(
         failures=tuple(failures[:MAX_FAILURES]),
         server=server,
     )  # fmt: skip
+
+
+def _group_view(group: v.GroupState, members: Iterable[DeviceRow | None], sha256: str) -> GroupView:
+    """Return a group with what its devices measured of the release."""
+    measured = [
+        row.reported.measured
+        for row in members
+        if row is not None and row.reported is not None and row.reported.measured is not None
+    ]
+    shadows = [
+        (one.shadow_agreement, one.shadow_frames)
+        for one in measured
+        if one.sha256 == sha256 and one.shadow_agreement is not None
+    ]
+    return GroupView(
+        name=group.name,
+        devices=group.size,
+        phases={str(k): n for k, n in _counts(group)},
+        shadow_agreement=min((agreement for agreement, _ in shadows), default=None),
+        shadow_frames=sum(frames for _, frames in shadows),
+    )
 
 
 def _counts(group: v.GroupState) -> list[tuple[v.DevicePhase, int]]:

@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
@@ -24,6 +25,9 @@ from onnx import TensorProto, TypeProto, defs, helper
 MAX_CARRIED = 1 << 20
 MAX_INTEGERS = 1 << 24  # of one Concat: inference makes a dimension of each that Reshape reads
 READY = b"+"  # said once, after start
+# What a call takes at least. With less the dynamic loader itself may fail to bind a function, which
+# ends the process with status 127 in the middle of a call.
+MIN_ROOM_BYTES = 32 << 20
 MAX_RANK = 64
 INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64})
 # Operators whose result may hold the elements of an operand: what shapes are computed with.
@@ -339,9 +343,20 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
+def address_space_bytes() -> int:
+    """Return what RLIMIT_AS counts of this process."""
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
+
+
 def main() -> None:
-    """Serve the parent on standard input and output; what libraries print goes elsewhere."""
+    """Serve the parent on standard input and output; what libraries print goes elsewhere.
+
+    Ends without READY where the limit leaves no room for a call.
+    """
     limit_bytes = int(sys.argv[1])
+    if address_space_bytes() + MIN_ROOM_BYTES > limit_bytes:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or hard > limit_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))

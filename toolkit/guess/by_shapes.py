@@ -128,7 +128,7 @@ def scrfd(facts: ModelFacts) -> tuple[Candidate, ...]:
     counts = [len(group) for group in groups.values()]
     if counts not in ([3, 3, 3], [3, 3, 0]) or len(facts.outputs) != sum(counts):
         return ()
-    scores, boxes, points = (tuple(one.name for one in group) for group in groups.values())
+    scores, boxes, points = (tuple(output.name for output in group) for group in groups.values())
     decode = Scrfd(scores=scores, boxes=boxes, keypoints=points)
     why = f"{sum(counts)} outputs of 1, 4 and 10 columns: SCRFD"
     return (Candidate(decode, "scrfd", why),)

@@ -125,8 +125,8 @@ def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
             node = node.inputs[0].producer()
         if node is None:
             return None
-        makers = [one.producer() for one in node.inputs if one is not None]
-        return Producer(node.op_type, tuple(one.op_type for one in makers if one is not None))
+        makers = [maker.producer() for maker in node.inputs if maker is not None]
+        return Producer(node.op_type, tuple(maker.op_type for maker in makers if maker is not None))
 
     producers = {value.name or "": producer(value) for value in graph.outputs}
     weights = set(graph.initializers)

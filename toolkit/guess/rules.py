@@ -65,7 +65,7 @@ def propose(facts: ModelFacts) -> Proposal:
     """Return the answer of the first rule that matches and whose decoder takes the outputs."""
     for rule in RULES:
         candidates = rule.read(facts)
-        fitting = tuple(one for one in candidates if takes_outputs(facts, one))
+        fitting = tuple(candidate for candidate in candidates if takes_outputs(facts, candidate))
         if fitting:
             sureness: Sureness = "likely" if rule.sureness == "ask" else rule.sureness
             sureness = "ask" if len(fitting) > 1 else sureness

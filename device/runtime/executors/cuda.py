@@ -151,6 +151,11 @@ class CudaExecutor(Executor):
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """The GPU."""
+        return ("gpu",)
+
+    @property
     def description(self) -> str:
         """The GPU and the driver's CUDA version."""
         return f"{self._gpu.facts.name}, CUDA {self._gpu.facts.cuda}"

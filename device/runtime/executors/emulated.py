@@ -85,6 +85,7 @@ class EmulatedExecutor(Executor):
 
         self._libraries = ThreadpoolController()
         self._threads = threads or 1
+        self._processor = segment.processor
         self._where = f"{engine.path}: segment {segment.name!r}"
         graph = segment_graph.read_graph(engine, implementation, self._where)
         emulated = translate(graph, self._where, emulation)
@@ -98,6 +99,11 @@ class EmulatedExecutor(Executor):
             if operation.scale is None and operation.op != "Cast"
         )
         self._emulation = emulation
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """The core that it stands for."""
+        return (self._processor,)
 
     @property
     def description(self) -> str:

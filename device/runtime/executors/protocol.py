@@ -123,6 +123,11 @@ class Executor(Protocol):
         return None
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """Where it runs: "cpu", "gpu", or DLA cores such as "dla0", one after the other."""
+        return ("cpu",)
+
+    @property
     def device(self) -> DeviceSegment | None:
         """The segment on tensors in GPU memory; None where it runs on the host's alone."""
         return None

@@ -45,6 +45,7 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
 class SegmentReport:
     """How one segment runs: which implementation, and why not a better one.
 
+    `processor`: that of the plan; `runs_on`: those that it runs on here, DLA cores in turn.
     `degraded`: why a DLA segment does not run on the DLA of a board that has one, or a GPU segment
     that has no kernels not through its TensorRT, else "".
     """
@@ -54,6 +55,7 @@ class SegmentReport:
     implementation: str
     reason: str
     degraded: str = ""
+    runs_on: tuple[str, ...] = ()
 
 
 def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
@@ -85,7 +87,10 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         degraded = _degraded(segment, kind, refused)
         if degraded:
             LOG.warning("%s: %s", context.where, degraded)
-        return executor, SegmentReport(segment.name, segment.processor, kind.name, reason, degraded)
+        report = SegmentReport(
+            segment.name, segment.processor, kind.name, reason, degraded, executor.processors
+        )
+        return executor, report
     why = "; ".join(refused or _reasons([], absent))
     raise SessionError(f"{context.where} cannot be run here: {why}{_remedy(absent)}")
 

@@ -120,6 +120,11 @@ class TensorRTExecutor(Executor):
         return f"TensorRT {tensorrt_version()}, DLA {which}{by_cpu}"
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """Its cores."""
+        return tuple(f"dla{plan.core}" for plan in self._plans)
+
+    @property
     def device(self) -> DeviceSegment | None:
         """The plan on tensors in GPU memory, None without kernels for its formats."""
         return _OnDevice(self) if self._kernels else None

@@ -138,6 +138,11 @@ class TensorRTGpuExecutor(Executor):
             raise
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """The GPU."""
+        return ("gpu",)
+
+    @property
     def description(self) -> str:
         """TensorRT's version, the GPU, and the times of plan and kernels if both were taken."""
         return f"TensorRT {tensorrt_version()}, {self._cuda.facts.name or 'GPU'}{self._times}"

@@ -1,9 +1,9 @@
-"""`python -m device.runtime.tensorrt ENGINE`: what `tandem-agent prepare` runs."""
+"""`python -m device.runtime.tensorrt ENGINE...`: what `tandem-agent prepare` runs."""
 
 import argparse
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 
@@ -22,15 +22,15 @@ from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="tandem-agent prepare", description=(
-        "Finish the segments of an engine for this board's TensorRT: those on the DLA, and those "
+        "Finish the segments of engines for this board's TensorRT: those on the DLA, and those "
         "on the GPU if `tandem build --gpu-backend` asked for it, which are timed against their "
         "kernels. A plan that is there already is kept; a refused segment runs without TensorRT."
     ))  # fmt: skip
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("engines", type=Path, nargs="+", metavar="engine")
     parser.add_argument("--plans", type=Path, default=default_folder(), help="where plans are kept")
     parser.add_argument("--timeout-s", type=_seconds, default=1800.0, help="for each segment")
     parser.add_argument(
-        "--total-timeout-s", type=_seconds, help="for the whole engine (default: no limit)"
+        "--total-timeout-s", type=_seconds, help="for all engines together (default: no limit)"
     )
     parser.add_argument("--max-memory-mb", type=_megabytes, help="of the build of a segment")
     parser.add_argument("--again", action="store_true", help="also try what was refused before")
@@ -54,20 +54,20 @@ def _megabytes(text: str) -> int:
 
 
 def main() -> int:
-    """Prepare one engine; the exit status is 1 if a segment has no plan."""
+    """Prepare engines; the exit status is 1 if a segment has no plan."""
     arguments = make_parser().parse_args()
-    memory = arguments.max_memory_mb
-    limits = Limits(
-        arguments.timeout_s,
-        None if memory is None else memory * 2**20,
-        arguments.total_timeout_s,
-    )
-    progress = _Events() if arguments.events else _progress
+    engines: list[Path] = arguments.engines
+    begin_s = time.monotonic()
+    prepared: list[Prepared] = []
+    ways: dict[str, tuple[str, ...]] = {}
     try:
-        with open_engine(arguments.engine) as engine:
-            job = Job(engine, arguments.plans, read_board(), limits, progress)
-            prepared = prepare_engine(job, again=arguments.again)
-            ways = _other_ways(engine)
+        for path in engines:
+            prefix = f"{path.stem}: " if len(engines) > 1 else ""
+            with open_engine(path) as engine:
+                job = _job(engine, arguments, begin_s, prefix)
+                rows_of_engine = prepare_engine(job, again=arguments.again)
+                prepared += [replace(row, segment=prefix + row.segment) for row in rows_of_engine]
+                ways |= {prefix + name: others for name, others in _other_ways(engine).items()}
     except TandemError as error:
         sys.stderr.write(f"tandem-agent: {error}\n")
         return 1
@@ -83,6 +83,22 @@ def main() -> int:
             "".join(f"{_line(row)}\n" for row in prepared) or "no segments for TensorRT\n"
         )
     return int(any(row.problem for row in prepared))
+
+
+def _job(engine: Engine, arguments: argparse.Namespace, begin_s: float, prefix: str) -> Job:
+    """Return what is to be done for one of several engines; `begin_s`: when the first began."""
+    memory = arguments.max_memory_mb
+    limits = Limits(
+        arguments.timeout_s,
+        None if memory is None else memory * 2**20,
+        arguments.total_timeout_s,
+    )
+    report = _Events() if arguments.events else _progress
+
+    def progress(segment: str, seconds: float) -> None:
+        report(prefix + segment, seconds)
+
+    return Job(engine, arguments.plans, read_board(), limits, progress, begin_s)
 
 
 def _progress(segment: str, seconds: float) -> None:

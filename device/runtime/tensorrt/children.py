@@ -23,7 +23,7 @@ _POLL_S = 0.2
 class Limits:
     """Of one child process: its time, and its resident memory (None: no limit).
 
-    `total_seconds`: of the preparation of an engine as a whole.
+    `total_seconds`: of the preparation as a whole.
     """
 
     seconds: float = 1800.0
@@ -96,9 +96,9 @@ def run_child(task: Task, request: Path, log: Path, watch: Watch) -> Ended:
 
 
 def total_limit_problem(limits: Limits) -> str:
-    """Return why a segment is not prepared once the time of the engine is over."""
+    """Return why a segment is not prepared once the time of all is over."""
     return (
-        f"the preparation of the whole engine took longer than {limits.total_seconds:.0f} s; what "
+        f"the preparation as a whole took longer than {limits.total_seconds:.0f} s; what "
         "is built is kept: run it again, or give more with "
         "`tandem-agent prepare --total-timeout-s`"
     )

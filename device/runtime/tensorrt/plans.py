@@ -32,7 +32,8 @@ from device.runtime.tensorrt.releases import FormName, find_gpu_release, find_re
 from device.runtime.tensorrt.request import OnDla, OnGpu, target_of
 
 FORMAT = 1
-MAX_PLANS = 64  # segments of two slots in two power modes, each with all the loadables of a core
+# Segments of two slots, of several models each, in two power modes.
+MAX_PLANS = 128
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

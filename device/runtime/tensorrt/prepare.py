@@ -75,13 +75,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An engine to finish on a board. `folder`: where plans are kept."""
+    """An engine to finish on a board. `folder`: where plans are kept; `begin_s`: when the first of
+    several began, on the clock of `time.monotonic()`."""
 
     engine: Engine
     folder: Path
     board: Board
     limits: Limits
     on_progress: Progress
+    begin_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     written.
     """
     total_s = job.limits.total_seconds
-    end_s = None if total_s is None else time.monotonic() + total_s
+    begin_s = time.monotonic() if job.begin_s is None else job.begin_s
+    end_s = None if total_s is None else begin_s + total_s
     prepared = []
     kept: set[str] = set()
     try:

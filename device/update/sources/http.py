@@ -2,7 +2,10 @@
 
 import contextlib
 import http.client
+import ssl
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
@@ -10,7 +13,10 @@ from device.update.chunk_table import index_fits
 from device.update.sources.folder import INDEX_SUFFIX
 from device.update.sources.source import SourceGoneError, SourceReadError
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 20.0  # without a byte
+LOWEST_BYTES_PER_S = 512  # over TRICKLE_S: a server that gives less would hold a device for days
+TRICKLE_S = 30.0
+READ_BYTES = 64 * 1024
 MAX_REDIRECTS = 5
 PLACEHOLDER = "{sha256}"
 _GONE = (400, 401, 403, 404, 405, 410, 416, 451)
@@ -22,11 +28,12 @@ class HttpSource:
     """A bundle at a URL with {sha256} in it, or below a URL by one of the names.
 
     Its index is at the same URL with `.index` behind it. Certificates are checked against the
-    system's.
+    system's CAs and `ca`, a file in PEM.
     """
 
-    def __init__(self, place: str, names: Sequence[str]) -> None:
+    def __init__(self, place: str, names: Sequence[str], ca: Path | None = None) -> None:
         self._place = place
+        self._ca = ca
         self._names = names
         self._url = ""  # of the bundle, once it is known
         self._connection: http.client.HTTPConnection | None = None
@@ -95,7 +102,7 @@ class HttpSource:
         try:
             response = self._response(url, span)
             if span is None:
-                body = response.read(MAX_INDEX_BYTES + 1)
+                body = _read(response, MAX_INDEX_BYTES + 1)
                 if len(body) > MAX_INDEX_BYTES:
                     self.close()
                     raise SourceGoneError(
@@ -103,7 +110,7 @@ class HttpSource:
                     )
                 yield body
             for size in sizes:
-                data = response.read(size)
+                data = _read(response, size)
                 if len(data) != size:
                     raise SourceReadError(f"{url} was cut off by its server")
                 yield data
@@ -157,7 +164,44 @@ class HttpSource:
         self.close()
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SourceGoneError(f"{parts.geturl()} is no HTTP address")
-        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-        kind = kinds[parts.scheme]
-        self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        host, port = parts.hostname, parts.port
+        if parts.scheme == "http":
+            self._connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        else:
+            self._connection = http.client.HTTPSConnection(
+                host, port, timeout=TIMEOUT_S, context=self._context()
+            )
         self._connected_to = parts.scheme, parts.netloc
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._ca is not None:
+            try:
+                context.load_verify_locations(self._ca)
+            except OSError as error:  # ssl.SSLError is one
+                raise SourceReadError(
+                    f"update.ca {self._ca} is no CA's certificate in PEM: {error}"
+                ) from error
+        return context
+
+
+def _read(response: http.client.HTTPResponse, size: int) -> bytes:
+    """Read so many bytes, fewer at the end of the answer; TimeoutError where they only trickle."""
+    data = bytearray()
+    begun_s, begun_bytes = time.monotonic(), 0
+    while len(data) < size:
+        waiting = len(response.peek(READ_BYTES))  # as `read1`, which leaves no connection open
+        piece = response.read(min(waiting or READ_BYTES, size - len(data)))
+        if not piece:
+            break
+        data += piece
+        elapsed_s = time.monotonic() - begun_s
+        if elapsed_s >= TRICKLE_S:
+            rate = (len(data) - begun_bytes) / elapsed_s
+            if rate < LOWEST_BYTES_PER_S:
+                raise TimeoutError(
+                    f"it gave {rate:.0f} bytes a second for {elapsed_s:.0f} s, below the "
+                    f"{LOWEST_BYTES_PER_S} that a source must give"
+                )
+            begun_s, begun_bytes = time.monotonic(), len(data)
+    return bytes(data)

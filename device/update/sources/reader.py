@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.chunk_table import ChunkTable
@@ -11,19 +12,23 @@ from device.update.sources.folder import FolderSource
 from device.update.sources.source import Source, SourceGoneError, SourceReadError
 
 
-def _http(place: str, names: tuple[str, ...]) -> Source:
+def _http(place: str, names: tuple[str, ...], ca: Path | None) -> Source:
     from device.update.sources.http import HttpSource  # most agents never need it
 
-    return HttpSource(place, names)
+    return HttpSource(place, names, ca)
+
+
+def _folder(place: str, names: tuple[str, ...], _ca: Path | None) -> Source:
+    return FolderSource(place, names)
 
 
 THREADS = 2  # while one waits for a server the other reads
 # How a source begins -> who reads it; a path begins with a slash.
-KINDS: tuple[tuple[str, Callable[[str, tuple[str, ...]], Source]], ...] = (
+KINDS: tuple[tuple[str, Callable[[str, tuple[str, ...], Path | None], Source]], ...] = (
     ("http://", _http),
     ("https://", _http),
-    ("file:", FolderSource),
-    ("/", FolderSource),
+    ("file:", _folder),
+    ("/", _folder),
 )
 MQTT = "mqtt"
 
@@ -64,13 +69,21 @@ def is_source(place: str) -> bool:
 
 
 class SourceReader:
-    """One source while a download uses it; `close` it. Its events carry `peer`."""
+    """One source while a download uses it; `close` it. Its events carry `peer`.
+
+    `ca`: a CA of HTTPS besides the system's.
+    """
 
     def __init__(
-        self, place: str, names: tuple[str, ...], peer: str, put: Callable[[SourceEvent], None]
+        self,
+        place: str,
+        names: tuple[str, ...],
+        peer: str,
+        put: Callable[[SourceEvent], None],
+        ca: Path | None = None,
     ) -> None:
         self.peer = peer
-        self._place, self._names = place, names
+        self._place, self._names, self._ca = place, names, ca
         self._put = put
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -90,7 +103,7 @@ class SourceReader:
 
     def _run(self) -> None:
         make = next(make for begin, make in KINDS if self._place.startswith(begin))
-        source = make(self._place, self._names)
+        source = make(self._place, self._names, self._ca)
         while (task := self._tasks.get()) is not None:
             if self._closed.is_set():
                 break

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from device.engine.file import open_engine
 from device.errors import ConfigError
@@ -196,4 +197,7 @@ def _summary(config: PipelineConfig) -> str:
         if not one.replaces
     )
     sinks = ", ".join(kinds) or "nobody"
-    return f"{config.name!r} reads {sources}, decodes {decoders}, gives to {sinks}"
+    tracks = ""
+    if config.models and config.tracker is not UNSET:
+        tracks = f", tracks objects of {config.followed.name}"
+    return f"{config.name!r} reads {sources}, decodes {decoders}{tracks}, gives to {sinks}"

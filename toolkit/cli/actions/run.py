@@ -21,9 +21,16 @@ from rich.text import Text
 from device.engine.file import Engine
 from device.protocol.messages import ChildMessage, Ready, Reload, Stats
 from device.runtime.session import Dla, Scales, Session
-from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
+from device.update.bundle import INFO, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.open_models import Opener, files_of, first_and_others, open_models
+from pipelines.open_models import (
+    ModelFiles,
+    Opener,
+    bundle_files,
+    files_of,
+    first_and_others,
+    open_models,
+)
 from pipelines.preview.server import Preview
 from pipelines.preview.window import Window
 from pipelines.runtime.metrics import Metrics
@@ -65,16 +72,6 @@ class RunRequest:
     timing_cache: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineFiles:
-    """pipeline.toml, and which files take the place of those that it names: engines by the name of
-    their model, and the labels of the first."""
-
-    pipeline: Path
-    engines: Mapping[str, Path]
-    labels: Path | None
-
-
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints: how the segments ran, figures over the whole run, the last frame."""
 
@@ -91,9 +88,8 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
     timing_cache = request.timing_cache
     with ExitStack() as stack:
         stack.enter_context(quick_turns())
-        place = _find_pipeline(request, stack)
-        config = _adapt(load_pipeline(place.pipeline), request)
-        files = files_of(config, place.pipeline.parent, place.engines, place.labels)
+        path, files = _find_pipeline(request, stack)
+        config = _adapt(load_pipeline(path), request)
         models = open_models(config, files, stack, _opener(request), partial(warn, colour="red"))
         model, others = first_and_others(models)
         reports = [one for each in models.values() for one in each.session.reports]
@@ -103,14 +99,14 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         if request.trace is not None:
             trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
         stop = stack.enter_context(_interruptible())
-        reload = ReloadFile(place.pipeline, lambda config: _adapt(config, request))
+        reload = ReloadFile(path, lambda config: _adapt(config, request))
         stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not as_json)
         viewers: list[_View | Preview | Window] = [view]
         if request.window:
-            viewers.append(stack.enter_context(Window(model.labels, stop)))
+            viewers.append(stack.enter_context(Window(stop)))
         if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview, model.labels))
+            preview = stack.enter_context(Preview(request.preview))
             console.print(Text(f"preview: {preview.url}"))
             viewers.append(preview)
         with view:
@@ -132,25 +128,28 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
 
 
 def _opener(request: RunRequest) -> Opener:
-    def open_session(engine: Engine, dla_core: int | None) -> Session:
+    def open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
         return Session(
             engine,
             dla=request.dla,
             scales=request.scales,
             timing_cache=request.timing_cache,
             dla_core=dla_core,
+            turn=turn,
         )
 
     return open_session
 
 
-def _find_pipeline(request: RunRequest, stack: ExitStack) -> PipelineFiles:
-    """Find the files; a bundle is unpacked for as long as `stack` is open."""
-    target, pipeline, labels = request.target, request.pipeline, request.labels
+def _find_pipeline(request: RunRequest, stack: ExitStack) -> tuple[Path, Mapping[str, ModelFiles]]:
+    """Return pipeline.toml and the files of its models; a bundle is unpacked for as long as `stack`
+    is open."""
+    target, pipeline = request.target, request.pipeline
+    engines, labels = request.engines, request.labels
     if target.suffix == ".toml":
         if pipeline is not None:
             raise click.UsageError(f"{target} is a pipeline already: leave out --pipeline.")
-        return PipelineFiles(target, request.engines, labels)
+        return target, files_of(load_pipeline(target), target.parent, engines, labels)
     if target.is_dir():
         folder = target
     elif _is_bundle(target):
@@ -162,14 +161,14 @@ def _find_pipeline(request: RunRequest, stack: ExitStack) -> PipelineFiles:
             " (`tandem model guess` proposes what they hold)."
         )
     else:
-        first = load_pipeline(pipeline).first.name
-        return PipelineFiles(pipeline, {first: target, **request.engines}, labels)
-    pipeline = pipeline or folder / PIPELINE
-    config = load_pipeline(pipeline)
-    if config.models[1:]:
-        return PipelineFiles(pipeline, request.engines, labels)
-    engines = {config.first.name: folder / ENGINE, **request.engines}
-    return PipelineFiles(pipeline, engines, labels or folder / LABELS)
+        config = load_pipeline(pipeline)
+        engines = {config.first.name: target, **engines}
+        return pipeline, files_of(config, pipeline.parent, engines, labels)
+    path = pipeline or folder / PIPELINE
+    config = load_pipeline(path)
+    if config.models[1:] and not (folder / INFO).exists():
+        folder = path.parent  # it is no bundle: the file says where its models are
+    return path, bundle_files(config, folder, engines, labels)
 
 
 def _is_bundle(path: Path) -> bool:
@@ -262,7 +261,7 @@ class _View:
         if self._trace is not None:
             self._trace.add(result)
         stages = dict(result.event.latency_ms)
-        self._metrics.add(stages, stages.pop("total"))
+        self._metrics.add(stages, stages.pop("total"), result.event.processors)
         self._last = result.event
 
     def summary(self) -> Summary:
@@ -290,7 +289,11 @@ class _View:
         total = (f"{stats.latency_p50_ms:.2f}", f"{stats.latency_p99_ms:.2f}")
         table.add_row("frame to result", *total, style="bold")
         drops = ", ".join(f"{count} {cause}" for cause, count in stats.dropped.items()) or "none"
-        table.caption = f"{stats.frames} frames, {stats.fps:.1f} fps, dropped: {drops}"
+        ran = ", ".join(f"{name} {count}" for name, count in stats.processors.items()) or "none"
+        table.caption = (
+            f"{stats.frames} frames, {stats.fps:.1f} fps, dropped: {drops}; frames on each"
+            f" processor: {ran}"
+        )
         return table
 
     def _render(self) -> Group | Text:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from device.engine.manifest import UNCALIBRATED
 from device.errors import DeployError, EngineError
-from device.update.bundle import ENGINE, check_bundle
+from device.update.bundle import check_bundle, member_offsets
 from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.phases import PHASES
@@ -49,6 +49,12 @@ EPILOG = (
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Sign with the keys of this fleet's folder; publishes the bundle there.",
 )
+@click.option(
+    "--earlier",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with earlier bundles: a device that runs one of them gets the differences from "
+    "it alone. Those of --fleet are found without.",
+)
 @click.option("--username", help="User name for the broker.")
 @click.option(
     "--password",
@@ -71,6 +77,7 @@ def deploy(
     devices: tuple[str, ...],
     broker: str | None,
     fleet: Path | None,
+    earlier: Path | None,
     username: str | None,
     password: str | None,
     timeout_s: float,
@@ -87,7 +94,13 @@ def deploy(
     _warn(bundle)
     if as_json:
         results = deploy_to_devices(
-            bundle, devices, address, timeout_s=timeout_s, retry=retry, fleet=fleet
+            bundle,
+            devices,
+            address,
+            timeout_s=timeout_s,
+            retry=retry,
+            fleet=fleet,
+            earlier=earlier,
         )
         for result in results:
             click.echo(msgspec.json.encode(result).decode())
@@ -103,6 +116,7 @@ def deploy(
             timeout_s=timeout_s,
             retry=retry,
             fleet=fleet,
+            earlier=earlier,
             on_progress=show,
         )
     for result in results:
@@ -125,17 +139,20 @@ def _address(
 
 
 def _warn(bundle: Path) -> None:
-    """Check the bundle, and warn if the INT8 ranges of its engine were never measured."""
+    """Check the bundle, and warn of engines whose INT8 ranges were never measured."""
     from device.engine.file import read_manifest  # numpy is not needed to show the help
 
-    info, offset = check_bundle(bundle)
-    size = next(entry.bytes for entry in info.files if entry.name == ENGINE)
-    try:
-        uncalibrated = read_manifest(bundle, offset, size).uncalibrated
-    except EngineError:
-        return  # perhaps of a newer version: the device checks it and reports why
-    if uncalibrated:
-        warn(UNCALIBRATED, "red")
+    info, _ = check_bundle(bundle)
+    offsets = member_offsets(info)
+    sizes = {entry.name: entry.bytes for entry in info.files}
+    for engine in dict.fromkeys(one.engine for one in info.runs):
+        models = ", ".join(one.name for one in info.runs if one.engine == engine)
+        try:
+            uncalibrated = read_manifest(bundle, offsets[engine], sizes[engine]).uncalibrated
+        except EngineError:
+            continue  # perhaps of a newer version: the device checks it and reports why
+        if uncalibrated:
+            warn(f"{models}: {UNCALIBRATED}" if models else UNCALIBRATED, "red")
 
 
 def _progress() -> Progress:

@@ -15,22 +15,17 @@ from rich.progress import Progress as Bars
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
 from device.protocol.documents import InstallPolicy
+from toolkit.cli.commands.flash_all import flash_all
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
-from toolkit.cli.phases import PHASES
+from toolkit.cli.options.search import found_way, search_of, search_options
+from toolkit.cli.phases import phase_text
 from toolkit.flash.board import Board, Flashed, Progress
 from toolkit.flash.flash import flash_board
+from toolkit.flash.many import INTERRUPTED
 from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import USB, open_board, parse_address
+from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
-
-INTERRUPTED = 130
-# Phase of `Progress` -> text, beside those of `tandem deploy`.
-SENDING = {
-    "comparing": "the board compares",
-    "sending": "sending",
-    "reconnecting": "connecting again",
-}
 
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
 
@@ -42,12 +37,12 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 @click.option(
     "--to",
     "way",
-    default=USB,
-    show_default=True,
     metavar="WAY",
     help="ssh://user@host, serial:///dev/ttyACM0?baud=921600, smp+udp://host, dir:///media/usb or "
-    "mqtt://broker/device-id.",
+    "mqtt://broker/device-id; by default the board that is found.",
 )
+@click.option("--all-found", is_flag=True, help="Flash every board that is found, all at once.")
+@search_options
 @click.option(
     "--device",
     "devices",
@@ -88,7 +83,10 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 @click.option("--json", "as_json", is_flag=True, help="Print the board and the result as JSON.")
 def flash(
     bundle: Path | None,
-    way: str,
+    way: str | None,
+    all_found: bool,
+    login: str,
+    ssh_config: Path | None,
     devices: tuple[str, ...],
     fleet: Path | None,
     erase_cache: bool,
@@ -102,23 +100,34 @@ def flash(
 ) -> None:
     """Bring BUNDLE to one board and wait until it is live there.
 
+    Without --to it is looked for: on the USB network, by mDNS, at serial ports. Where there are
+    several, they are listed and none is flashed; with --all-found each is.
     Only the chunks that the board lacks are sent. Ctrl-C leaves the board on its old release; what
     has arrived stays, and the next flash goes on there. Exit status 0: live, or it was already; 1:
     the board cannot be reached; 3: it refuses the bundle; 4: it rolled it back; 130: Ctrl-C.
     """
+    if (bundle is None) != commit or (commit and (no_commit or slot or all_found)):
+        raise click.UsageError(
+            "name the BUNDLE, or --commit alone to keep the one that a board has on trial"
+        )
+    policy = InstallPolicy(slot=slot or "", manual=no_commit)
+    if all_found:
+        if way is not None or devices:
+            raise click.UsageError("--all-found takes neither --to nor --device")
+        assert bundle is not None
+        options = search_of(login, ssh_config)
+        flash_all(bundle, fleet, options, erase=erase_cache, policy=policy, as_json=as_json)
+        return
+    if way is None:
+        way = found_way(search_of(login, ssh_config), as_json=as_json)
     address = parse_address(way, devices)
     if address.text.startswith("mqtt:"):
         broker = _broker(address.host, address.port, fleet, username, password)
         address = replace(address, broker=broker)
     board = open_board(replace(address, timeout_s=timeout_s))
-    if commit:
-        if bundle is not None or no_commit or slot is not None:
-            raise click.UsageError("--commit keeps what the board tries: it takes no BUNDLE")
+    if bundle is None:
         _commit(board, as_json=as_json)
         return
-    if bundle is None:
-        raise click.UsageError("name the BUNDLE, or --commit to keep the one on trial")
-    policy = InstallPolicy(slot=slot or "", manual=no_commit)
     shipment = Shipment(bundle, fleet, erase=erase_cache, policy=policy)
     with Bars(
         TextColumn("{task.description}"),
@@ -220,10 +229,9 @@ def _shower(bars: Bars) -> Callable[[Progress], None]:
     task = bars.add_task("", total=None, visible=False)
 
     def show(state: Progress) -> None:
-        text = SENDING.get(state.phase) or PHASES.get(state.phase, state.phase)
         bars.update(
             task,
-            description=text,
+            description=phase_text(state.phase),
             completed=state.received_bytes,
             total=state.total_bytes,
             visible=True,

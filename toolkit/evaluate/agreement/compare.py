@@ -213,7 +213,7 @@ class _Rows:
 def _incomparable(a: Array, b: Array) -> str:
     """Return why two tensors have no figures, or ""."""
     if a.shape != b.shape:
-        shapes = ("x".join(map(str, one.shape)) or "1 number" for one in (a, b))
+        shapes = ("x".join(map(str, array.shape)) or "1 number" for array in (a, b))
         return "the shapes are {} and {}".format(*shapes)
     if hold_text(a, b):
         return ""
@@ -252,7 +252,7 @@ def _nodes(a: Side, b: Side) -> dict[str, tuple[str, str]]:
 
 def feeds_for(b: Side, sample: Arrays) -> tuple[Arrays, tuple[str, ...]]:
     """Return the sample for the second side, by position where the names are all others."""
-    names = [one.name for one in b.inputs]
+    names = [tensor.name for tensor in b.inputs]
     if not names or set(names) & set(sample) or len(names) != len(sample):
         return sample, ()
     note = f"inputs are matched by position: {', '.join(map(_arrow, sample, names))}"
@@ -272,8 +272,8 @@ def _pairs(
             )
         notes[f"outputs are matched by position: {', '.join(map(_arrow, from_a, from_b))}"] = None
         names = list(from_b)
-        for name, other in zip(from_a, names, strict=True):
-            yield name, (from_a[name], from_b[other])
+        for name_a, name_b in zip(from_a, names, strict=True):
+            yield name_a, (from_a[name_a], from_b[name_b])
         return
     for name in common:
         yield name, (from_a[name], from_b[name])

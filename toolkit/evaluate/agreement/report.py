@@ -19,10 +19,10 @@ _HEAD = (
 
 def compared_text(compared: Compared, *, every: bool) -> str:
     """Return the report; `every`: all tensors of `layers`, not the first and the worst alone."""
-    one, other = compared.precisions
+    precision_a, precision_b = compared.precisions
     lines = [
-        f"A: {compared.a} ({one})",
-        f"B: {compared.b} ({other}), the reference",
+        f"A: {compared.a} ({precision_a})",
+        f"B: {compared.b} ({precision_b}), the reference",
         f"on {compared.inputs}",
         *(f"note: {note}" for note in compared.notes),
         "",

@@ -110,7 +110,7 @@ class EngineSide:
             shown.update(trace.run({n: stored[n] for n in trace.segment.inputs}))
         for segment, executor in self._emulated.items():
             inputs = {n: stored[n] for n in self._inputs_of[segment]}
-            shown.update({tensor_of(one): one.real() for one in executor.trace(inputs)})
+            shown.update({tensor_of(step): step.real() for step in executor.trace(inputs)})
         shown.update(borders)
         self._shown = (number, shown)
         return shown

@@ -68,7 +68,7 @@ def describe(request: InputRequest, count: int) -> str:
 
 
 def _check_names(request: InputRequest, inputs: Sequence[Input]) -> None:
-    names = [one.name for one in inputs]
+    names = [tensor.name for tensor in inputs]
     for option, asked in (("--shape", request.shapes), ("--range", request.ranges)):
         for name in asked:
             if name not in names:
@@ -82,8 +82,8 @@ def _of_files(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]:
     numbered: list[Arrays] | None = None
     for name, path in request.files:
         if name or path.suffix.lower() == ".npy":
-            one = _input_for(name, path, inputs)
-            single[one.name] = _read(path, one, request.shapes.get(one.name))
+            tensor = _input_for(name, path, inputs)
+            single[tensor.name] = _read(path, tensor, request.shapes.get(tensor.name))
             continue
         samples = load_samples(path)
         if numbered is not None and len(samples) != len(numbered):
@@ -98,29 +98,29 @@ def _of_files(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]:
 def _input_for(name: str, path: Path, inputs: Sequence[Input]) -> Input:
     if not name and len(inputs) == 1:
         return inputs[0]
-    known = {one.name: one for one in inputs}
+    known = {tensor.name: tensor for tensor in inputs}
     if name in known:
         return known[name]
     what = f"there is no input {name!r}" if name else f"{path} does not say which input it is"
     raise InferError(f"{what}; give one of {', '.join(f'{n}={path}' for n in known)}")
 
 
-def _read(path: Path, one: Input, shape: tuple[int, ...] | None) -> Array:
+def _read(path: Path, tensor: Input, shape: tuple[int, ...] | None) -> Array:
     """Read one input: .npy, .npz, or else the bytes of its numbers, as trtexec --loadInputs."""
     if path.suffix.lower() in (".npy", ".npz"):
-        return load_array(path, one.name)
+        return load_array(path, tensor.name)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InferError(f"cannot read {path}: {error.strerror}; check the path") from error
-    dims = _sizes(one, shape)
-    expected = math.prod(dims) * np.dtype(one.dtype).itemsize
+    dims = _sizes(tensor, shape)
+    expected = math.prod(dims) * np.dtype(tensor.dtype).itemsize
     if len(data) != expected:
         raise InferError(
-            f"{path} has {len(data)} bytes, but {one.text} at {'x'.join(map(str, dims))} takes "
+            f"{path} has {len(data)} bytes, but {tensor.text} at {'x'.join(map(str, dims))} takes "
             f"{expected}; give another file, or the size with --shape"
         )
-    return np.frombuffer(data, one.dtype).reshape(dims)
+    return np.frombuffer(data, tensor.dtype).reshape(dims)
 
 
 def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list[Arrays]:
@@ -130,13 +130,13 @@ def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list
 
     specs = [
         InputSpec(
-            name=one.name,
-            shape=_sizes(one, request.shapes[one.name])
-            if one.name in request.shapes
-            else tuple(dim if isinstance(dim, int) else None for dim in one.shape),
-            dtype=one.dtype,
+            name=tensor.name,
+            shape=_sizes(tensor, request.shapes[tensor.name])
+            if tensor.name in request.shapes
+            else tuple(dim if isinstance(dim, int) else None for dim in tensor.shape),
+            dtype=tensor.dtype,
         )
-        for one in inputs
+        for tensor in inputs
     ]
     settings = load_model(request.preprocess) if request.preprocess else None
     preparation = settings.preprocess if settings else None
@@ -146,27 +146,28 @@ def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list
 def _random_sample(request: InputRequest, inputs: Sequence[Input], number: int) -> Arrays:
     generator = np.random.default_rng((request.seed or 0, number))
     return {
-        one.name: _random(
+        tensor.name: _random(
             generator,
-            _sizes(one, request.shapes.get(one.name)),
-            np.dtype(one.dtype),
-            request.ranges.get(one.name),
+            _sizes(tensor, request.shapes.get(tensor.name)),
+            np.dtype(tensor.dtype),
+            request.ranges.get(tensor.name),
         )
-        for one in inputs
+        for tensor in inputs
     }
 
 
-def _sizes(one: Input, requested: tuple[int, ...] | None) -> tuple[int, ...]:
+def _sizes(tensor: Input, requested: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return a shape of numbers: the requested one, or dynamic dimensions at their usual sizes."""
     if requested is None:
-        return tuple(d if isinstance(d, int) else one.usual.get(d, 1) for d in one.shape)
-    fits = len(requested) == len(one.shape) and all(
+        return tuple(d if isinstance(d, int) else tensor.usual.get(d, 1) for d in tensor.shape)
+    fits = len(requested) == len(tensor.shape) and all(
         not isinstance(dim, int) or dim == size
-        for dim, size in zip(one.shape, requested, strict=True)
+        for dim, size in zip(tensor.shape, requested, strict=True)
     )
     if not fits:
         raise InferError(
-            f"--shape {one.name}={'x'.join(map(str, requested))} does not fit the input {one.text}"
+            f"--shape {tensor.name}={'x'.join(map(str, requested))} does not fit the input "
+            f"{tensor.text}"
         )
     return requested
 

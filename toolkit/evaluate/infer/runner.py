@@ -106,7 +106,7 @@ def fitted(feeds: Mapping[str, Array], inputs: tuple[Input, ...], title: str) ->
     Floats become the float type that is taken; whole numbers only where that holds all of them.
     Raises InferError naming what is missing, unknown, or of another type, rank or size.
     """
-    names = [one.name for one in inputs]
+    names = [tensor.name for tensor in inputs]
     missing = [name for name in names if name not in feeds]
     unknown = [name for name in feeds if name not in names]
     if missing or unknown:
@@ -114,9 +114,9 @@ def fitted(feeds: Mapping[str, Array], inputs: tuple[Input, ...], title: str) ->
         problems += [f"hold the unknown {', '.join(map(repr, unknown))}"] if unknown else []
         raise InferError(
             f"the inputs for {title} {' and '.join(problems)}; it takes "
-            f"{'; '.join(one.text for one in inputs)}"
+            f"{'; '.join(tensor.text for tensor in inputs)}"
         )
-    return {one.name: _converted(feeds[one.name], one, title) for one in inputs}
+    return {tensor.name: _converted(feeds[tensor.name], tensor, title) for tensor in inputs}
 
 
 def _converted(array: Array, expected: Input, title: str) -> Array:

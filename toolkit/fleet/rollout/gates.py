@@ -1,17 +1,19 @@
-"""Gates: what a group must have measured before the next one begins.
+"""Gates: what a group must have measured before the next one begins, and what a bundle must say.
 
-    p95_latency_ms<30, score_agreement>0.98, errors<1%, bundle.map50>=0.4
+    p95_latency_ms<30, score_agreement>0.98, errors<1%
+    task_score>=0.9, agreement>98%, licence in [MIT, Apache-2.0], bundle.map50>=0.4
 
-A comma-separated list of NAME OPERATOR NUMBER. A figure of devices holds if it holds for each of
-the group's live devices; `errors` is a share of all their frames together. `bundle.NAME` is what
-the bundle says of itself.
+A comma-separated list of NAME OPERATOR NUMBER, or NAME in [TEXT, ...]. A figure of devices holds if
+it holds for each of the group's live devices; `errors` is a share of all their frames together.
+`bundle.NAME` is what the bundle says of itself, the names in BUNDLE_METRICS and BUNDLE_TEXTS do
+without `bundle.`; where it holds several models, it must hold for each that says it.
 """
 
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +21,7 @@ from device.choices import list_choices
 from device.protocol.documents import Measured
 from toolkit.errors import RolloutError
 
-Comparison = Literal["<", "<=", ">", ">="]
+Comparison = Literal["<", "<=", ">", ">=", "in"]
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -27,10 +29,25 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 BUNDLE = "bundle."
+# What builds measure, as bundles name it; the shares of them may be given in percent.
+BUNDLE_METRICS = (
+    "task_score", "task_score_drop", "agreement", "sqnr_db", "score_drop", "score_rise",
+    "detection_drop", "ranking", "mask_iou", "predicted_latency_ms",
+)  # fmt: skip
+BUNDLE_SHARES = frozenset({"task_score", "agreement", "ranking", "mask_iou"})
+LICENCE = "licence"
+HASHES = frozenset({"model", "data", "table"})  # SHA-256 of what a bundle was made of
+BUNDLE_TEXTS: Mapping[str, str] = {LICENCE: LICENCE, "license": LICENCE} | {
+    name: name for name in HASHES
+}
+MIN_HASH_DIGITS = 12  # of the beginning of a SHA-256 in a gate
 _GATE = re.compile(
     r"\s*(?P<name>[A-Za-z_][\w.]*)\s*(?P<compare><=|>=|<|>)\s*"
     r"(?P<limit>[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)\s*(?P<percent>%?)\s*\Z"
 )
+_CHOICE = re.compile(r"\s*(?P<name>[A-Za-z_][\w.]*)\s+in\s*\[(?P<choices>[^\[\]]*)\]\s*\Z")
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # one that is in no brackets
+_HASH = re.compile(rf"[0-9a-f]{{{MIN_HASH_DIGITS},64}}\Z")
 
 
 def _of_frames(value: Callable[[Measured], float]) -> Callable[[Measured], float | None]:
@@ -61,20 +78,29 @@ SHARES = frozenset({POOLED, "score_agreement", "golden_agreement", "shadow_agree
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """One gate; `limit` is a share for what is given in percent."""
+    """One gate; `limit` is a share for what is given in percent, `choices` are what is in [...]."""
 
     name: str
     compare: Comparison
-    limit: float
+    limit: float = 0.0
+    choices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.compare == "in":
+            return f"{self.name} in [{', '.join(self.choices)}]"
         if self.name == POOLED:
             return f"{self.name}{self.compare}{self.limit * 100:g}%"
         return f"{self.name}{self.compare}{self.limit:g}"
 
     def holds(self, value: float) -> bool:
-        """Whether a value passes."""
-        return COMPARE[self.compare](value, self.limit)
+        """Whether a number passes."""
+        return self.compare != "in" and COMPARE[self.compare](value, self.limit)
+
+    def holds_text(self, text: str) -> bool:
+        """Whether a text passes; of a hash its beginning is compared."""
+        if self.name.removeprefix(BUNDLE) in HASHES:
+            return any(text.startswith(choice) for choice in self.choices)
+        return text in self.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +121,39 @@ def parse_gates(text: str) -> tuple[Gate, ...]:
     """Return the gates in a text; RolloutError names the part that is wrong."""
     if not text.strip():
         return ()
-    return tuple(_parse_gate(part, text) for part in text.split(","))
+    return tuple(_parse_gate(part, text) for part in _COMMA.split(text))
 
 
 def _parse_gate(part: str, text: str) -> Gate:
+    choice = _CHOICE.match(part)
+    if choice is not None:
+        return _parse_choice(choice["name"], choice["choices"], part.strip())
     match = _GATE.match(part)
     if match is None:
         raise RolloutError(
             f"{part.strip()!r} in the gates {text!r} is no gate: write NAME, one of < <= > >=, and "
-            "a number, for example p95_latency_ms<30"
+            "a number, for example p95_latency_ms<30, or licence in [MIT, Apache-2.0]"
         )
     name, limit = match["name"], float(match["limit"])
+    if name in BUNDLE_TEXTS:
+        raise RolloutError(
+            f"{name} in the gate {part.strip()!r} is a text: write {name} in [ONE, ANOTHER]"
+        )
+    plain = name.removeprefix(BUNDLE)
+    is_share = name in SHARES or plain in BUNDLE_SHARES
+    if name in BUNDLE_METRICS:
+        name = f"{BUNDLE}{name}"
     if name not in FIGURES and name != POOLED and not name.startswith(BUNDLE):
-        choices = list_choices(name, (*FIGURES, POOLED))
+        choices = list_choices(name, (*FIGURES, POOLED, *BUNDLE_METRICS, *BUNDLE_TEXTS))
         raise RolloutError(
             f"there is no figure {name!r} for a gate: take one of {choices}, or {BUNDLE}NAME for "
             "what the bundle says of itself"
         )
     if match["percent"]:
-        if name not in SHARES:
+        if not is_share:
             raise RolloutError(f"{name} in the gate {part.strip()!r} is no share: leave out the %")
         limit /= 100.0
-    if name in SHARES and not 0.0 <= limit <= 1.0:
+    if is_share and not 0.0 <= limit <= 1.0:
         raise RolloutError(
             f"the gate {part.strip()!r} compares {name}, a share, with {limit:g}: write 0 to 1, or "
             "0% to 100%"
@@ -124,19 +161,88 @@ def _parse_gate(part: str, text: str) -> Gate:
     return Gate(name=name, compare=msgspec.convert(match["compare"], Comparison), limit=limit)
 
 
-def broken_by_bundle(gates: Sequence[Gate], metrics: Mapping[str, float]) -> tuple[str, ...]:
-    """Return a sentence for each gate on the bundle that its metrics do not pass."""
-    sentences = []
+def _parse_choice(name: str, text: str, part: str) -> Gate:
+    """Return the gate NAME in [TEXT, ...]."""
+    fact = BUNDLE_TEXTS.get(name.removeprefix(BUNDLE))
+    choices = tuple(choice.strip() for choice in text.split(","))
+    if fact is None:
+        raise RolloutError(
+            f"there is no text {name!r} for the gate {part!r}: take one of "
+            f"{list_choices(name, BUNDLE_TEXTS)}"
+        )
+    if not all(choices):
+        raise RolloutError(f"the gate {part!r} has an empty choice: write {name} in [ONE, ANOTHER]")
+    if fact in HASHES and (wrong := [one for one in choices if not _HASH.match(one)]):
+        raise RolloutError(
+            f"{wrong[0]!r} in the gate {part!r} is no SHA-256: write {MIN_HASH_DIGITS} to 64 of "
+            "its hexadecimal digits, in lower case, from the beginning"
+        )
+    return Gate(name=f"{BUNDLE}{fact}", compare="in", choices=choices)
+
+
+def check_bundle_gates(
+    gates: Sequence[Gate], release: str, metrics: Mapping[str, float], texts: Mapping[str, str]
+) -> None:
+    """Raise RolloutError if a bundle does not pass the gates on what it says of itself."""
+    if broken := broken_by_bundle(gates, metrics, texts):
+        raise RolloutError(f"{release} is not rolled out: {'; '.join(broken)}")
+
+
+def broken_by_bundle(
+    gates: Sequence[Gate], metrics: Mapping[str, float], texts: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a sentence for each gate on the bundle that it does not pass.
+
+    `metrics`, `texts`: what it says of itself, the texts by LICENCE and HASHES. Those of one of
+    several models begin with its name and a dot.
+    """
+    sentences: list[str] = []
     for gate in gates:
-        if not gate.name.startswith(BUNDLE):
-            continue
-        name = gate.name.removeprefix(BUNDLE)
-        if name not in metrics:
-            known = ", ".join(sorted(metrics)) or "nothing"
-            sentences.append(f"the bundle does not say its {name} (it says: {known})")
-        elif not gate.holds(metrics[name]):
-            sentences.append(f"the bundle's {name} is {metrics[name]:g}, the gate is {gate}")
+        if gate.name.startswith(BUNDLE):
+            sentences += (
+                _broken_by_texts(gate, texts)
+                if gate.compare == "in"
+                else (_broken_by_metrics(gate, metrics))
+            )
     return tuple(sentences)
+
+
+def _broken_by_metrics(gate: Gate, metrics: Mapping[str, float]) -> list[str]:
+    said = _said(gate, metrics)
+    if not said:
+        return [_unsaid(gate, metrics)]
+    return [
+        f"the bundle's {name} is {value:g}, the gate is {gate}"
+        for name, value in said.items()
+        if not gate.holds(value)
+    ]
+
+
+def _broken_by_texts(gate: Gate, texts: Mapping[str, str]) -> list[str]:
+    said = _said(gate, texts)
+    if not said:
+        return [_unsaid(gate, texts)]
+    return [
+        f"the bundle's {name} is {text!r}, the gate is {gate}"
+        for name, text in said.items()
+        if not gate.holds_text(text)
+    ]
+
+
+Said = TypeVar("Said", float, str)
+
+
+def _said(gate: Gate, statements: Mapping[str, Said]) -> dict[str, Said]:
+    """Return what the bundle says under a gate's name, or each of its models does."""
+    name = gate.name.removeprefix(BUNDLE)
+    if name in statements:
+        return {name: statements[name]}
+    return {key: value for key, value in statements.items() if key.endswith(f".{name}")}
+
+
+def _unsaid(gate: Gate, statements: Mapping[str, object]) -> str:
+    known = ", ".join(sorted(statements)) or "nothing"
+    return f"the bundle does not say its {gate.name.removeprefix(BUNDLE)} (it says: {known})"
 
 
 def judge_gates(

@@ -22,20 +22,31 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "temperature_c": ("max_temperature_c",),
     "golden_agreement": ("min_golden_agreement",),
     "shadow_agreement": ("min_shadow_agreement",),
-    "score_agreement": ("min_golden_agreement", "min_shadow_agreement"),
+    "score_agreement": ("min_golden_agreement",),
 }
+# With `shadow_s` live frames are what is judged: a bundle then needs no golden inputs for it.
+SHADOW_LIMITS: Mapping[str, tuple[str, ...]] = {
+    **LIMITS,
+    "score_agreement": ("min_shadow_agreement",),
+}
+SHADOW_GATES = ("shadow_agreement", "shadow_frames")
 
 
 def with_gates(policy: InstallPolicy, gates: Sequence[Gate]) -> InstallPolicy:
     """Return a policy with the limits of gates: a device that breaks one goes back by itself.
 
-    Live frames are compared only with `shadow_s`.
+    Raises RolloutError: a gate is on live frames, which are compared only with `shadow_s`.
     """
+    limits = SHADOW_LIMITS if policy.shadow_s else LIMITS
     for gate in gates:
-        for limit in LIMITS.get(gate.name, ()):
+        if gate.name in SHADOW_GATES and not policy.shadow_s:
+            raise RolloutError(
+                f"the gate {gate} is on live frames, which both engines see only with --shadow: "
+                "add for example --shadow 60"
+            )
+        for limit in limits.get(gate.name, ()):
             side = "max_" if gate.compare in ("<", "<=") else "min_"
-            is_measured = limit != "min_shadow_agreement" or policy.shadow_s > 0.0
-            if limit.startswith(side) and is_measured:
+            if limit.startswith(side):
                 tighter = min if side == "max_" else max
                 known = getattr(policy, limit)
                 value = gate.limit if known is None else tighter(known, gate.limit)
@@ -64,11 +75,12 @@ def going_back(policy: InstallPolicy) -> InstallPolicy:
 
 
 def longest_wait_s(policy: InstallPolicy) -> float:
-    """Return the longest that a device may wait for its window, in seconds; 0: it has none."""
+    """Return the longest that a device may wait for its window and compare live frames, in
+    seconds."""
     if not (policy.not_before and policy.not_after):
-        return 0.0
+        return policy.shadow_s
     length_s = (_second_of_day(policy.not_after) - _second_of_day(policy.not_before)) % DAY_S
-    return DAY_S - length_s
+    return DAY_S - length_s + policy.shadow_s
 
 
 def _second_of_day(text: str) -> float:

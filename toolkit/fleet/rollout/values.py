@@ -53,7 +53,7 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     `success`: the share (0 to 1) of a group that must be live before the next one begins.
     `timeout_s`: so long a device has for a final answer, the wait for its window not counted.
     `late_joiners`: devices that appear later and fit enter the last group.
-    `metrics`: what the bundle says of itself, for gates named `bundle.NAME`.
+    `metrics` and `texts`: what the bundle says of itself, for gates on it.
     """
 
     key: str
@@ -67,6 +67,7 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     gates: tuple[Gate, ...] = ()
     requires: tuple[Requirement, ...] = ()
     metrics: dict[str, float] = {}
+    texts: dict[str, str] = {}
     timeout_s: float = 3600.0
     approval: bool = False
     late_joiners: bool = True

@@ -140,8 +140,8 @@ def _reduces(it: RowNode) -> bool:
 def _regions(it: RowNode) -> bool:
     """RoiAlign from one image: the numbers of images, which must be 0, may be so in all rows."""
     image = it.sizes.shape(it.node.inputs[0]) if it.node.inputs[0] is not None else None
-    one = image is not None and image[0] == 1
-    return one and it.operands[0] is None and it.operands[1] == Rows(0, 1)
+    single = image is not None and image[0] == 1
+    return single and it.operands[0] is None and it.operands[1] == Rows(0, 1)
 
 
 def _filled(it: RowNode) -> bool:

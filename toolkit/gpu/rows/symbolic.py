@@ -106,10 +106,10 @@ def _sources(graph: ir.Graph) -> Iterator[Source]:
     """Find the tensors with one size that data decide, which their node makes."""
     dim = 0
     for node in graph:
-        found = _SOURCES[node.op_type](node) if node.op_type in _SOURCES else None
-        if found is None:
+        axis_and_bound = _SOURCES[node.op_type](node) if node.op_type in _SOURCES else None
+        if axis_and_bound is None:
             continue
-        value, (axis, bound) = node.outputs[0], found
+        value, (axis, bound) = node.outputs[0], axis_and_bound
         sizes = value.shape or ()
         if value.dtype is None or any(
             at != axis and not isinstance(size, int) for at, size in enumerate(sizes)

@@ -57,13 +57,13 @@ def _take_types(graph: ir.Graph, inferred: ir.Graph) -> None:
     """Give the values of a graph the shapes and types of those of equal names."""
     known = ir.convenience.create_value_mapping(inferred)
     for name, value in ir.convenience.create_value_mapping(graph).items():
-        other = known.get(name)
-        if other is None:
+        source = known.get(name)
+        if source is None:
             continue
-        if other.shape is not None and other.shape != value.shape:
-            value.shape = other.shape
-        if other.dtype is not None and other.dtype != value.dtype:
-            value.dtype = other.dtype
+        if source.shape is not None and source.shape != value.shape:
+            value.shape = source.shape
+        if source.dtype is not None and source.dtype != value.dtype:
+            value.dtype = source.dtype
 
 
 @dataclass(frozen=True, slots=True)

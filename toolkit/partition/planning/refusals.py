@@ -67,10 +67,10 @@ def _parted(views: Sequence[NodeView], verdicts: Mapping[str, Verdict]) -> dict[
         compared = producer.get(cast.reads[0]) if cast.op == "Cast" and cast.reads else None
         if compared is None or compared.op not in COMPARE:
             continue
-        for one, other in ((cast, compared), (compared, cast)):
-            if other.name in verdicts and one.name not in verdicts:
-                reason = f"'{other.name}' stays on the GPU, but {_POLICY['compare.pair']}"
-                parted[one.name] = _verdict(one.name, "compare.pair", reason)
+        for half, partner in ((cast, compared), (compared, cast)):
+            if partner.name in verdicts and half.name not in verdicts:
+                reason = f"'{partner.name}' stays on the GPU, but {_POLICY['compare.pair']}"
+                parted[half.name] = _verdict(half.name, "compare.pair", reason)
     return parted
 
 

@@ -98,8 +98,8 @@ def search_chains(
     limit = seconds * STATES_PER_SECOND
     while not exact and search.states < limit:
         bound = below if best is None else best[0]
-        found, exact = search.run(bound, width, limit)
-        best = found or best
+        state, exact = search.run(bound, width, limit)
+        best = state or best
         width *= 8
     chains = all(row.chain for row in search.rows)
     used = search.states / STATES_PER_SECOND
@@ -334,10 +334,10 @@ def _crossings(problem: Problem, network: Network, cut: int) -> tuple[tuple[floa
     count = len(network.tasks)
     alive = []
     for flow in network.flows:
-        made = -1 if flow.source is None else rank[flow.source]
+        source = -1 if flow.source is None else rank[flow.source]
         used = count if flow.output else max((rank[name] for name in flow.targets), default=-1)
         first = min((rank[name] for name in flow.targets), default=count)
-        if made < cut <= used and (made >= 0 or cut == first):
+        if source < cut <= used and (source >= 0 or cut == first):
             alive.append(flow)
     return tuple(
         tuple(

@@ -229,14 +229,14 @@ def _boxes_of(
     shape = outputs[part.name].shape
     if part.kind == "values" or len(shape) != 3:
         return None
-    for other in parts:
-        if other.kind != "values" or other.name not in outputs:
+    for values in parts:
+        if values.kind != "values" or values.name not in outputs:
             continue
-        of_boxes = outputs[other.name].shape
+        of_boxes = outputs[values.name].shape
         for axis in range(1, len(shape)):
             rest = shape[:axis] + shape[axis + 1 :]
             if of_boxes == (*shape[:axis], 4, *shape[axis + 1 :]) and np.prod(rest) > 1:
-                return other.name, axis
+                return values.name, axis
     return None
 
 

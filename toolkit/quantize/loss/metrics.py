@@ -242,7 +242,7 @@ def detection_losses(
     A candidate is at the place of a detection if their boxes overlap by an IoU of `MIN_IOU`. Empty
     if the values are no boxes in one frame but offsets that a decoder still has to place.
     """
-    boxes_of = [one.boxes for one in reference]
+    boxes_of = [frame.boxes for frame in reference]
     if not all(map(_are_boxes, boxes_of)) or not _stay_in_place(boxes_of):
         return ()
     return matched_losses(part, reference, candidate)
@@ -253,7 +253,7 @@ def matched_losses(
 ) -> tuple[OutputLoss, ...]:
     """`detection_losses` of boxes that are known to be boxes in one frame."""
     pairs: list[tuple[float, float]] = []
-    corners = all(have_corners(one.boxes) for one in reference)
+    corners = all(have_corners(frame.boxes) for frame in reference)
     for r, c in zip(reference, candidate, strict=True):
         exact_boxes, boxes = as_corners(r.boxes, corners), as_corners(c.boxes, corners)
         for anchor, class_id in _detections(exact_boxes, r.scores):

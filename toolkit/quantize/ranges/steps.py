@@ -144,18 +144,18 @@ def choose_all(job: Job, judges: Judges, plain: Fit) -> Chosen:
     else:
         forbidden = partial(_further, fitted, final, kept)
     final, correction = _correct(job, fitted, final, learning, forbidden)
-    corrections = tuple(one for one in (equalisation, correction) if one is not None)
+    corrections = tuple(report for report in (equalisation, correction) if report is not None)
     if job.chooses and budget is None and fitted.trial.tensors:
         widest = widest_fit(plain)
         widest_final = final_fit(widest, final.keep_float)
         # Without the kept nodes, which hide what the ranges lose.
         spent = (
-            spent_shares(one, result.noise, result.ranges, options.keep_float)
-            for one, result in ((fitted, final), (widest, widest_final))
+            spent_shares(fit, result.noise, result.ranges, options.keep_float)
+            for fit, result in ((fitted, final), (widest, widest_final))
         )
         if not loses_no_more(*spent):
             fitted, final, factors = widest, widest_final, _NO_ROWS
-            corrections = tuple(replace(one, kept=False, reason=WORSE) for one in corrections)
+            corrections = tuple(replace(report, kept=False, reason=WORSE) for report in corrections)
     return Chosen(fitted, final, factors, corrections, budget, kept)
 
 
@@ -164,8 +164,8 @@ def _further(fitted: Fit, before: FinalFit, kept: Kept | None, after: FinalFit) 
     if kept is None:
         return ""
     share_before, share_after = (
-        one.noise.judged(one.ranges, one.keep_float, fitted.choosers).target_spent
-        for one in (before, after)
+        fit.noise.judged(fit.ranges, fit.keep_float, fitted.choosers).target_spent
+        for fit in (before, after)
     )
     return FURTHER if share_after > max(share_before, 1.0) else ""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import fleet_option, json_option, operator, show, watch_option
 
 if TYPE_CHECKING:
@@ -108,3 +109,68 @@ def label(device_id: str, labels: tuple[str, ...], folder: Path) -> None:
         label_device(database, device_id, labels, operator())
     finally:
         database.close()
+
+
+@device.command(
+    "run", epilog="Example: tandem fleet device run board-1 log lines=50 --fleet fleet/"
+)
+@click.argument("device_id", metavar="ID")
+@click.argument("op", metavar="OP")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
+@fleet_option
+@click.option("--wait", "wait_s", type=FiniteRange(min=0.0), default=60.0, show_default=True,
+    metavar="S", help="So long for its end; 0: give the command and go.")  # fmt: skip
+@click.option("--expires", "expires_s", type=FiniteRange(min=1.0, max=30 * 86400.0), default=300.0,
+    show_default=True, metavar="S",
+    help="A device that hears of it later does not execute it.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write the picture of a snapshot, or the result in JSON, to this file.")  # fmt: skip
+@json_option
+def run_command(
+    device_id: str,
+    op: str,
+    words: tuple[str, ...],
+    folder: Path,
+    wait_s: float,
+    expires_s: float,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Have the device ID do the operation OP once.
+
+    Operations: restart; pipeline state=running|stopped; snapshot [camera= width= quality=];
+    log [lines= source=all|agent|pipeline]; logs [seconds=], for `tandem fleet logs -f` to follow
+    its lines; report; reboot, where agent.toml allows it.
+    """
+    from toolkit.cli.commands.fleet.command_output import print_given, write_result
+    from toolkit.fleet.commands import give, make_command
+    from toolkit.fleet.fleet_folder import load_fleet
+
+    fleet = load_fleet(folder)
+    database = fleet.open_store()
+    try:
+        command = make_command(database, device_id, op, words, expires_s=expires_s, who=operator())
+    finally:
+        database.close()
+    given = give(fleet, command, wait_s=wait_s)
+    if output is not None and given.state is not None and given.state.status == "successful":
+        write_result(given.state, output)
+    print_given(given, as_json=as_json, wait_s=wait_s)
+    if wait_s and (given.state is None or given.state.status != "successful"):
+        raise SystemExit(1)
+
+
+@device.command("clear", epilog="Example: tandem fleet device clear board-1 --fleet fleet/")
+@click.argument("device_id", metavar="ID")
+@fleet_option
+@json_option
+def clear(device_id: str, folder: Path, as_json: bool) -> None:
+    """Show the commands of the device ID that have ended, and clear them from the broker.
+
+    `tandem fleet device run` clears those for whose end it has waited.
+    """
+    from toolkit.cli.commands.fleet.command_output import print_ended
+    from toolkit.fleet.commands import clear_ended
+    from toolkit.fleet.fleet_folder import load_fleet
+
+    print_ended(clear_ended(load_fleet(folder), device_id), as_json=as_json)

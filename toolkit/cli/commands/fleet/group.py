@@ -13,11 +13,13 @@ from toolkit.cli.commands.fleet.refresh import refresh
 from toolkit.cli.commands.fleet.rollout import rollback, rollout
 from toolkit.cli.commands.fleet.serve import serve
 from toolkit.cli.commands.fleet.statement import statement
+from toolkit.cli.commands.fleet.status import status
 
 SUBCOMMANDS: tuple[click.Command, ...] = (
     init,
     identity,
     keys,
+    status,
     publish,
     statement,
     refresh,
@@ -35,6 +37,7 @@ Examples:
   tandem fleet publish person.bundle --fleet fleet
   tandem fleet devices --fleet fleet --watch
   tandem fleet refresh --fleet fleet
+  tandem fleet status --fleet fleet
 """
 
 

@@ -30,11 +30,14 @@ def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
     from toolkit.fleet.identity import Authority
 
     issued = issue_device(Authority(folder / "identity"), device, output)
+    untold = _admit(folder)
     if as_json:
         row = {"device": device, "serial": str(issued.serial), "not_after": issued.not_after}
         click.echo(msgspec.json.encode(row))
         return
     click.echo(f"{device} has a certificate until {issued.not_after:%Y-%m-%d}: copy {output} to it")
+    if untold:
+        click.echo(untold)
 
 
 @identity.command(epilog=EPILOG)
@@ -55,10 +58,27 @@ def expect(
     if not names:
         raise click.UsageError("no device is named: give ids, or --list FILE")
     expect_devices(Authority(folder / "identity"), names)
+    untold = _admit(folder)
     if as_json:
         click.echo(msgspec.json.encode({"expected": names}))
         return
     click.echo(f"{len(names)} devices may enrol themselves, once each")
+    if untold:
+        click.echo(untold)
+
+
+def _admit(folder: Path) -> str:
+    """Make new devices known to a broker that keeps accounts; return what is left to be done."""
+    from toolkit.fleet.broker_setup import SOFTWARE
+    from toolkit.fleet.certificates import update_broker
+    from toolkit.fleet.folder import broker_files
+    from toolkit.fleet.identity import Authority
+
+    broker = broker_files(folder)
+    software = SOFTWARE[broker.software]
+    if not software.keeps_accounts or update_broker(Authority(folder / "identity"), broker):
+        return ""
+    return software.tell.format(folder=broker.folder)
 
 
 @identity.command(epilog="Example: tandem fleet identity revoke board-1 --fleet fleet")
@@ -67,18 +87,20 @@ def expect(
 @json_option
 def revoke(device: str, folder: Path, as_json: bool) -> None:
     """Shut DEVICE out of the broker: it was lost, stolen or retired."""
+    from toolkit.fleet.broker_setup import SOFTWARE
     from toolkit.fleet.certificates import revoke_device
     from toolkit.fleet.folder import broker_files
     from toolkit.fleet.identity import Authority
 
-    result = revoke_device(Authority(folder / "identity"), device, broker_files(folder))
+    broker = broker_files(folder)
+    result = revoke_device(Authority(folder / "identity"), device, broker)
     if as_json:
         row = {"device": device, "revoked": result.certificates, "broker_told": result.broker_told}
         click.echo(msgspec.json.encode(row))
         return
     click.echo(f"{device} is revoked ({result.certificates} certificates)")
     if not result.broker_told:
-        click.echo(f"copy {folder / 'broker'} and crl.pem to the broker and send it SIGHUP")
+        click.echo(SOFTWARE[broker.software].tell.format(folder=broker.folder))
 
 
 @identity.command("list", epilog="Example: tandem fleet identity list --fleet fleet")

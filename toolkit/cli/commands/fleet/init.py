@@ -25,8 +25,9 @@ from toolkit.cli.options.fleet import json_option
     show_default=True,
     help="How many of the root keys must sign.",
 )
-@click.option("--broker", metavar="HOST:PORT",
-    help="Where devices find the fleet's MQTT broker.  [default: 127.0.0.1:8883]")  # fmt: skip
+@click.option("--broker", metavar="[mosquitto|rabbitmq][@]HOST:PORT",
+    help="The software of the fleet's MQTT broker, where devices find it, or both: rabbitmq, "
+    "192.168.1.10:8883, rabbitmq@192.168.1.10.  [default: mosquitto@127.0.0.1:8883]")  # fmt: skip
 @click.option("--host", "hosts", multiple=True, metavar="NAME",
     help="Another name or address of the broker, for its certificate; repeatable.")  # fmt: skip
 @json_option
@@ -45,7 +46,8 @@ def init(
     FOLDER/keys is encrypted with the passphrase in TANDEM_FLEET_PASSPHRASE, if there is one. Copy
     FOLDER/trust to each board, and keep FOLDER/keys to yourself.
     """
-    from toolkit.fleet.folder import make_fleet
+    from toolkit.fleet.broker_setup import SOFTWARE
+    from toolkit.fleet.folder import BROKER, make_fleet
 
     settings = make_fleet(
         folder,
@@ -58,8 +60,8 @@ def init(
     if as_json:
         click.echo(msgspec.json.encode({"folder": str(folder), **msgspec.to_builtins(settings)}))
         return
+    run = SOFTWARE[settings.broker.software].run.format(folder=folder.resolve() / BROKER)
     click.echo(
         f"made the fleet {settings.name} in {folder}: copy {folder / 'trust'} to each board, beside"
-        f" its agent.toml, and keep {folder / 'keys'} to yourself. The broker runs with "
-        f"`mosquitto -c {folder.resolve() / 'broker' / 'mosquitto.conf'}`"
+        f" its agent.toml, and keep {folder / 'keys'} to yourself. The broker runs with `{run}`"
     )

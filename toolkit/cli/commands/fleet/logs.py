@@ -52,6 +52,20 @@ def logs(device: str, folder: Path, follow: bool, as_json: bool) -> None:
             click.echo(line)
 
 
+def _shown(topic: str, payload: bytes, text: str) -> str:
+    """Return what is shown of a message: of a log line its text."""
+    from device.protocol.documents import LogLine, decode
+
+    if not topic.startswith("log/"):
+        return text
+    try:
+        line = decode(payload, LogLine)
+    except ValueError:
+        return text
+    before = f"({line.left_out} lines were left out) " if line.left_out else ""
+    return f"{before}{line.level} {line.text}"
+
+
 def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
     """Yield a line for each message of a device, for ever."""
     import secrets
@@ -82,7 +96,7 @@ def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
                     row = {"at": at, "topic": topic, "payload": text}
                     yield msgspec.json.encode(row).decode()
                 else:
-                    yield f"{at}  {topic}  {printable(text)}"
+                    yield f"{at}  {topic}  {printable(_shown(topic, event.payload, text))}"
     finally:
         ended.set()
         link.close()

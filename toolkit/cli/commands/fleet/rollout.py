@@ -41,7 +41,7 @@ def rollout() -> None:
     "gates",
     default="",
     metavar="LIST",
-    help="What each group must have measured before the next begins.",
+    help="What the bundle must say of itself, and each group have measured before the next begins.",
 )
 @click.option(
     "--require",
@@ -104,7 +104,7 @@ def rollout() -> None:
     type=FiniteRange(min=0.0, max=86400.0),
     default=0.0,
     metavar="S",
-    help="Run old and new engine side by side for so long, and compare.",
+    help="Let the new release see live frames beside the old one for so long, and compare.",
 )
 @click.option(
     "--max-bytes-per-s",
@@ -152,6 +152,7 @@ def start(
     from device.update.bundle import read_bundle_info
     from toolkit.cli.commands.fleet.tables import plan_table
     from toolkit.fleet.admission import admit, release_of
+    from toolkit.fleet.bundle_facts import texts_of
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.operations import make_plan, new_key, start_rollout
     from toolkit.fleet.rollout import values as v
@@ -162,7 +163,7 @@ def start(
     from toolkit.fleet.rollout.rates import parse_rate
     from toolkit.fleet.rollout.targets import parse_requirements
 
-    rows = parse_gates(gates)
+    rows, info = parse_gates(gates), read_bundle_info(bundle)
     policy = InstallPolicy(
         confirm_after_s=confirm_after_s, shadow_s=shadow_s, max_bytes_per_s=max_bytes_per_s
     )
@@ -178,7 +179,8 @@ def start(
         on_failure=msgspec.convert(on_failure, v.OnFailure),
         gates=rows,
         requires=parse_requirements(requires),
-        metrics=read_bundle_info(bundle).metrics,
+        metrics=info.metrics,
+        texts=texts_of(info),
         timeout_s=timeout_s,
         approval=approval,
         late_joiners=not no_late_joiners,

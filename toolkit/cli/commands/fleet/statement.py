@@ -20,10 +20,17 @@ from toolkit.cli.options.fleet import fleet_option, json_option
     help="The file to write.",
 )
 @click.option("--retry", is_flag=True, help="Also if the device has rolled it back before.")
+@click.option(
+    "--gate",
+    "gates",
+    default="",
+    metavar="LIST",
+    help="What the bundle must say of itself, such as task_score>=0.9, licence in [MIT].",
+)
 @fleet_option
 @json_option
 def statement(
-    bundle: Path, device: str, out: Path, retry: bool, folder: Path, as_json: bool
+    bundle: Path, device: str, out: Path, retry: bool, gates: str, folder: Path, as_json: bool
 ) -> None:
     """Write the statement by which one device installs BUNDLE without a broker.
 
@@ -31,9 +38,10 @@ def statement(
     the fleet's repository if it is not. The statement holds as long as the repository's timestamp.
     """
     from device.files import replacing
+    from toolkit.fleet.rollout.gates import parse_gates
     from toolkit.fleet.statement import make_statement
 
-    data = make_statement(bundle, device, folder, retry=retry)
+    data = make_statement(bundle, device, folder, retry=retry, gates=parse_gates(gates))
     with replacing(out) as file:
         file.write(data)
     if as_json:

@@ -55,6 +55,14 @@ def rollout_table(view: RolloutView) -> RenderableType:
     if view.total_bytes:
         received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
         parts.append(_text(f"{received:.1f} of {total:.1f} MB downloaded"))
+    parts += [
+        _text(
+            f"{group.name}: on {group.shadow_frames} live frames {share:.2%} or more agree "
+            "with the release before"
+        )
+        for group in view.groups
+        if (share := group.shadow_agreement) is not None
+    ]
     if view.failures:
         rows = _table("device", "group", "phase", "reason")
         for failure in view.failures:
@@ -130,6 +138,11 @@ def device_table(view: DeviceView) -> RenderableType:
             ("frames", f"{measured.frames}, {measured.errors} lost to faults"),
             ("rate", f"{measured.fps:g} frames a second"),
             ("latency", f"{measured.latency_p50_ms:g} ms, p95 {measured.latency_p95_ms:g} ms"),
+            ("golden inputs", _share(measured.golden_agreement, "")),
+            (
+                "live frames",
+                _share(measured.shadow_agreement, f" on {measured.shadow_frames} frames"),
+            ),
         ]
     rows += [("problem", problem) for problem in (*view.problems, view.warning) if problem]
     for name, value in rows:
@@ -195,6 +208,10 @@ def _pipeline(view: DeviceView) -> str:
     report = view.pipeline
     assert report is not None
     return f"{report.status}: {report.reason}" if report.reason else report.status
+
+
+def _share(agreement: float | None, of: str) -> str:
+    return "" if agreement is None else f"{100.0 * agreement:.2f} % agree{of}"
 
 
 def _labels(view: DeviceView) -> str:

@@ -1,0 +1,29 @@
+"""What sinks write of a frame: the results of all models, or of those that they name."""
+
+from collections.abc import Collection
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipelines.sink_config import JsonlSink, MqttSink
+from pipelines.sinks.events import Event, encode_event
+from pipelines.sinks.result import FrameResult
+from pipelines.sinks.ros2 import encode_detection_array
+
+
+def payload_of(result: FrameResult, config: JsonlSink | MqttSink) -> bytes:
+    """Return a frame as the sink writes it, JSON without a line feed."""
+    if config.format == "ros2":
+        return encode_detection_array(result, config.models or (result.roles.followed,))
+    if not config.models:
+        return result.payload
+    return encode_event(only(result.event, result.roles.first, config.models))
+
+
+def only(event: Event, first: str, names: Collection[str]) -> Event:
+    """Return an event without the results of models that are not named; `first`: the first one."""
+    models = {name: rows for name, rows in (event.models or {}).items() if name in names}
+    event = replace(event, models=models or UNSET)
+    if first in names:
+        return event
+    return replace(event, detections=(), classes=UNSET, depth=UNSET, texts=UNSET)

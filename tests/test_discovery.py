@@ -1,0 +1,282 @@
+"""Finding boards: mDNS on loopback, serial lines that are joined; flashing all that are found."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
+from smp_fixtures import Cable, cable
+from ssh_fixtures import ROOT, Sshd
+from test_control import client_of
+from zeroconf import ServiceInfo, Zeroconf
+
+from device.control.parcel import BoardFacts
+from device.protocol.control import Answer
+from device.protocol.documents import DeviceFacts
+from toolkit.cli.main import tandem
+from toolkit.flash import discovery, serial_echo
+from toolkit.flash.discovery import FoundBoard, Look, Search, SearchOptions, distinct
+from toolkit.flash.many import BoardResult, exit_status
+
+NAMES = ("board-1", "board-2")
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def boards(tmp_path: Path, sshd: Sshd) -> Iterator[list[AgentBox]]:
+    """Two boards behind one sshd, which announce themselves as avahi would, with their agents."""
+    boxes = []
+    with Zeroconf(interfaces=["127.0.0.1"]) as network:
+        for name in NAMES:
+            folder = tmp_path / name
+            folder.mkdir()
+            box = AgentBox(folder, free_port(), device=name, trial_timeout_s=60.0)
+            box.start()
+            client_of(box).close()
+            boxes.append(box)
+            agent = sshd.way(box).partition("agent=")[2].partition("&")[0]
+            network.register_service(
+                ServiceInfo(
+                    discovery.SERVICE,
+                    f"{name}.{discovery.SERVICE}",
+                    port=sshd.port,
+                    addresses=[socket.inet_aton("127.0.0.1")],
+                    properties={"device": name, "agent": agent, "config": str(box.config)},
+                    server=f"{name}.invalid.",
+                )
+            )
+        yield boxes
+    for box in boxes:
+        box.close()
+
+
+@pytest.fixture(autouse=True)
+def no_usb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is on the USB network of this machine, nor at its ports."""
+    monkeypatch.setattr(discovery, "USB_HOST", "127.0.0.2")
+    monkeypatch.setattr(discovery, "SSH_PORT", 1)
+    monkeypatch.setattr(discovery, "jetson_ports", list)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(tandem, words)
+
+
+def test_two_boards_are_listed_refused_and_flashed_at_once(
+    tmp_path: Path, sshd: Sshd, boards: list[AgentBox]
+) -> None:
+    config = ("--ssh-config", str(sshd.config))
+    seen = run("board", "find", *config)
+    assert seen.exit_code == 0, seen.output
+    assert [line.split()[0] for line in seen.stdout.splitlines()] == list(NAMES)
+    assert "USB network 127.0.0.2: " in seen.stderr
+    assert "mDNS        board-1, board-2" in seen.stderr
+    assert "serial      no Jetson at a port" in seen.stderr
+
+    bundle = make_bundle(tmp_path / "in", version="1")
+    refused = run("flash", str(bundle), *config)
+    assert refused.exit_code == 1
+    assert "2 boards are there (board-1 at ssh://" in str(refused.exception)
+    assert "--all-found" in str(refused.exception)
+
+    done = run("flash", str(bundle), "--all-found", *config)
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 boards run it" in done.stdout
+
+    # One that is away does not hold up the other; the exit status says that it failed.
+    boards[0].kill()
+    second = make_bundle(tmp_path / "in", version="2")
+    mixed = run("flash", str(second), "--all-found", "--json", *config)
+    rows = {row["device"]: row for row in json.loads(mixed.stdout)}
+    assert mixed.exit_code == 1
+    assert (rows["board-1"]["state"], rows["board-2"]["state"]) == ("failed", "live")
+    assert "no agent runs on" in rows["board-1"]["reason"]
+    boards[0].start()
+    client_of(boards[0]).close()
+
+    # One that rolls back: its own status.
+    bad = make_bundle(tmp_path / "in", "fails", version="3")
+    failed = run("flash", str(bad), "--all-found", "--json", *config)
+    assert failed.exit_code == 4
+    assert all("rolled good" in row["reason"] or "rolled fails" in row["reason"]
+               for row in json.loads(failed.stdout))  # fmt: skip
+
+
+def test_the_only_board_is_flashed_without_a_word(
+    tmp_path: Path, sshd: Sshd, boards: list[AgentBox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = discovery.look_mdns
+
+    def first_alone(options: SearchOptions) -> Look:
+        look = whole(options)
+        return Look(look.kind, look.sentence, look.places[:1])
+
+    monkeypatch.setattr(discovery, "FINDERS", (first_alone,))
+    bundle = make_bundle(tmp_path / "in", version="1")
+    done = run("flash", str(bundle), "--ssh-config", str(sshd.config))
+    assert done.exit_code == 0, done.output
+    assert "good 1 is live on board-1" in done.stdout
+
+
+INTERRUPTIBLE = """
+import sys
+from toolkit.flash import discovery
+discovery.USB_HOST, discovery.SSH_PORT, discovery.jetson_ports = "127.0.0.2", 1, list
+from toolkit.cli.main import main
+sys.argv[0] = "tandem"
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_every_board_on_its_old_release(
+    tmp_path: Path, sshd: Sshd, boards: list[AgentBox]
+) -> None:
+    config = ("--ssh-config", str(sshd.config))
+    assert run("flash", str(make_bundle(tmp_path / "in", version="1")), "--all-found",
+               *config).exit_code == 0  # fmt: skip
+    slow = make_bundle(tmp_path / "in", "hangs", version="2")
+    command = (sys.executable, "-c", INTERRUPTIBLE, "flash", str(slow), "--all-found", *config)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    for _ in range(int(3 * WAIT_S / 0.05)):
+        if all("hangs" in dict(box.runs()) for box in boards):
+            break
+        assert child.poll() is None, child.communicate()
+        try:
+            child.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=3 * WAIT_S)
+    assert child.returncode == 130, said
+    assert "boards that were not live yet stay on their old release" in said
+    for box in boards:
+        client = client_of(box)
+        rows = {row.version: row.role for row in client_of_slots(client)}
+        client.close()
+        assert rows["1"] == "active"
+
+
+def client_of_slots(client):
+    from device.protocol.control import AskProgress
+
+    return client.ask(AskProgress()).slots
+
+
+# -- serial lines
+
+
+@pytest.fixture
+def line() -> Iterator[Cable]:
+    with cable() as joined:
+        yield joined
+
+
+def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> None:
+    box = AgentBox(tmp_path, free_port(), device="board-9")
+    with box.config.open("a") as file:
+        file.write(f'[smp]\ndevice = "{line.board}"\n')
+    box.start()
+    client_of(box).close()
+    try:
+        answer = serial_echo.ask_serial(line.host)
+        assert (answer.answers, answer.device) == (True, "board-9"), answer
+        # Noise and a login's prompt on the line do not hide it.
+        line.change = lambda data: b"\r\nfresh login: \x06\x09AAAA\n" + data
+        assert serial_echo.ask_serial(line.host).device == "board-9"
+    finally:
+        box.close()
+    gone = serial_echo.ask_serial(line.host)
+    assert (gone.answers, gone.sentence[:16]) == (False, "no agent answers")
+    absent = serial_echo.ask_serial("/dev/does-not-exist")
+    assert absent.sentence.startswith("cannot be opened")
+
+
+def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Port:
+        def __init__(self, device: str, vid: int | None, pid: int | None) -> None:
+            self.device, self.vid, self.pid = device, vid, pid
+
+    ports = [
+        Port("/dev/ttyACM1", 0x0955, 0x7020),
+        Port("/dev/ttyACM0", 0x0955, 0x7045),
+        Port("/dev/ttyUSB0", 0x0403, 0x6001),  # an FTDI cable: anything may be behind it
+        Port("/dev/ttyS0", None, None),
+    ]
+    monkeypatch.setattr("serial.tools.list_ports.comports", lambda: ports)
+    assert serial_echo.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
+
+
+# -- what is decided
+
+
+def found(name: str, way: str, *, answers: bool = True) -> FoundBoard:
+    facts = BoardFacts(facts=DeviceFacts(), answer=Answer(device=name)) if answers else None
+    return FoundBoard(way, name, facts, "" if answers else "it is away")
+
+
+def test_a_board_that_is_there_by_several_ways_counts_once() -> None:
+    usb, mdns = found("b", "ssh://192.168.55.1"), found("b", "ssh://b.local")
+    serial = found("c", "serial:///dev/ttyACM0")
+    assert distinct([usb, mdns, serial]) == (usb, serial)
+    silent = found("b", "ssh://192.168.55.1", answers=False)
+    assert distinct([silent, mdns]) == (mdns,)
+    unnamed = [found("", "ssh://1", answers=False), found("", "ssh://2", answers=False)]
+    assert len(distinct(unnamed)) == 2
+
+
+def test_no_board_says_where_was_looked() -> None:
+    looks = (Look("USB network", "192.168.55.1: nobody answers"), Look("mDNS", "nobody"))
+    words = str(discovery.no_boards(Search(looks, ())))
+    assert "USB network: 192.168.55.1: nobody answers; mDNS: nobody" in words
+    assert "connect its USB cable" in words
+
+
+@pytest.mark.parametrize(
+    ("user", "host", "way"),
+    [
+        ("", "b.local", "ssh://b.local"),
+        ("robot", "fe80::1%eth0", "ssh://robot@[fe80::1%eth0]"),
+        ("-oProxyCommand=x", "h", "ssh://-oProxyCommand%3Dx@h"),
+    ],
+)
+def test_what_is_announced_becomes_an_address(user: str, host: str, way: str) -> None:
+    assert discovery._ssh_way(host, discovery.SSH_PORT, SearchOptions(), user=user) == way
+
+
+@pytest.mark.parametrize("way", ["ssh://-oProxyCommand%3Dx@h", "ssh://h?agnt=1", "usb://x"])
+def test_a_place_that_lies_about_its_way_is_one_that_fails(way: str) -> None:
+    board = discovery._ask(discovery.Place(way, "liar"))
+    assert board.facts is None
+    assert board.error
+
+
+def test_the_status_of_many_is_that_of_the_worst() -> None:
+    def row(status: int) -> BoardResult:
+        return BoardResult(device="b", way="w", state="failed" if status else "live", status=status)
+
+    assert exit_status([row(0), row(0)]) == 0
+    assert exit_status([row(0), row(3), row(1)]) == 3
+    assert exit_status([]) == 1
+
+
+def test_all_found_and_one_address_exclude_each_other(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
+    done = run("flash", str(bundle), "--all-found", "--to", "ssh://h")
+    assert (done.exit_code, "takes neither --to nor --device" in done.output) == (2, True)

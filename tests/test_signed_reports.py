@@ -1,0 +1,199 @@
+"""Reports are signed by the device's key, and the server believes no others of enrolled devices."""
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from fleet_server_fixtures import ServerProcess, report, wait_until
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, free_port, wait_for_port
+from securesystemslib.signer import CryptoSigner, SSlibKey
+
+from device.enrol.request import new_key
+from device.errors import TrustError
+from device.protocol.device_key import DeviceKey, ReportSigner, keyid_of
+from device.protocol.documents import Reported, Signed, decode, encode
+from device.protocol.mqtt import Link, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.signed import count_valid, open_reported, sign_text
+from device.protocol.topics import Topics
+from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.fleet.broker_files import BrokerFiles
+from toolkit.fleet.certificates import issue_device, revoke_device
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.identity import SERVER, Authority
+from toolkit.fleet.report_keys import ReportKeys
+
+TOPICS = Topics(DEVICE)
+
+
+def key_at(path: Path) -> tuple[DeviceKey, SSlibKey]:
+    """A new key of a device, and its public half as the host has it."""
+    path.write_bytes(new_key())
+    private = serialization.load_pem_private_key(path.read_bytes(), None)
+    return DeviceKey(path), SSlibKey.from_crypto(private.public_key())
+
+
+def test_what_the_device_signs_the_host_verifies(tmp_path: Path) -> None:
+    for number in range(20):  # DER of several lengths
+        key, public = key_at(tmp_path / f"{number}.key")
+        assert key.keyid == public.keyid
+        text = encode(report("a")).decode() + "é" * number
+        signed = key.sign(text)
+        assert signed.payload == text
+        assert count_valid(signed, {public.keyid: public}) == 1
+        changed = Signed(payload=text + " ", signatures=signed.signatures)
+        assert count_valid(changed, {public.keyid: public}) == 0
+
+
+def test_the_id_of_a_key_is_that_of_the_library() -> None:
+    key = CryptoSigner.generate_ecdsa().public_key
+    public = serialization.load_pem_public_key(key.keyval["public"].encode())
+    der = public.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    assert keyid_of(der) == key.keyid
+
+
+def test_a_key_that_cannot_sign_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "device.key"
+    form = serialization.PrivateFormat.PKCS8
+    p256, p384 = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP384R1())
+    secret = serialization.BestAvailableEncryption(b"secret")
+    rows = {
+        "no PEM": b"hello",
+        "empty": b"",
+        "encrypted": p256.private_bytes(serialization.Encoding.PEM, form, secret),
+        "another curve": p384.private_bytes(
+            serialization.Encoding.PEM, form, serialization.NoEncryption()
+        ),
+        "RSA": rsa.generate_private_key(65537, 2048).private_bytes(
+            serialization.Encoding.PEM, form, serialization.NoEncryption()
+        ),
+    }
+    for pem in rows.values():
+        path.write_bytes(pem)
+        with pytest.raises(TrustError, match="is encrypted, or not on the curve P-256"):
+            DeviceKey(path)
+    signer = ReportSigner(path)
+    assert signer.sign(b"{}") == b"{}"
+    assert "reports are not signed: the device's key" in signer.problem
+    _, public = key_at(path)  # a new one is taken without a restart
+    signed = decode(signer.sign(b"{}"), Signed)
+    assert count_valid(signed, {public.keyid: public}) == 1
+    assert not signer.problem
+    with pytest.raises(TrustError, match="cannot be read: No such file"):
+        DeviceKey(tmp_path / "none")
+
+
+class Fleet:
+    """A fleet with a CA and its broker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "fleet"
+        port = free_port()
+        make_fleet(self.folder, name="farm", broker=f"127.0.0.1:{port}")
+        self.authority = Authority(self.folder / "identity")
+        self.files = BrokerFiles(self.folder / "broker", self.folder / "identity", port)
+        self.port = port
+        binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert binary, "mosquitto is missing: apt-get install mosquitto"
+        conf = self.folder / "broker" / "mosquitto.conf"
+        # Started by root it would become another user, who cannot look into this folder.
+        conf.write_text(conf.read_text() + "user root\n")
+        with (folder / "broker.log").open("wb") as log:
+            self.process = subprocess.Popen([binary, "-c", conf], stdout=log, stderr=log)
+        wait_for_port(port, self.process)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    yield made
+    made.close()
+
+
+def test_only_a_certificate_that_holds_makes_a_report_believed(fleet: Fleet) -> None:
+    identity = fleet.folder / "identity"
+    keys, bare = ReportKeys(identity), encode(report("a"))
+    assert keys.read(DEVICE, bare) == report("a")  # it was never enrolled
+    issue_device(fleet.authority, DEVICE, fleet.folder / "board")
+    key = DeviceKey(fleet.folder / "board" / f"{DEVICE}.key")
+    signed = encode(key.sign(bare.decode()))
+    assert keys.read(DEVICE, signed) == report("a")
+    with pytest.raises(TrustError, match="is not signed by a key of the device"):
+        keys.read(DEVICE, bare)
+    issue_device(fleet.authority, "board-2", fleet.folder / "board")
+    with pytest.raises(TrustError, match="somebody else published it"):
+        keys.read("board-2", signed)  # one device in the place of another
+    revoke_device(fleet.authority, DEVICE, fleet.files)
+    with pytest.raises(TrustError, match="none, it was revoked"):
+        keys.read(DEVICE, signed)
+
+
+def test_the_server_believes_only_what_an_enrolled_device_has_signed(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    issue_device(fleet.authority, DEVICE, tmp_path / "certificates")
+    shutil.copytree(fleet.folder / "trust", tmp_path / "trust")
+    ca, certificate, key = (
+        tmp_path / "certificates" / name for name in ("ca.crt", f"{DEVICE}.crt", f"{DEVICE}.key")
+    )
+    box = AgentBox(tmp_path, fleet.port, dev=False, ca=ca)
+    box.config.write_text(
+        box.config.read_text().replace(
+            f'tls = {{ca = "{ca}"}}',
+            f'tls = {{ca = "{ca}", certificate = "{certificate}", key = "{key}"}}',
+        )
+    )
+    server = ServerProcess(fleet.folder)
+    server.start()
+    box.start()
+
+    def view() -> dict[str, object]:
+        done = CliRunner().invoke(
+            fleet_command, ("devices", "--json"), env={"TANDEM_FLEET": str(fleet.folder)}
+        )
+        rows = json.loads(done.stdout) if done.exit_code == 0 else []
+        return rows[0] if rows else {}
+
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    ended = threading.Event()
+    settings = load_fleet(fleet.folder).link_settings("thief", ((TOPICS.reported, 1),), SERVER)
+    link = Link(settings, queue_putter(events, ended))
+    try:
+        wait_until(lambda: view().get("profile") == "test-board", lambda: (server.log(), box.log()))
+        # A broker that was stolen says what it likes.
+        link.start()
+        assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+        told = events.get(timeout=WAIT_S)
+        assert isinstance(told, Message)
+        assert decode(told.payload, Signed).signatures
+        forged = encode(Reported(**{**fields_of(open_reported(told.payload)), "profile": "forged"}))
+        stranger = CryptoSigner.generate_ecdsa()
+        for payload in (forged, encode(sign_text(forged.decode(), [stranger]))):
+            assert link.publish(TOPICS.reported, payload, qos=1, retain=True, wait_s=WAIT_S)
+        wait_until(lambda: "is not signed by a key of the device" in server.log(), server.log)
+        assert view()["profile"] == "test-board"
+        assert open_reported(told.payload).warning == ""
+    finally:
+        ended.set()
+        link.close()
+        box.close()
+        server.stop()
+
+
+def fields_of(reported: Reported) -> dict[str, object]:
+    return {name: getattr(reported, name) for name in reported.__struct_fields__}

@@ -1,0 +1,89 @@
+"""What an engine says of its making: model, ranges, versions, and what the build has measured."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from calibration.table import CalibrationTable, fingerprint
+from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
+from toolkit.engine.calibrate import Calibrated
+from toolkit.engine.measurements import loss_measurements, score_measurements
+from toolkit.engine.options import BuildJob
+from toolkit.engine.segments import BuiltSegments
+from toolkit.engine.target import Target
+from toolkit.errors import printable
+from toolkit.gpu.codegen.cuda_source import find_compiler
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
+from toolkit.quantize.loss.judge import Judgement
+from toolkit.quantize.ranges.measure import Ranges
+
+LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
+
+
+def provenance_of(calibrated: Calibrated, built: BuiltSegments, job: BuildJob) -> Provenance:
+    """Return what is known before the engine has run."""
+    info, table = None, calibrated.table
+    if table is not None:
+        measured = calibrated.ranges
+        file = job.options.table if measured is None else measured.table
+        info = CalibrationInfo(
+            method=DUMMY if table.dummy else table.method,
+            samples=table.samples,
+            data_sha256=table.data_sha256,
+            table_sha256=UNSET if file is None else fingerprint(file),
+        )
+    return Provenance(
+        model=job.imported.name,
+        model_sha256=job.imported.sha256,
+        precision=built.plan.precision,
+        passes=(*(step.name for step in job.passes if step.changes), *_adjusting(table)),
+        versions=_versions(
+            job.target,
+            kernels=bool(built.gpu.segments),
+            plugins=bool(job.options.plugins),
+        ),
+        calibration=info,
+        licence=_licence(job.imported.model.metadata_props),
+    )
+
+
+def _licence(metadata: Mapping[str, str]) -> str | UnsetType:
+    """Return the licence that a model's metadata name, as it is written there."""
+    texts = (text for key, text in metadata.items() if key.lower() in LICENCE_KEYS)
+    return next((text for text in map(printable, texts) if text), UNSET)
+
+
+def with_measured(
+    manifest: Manifest, judgement: Judgement, ranges: Ranges, job: BuildJob
+) -> Manifest:
+    """Return the manifest with what the build has measured; the same if that is nothing."""
+    measured = loss_measurements(judgement)
+    budget = job.options.ranges.budget
+    if budget is not None and ranges.budget is not None:
+        measured += tuple(score_measurements(budget.metric, ranges.budget))
+    if not measured:
+        return manifest
+    provenance = msgspec.structs.replace(manifest.provenance, measured=measured)
+    return msgspec.structs.replace(manifest, provenance=provenance)
+
+
+def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
+    """The steps that a table takes beside the passes, in their order."""
+    if table is None or not table.adjusted:
+        return ()
+    rows = ((EQUALISATION, table.adjusted.equalised), (CORRECTION, table.adjusted.biases))
+    return tuple(name for name, changed in rows if changed)
+
+
+def _versions(target: Target, *, kernels: bool, plugins: bool) -> dict[str, str]:
+    names = ("onnx", "onnx-ir", "onnxscript", "tandem-edge", *(("triton",) if kernels else ()))
+    versions = {name: version(name) for name in names}
+    compiler = find_compiler() if kernels and plugins else None
+    if compiler is not None:
+        versions["cuda"] = compiler.version
+    if target.jetpack is not None:
+        versions["jetpack"] = target.jetpack.version
+        versions["tensorrt"] = target.jetpack.tensorrt
+    return dict(sorted(versions.items()))

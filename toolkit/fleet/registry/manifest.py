@@ -1,0 +1,89 @@
+"""A bundle as an OCI artifact: an image manifest with bundle.json as its config.
+
+Its layers are the pieces of the bundle in order, whole MiB each but the last: a registry keeps or
+loses a layer as a whole, so a cut connection costs one piece at most.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from device.update.bundle import BundleInfo
+from toolkit.errors import RegistryError
+from toolkit.fleet.registry.reference import Reference
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+BUNDLE_TYPE = "application/vnd.tandem.bundle.v1+tar"
+CONFIG_TYPE = "application/vnd.tandem.bundle.config.v1+json"
+MAX_BUNDLE_BYTES = 8 * 1024**3
+ANNOTATION = "org.opencontainers.image."
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A blob: what it is, its digest and its bytes."""
+
+    media_type: str
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What a registry keeps under a tag."""
+
+    schema_version: int
+    media_type: str = ""
+    artifact_type: str = ""
+    config: Descriptor | None = None
+    layers: tuple[Descriptor, ...] = ()
+    annotations: dict[str, str] = {}
+
+
+def describe_blob(media_type: str, data: bytes) -> Descriptor:
+    """Return the descriptor of bytes."""
+    return Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of bytes, as registries write it."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def encode_manifest(info: BundleInfo, config: Descriptor, pieces: Sequence[Descriptor]) -> bytes:
+    """Return the manifest of a bundle; the same bundle gives the same bytes."""
+    annotations = {f"{ANNOTATION}title": info.name, f"{ANNOTATION}version": info.version}
+    if info.licence:
+        annotations[f"{ANNOTATION}licenses"] = info.licence
+    manifest = Manifest(
+        schema_version=2,
+        media_type=MANIFEST_TYPE,
+        artifact_type=BUNDLE_TYPE,
+        config=config,
+        layers=tuple(pieces),
+        annotations=annotations,
+    )
+    return msgspec.json.encode(manifest)
+
+
+def pieces_in(data: bytes, reference: Reference) -> tuple[Descriptor, ...]:
+    """Return the pieces of the bundle in a manifest. Raises RegistryError: it is none of one."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RegistryError(f"the manifest of {reference} cannot be read: {error}") from error
+    pieces = manifest.layers
+    if not pieces or any(piece.media_type != BUNDLE_TYPE for piece in pieces):
+        held = manifest.artifact_type or manifest.media_type or "something else"
+        raise RegistryError(
+            f"{reference} is no bundle, but {held!r} with {len(pieces)} layers: push one with "
+            "`tandem bundle push`"
+        )
+    total = sum(piece.size for piece in pieces)
+    if min(piece.size for piece in pieces) < 1 or total > MAX_BUNDLE_BYTES:
+        raise RegistryError(
+            f"{reference} says that its bundle has {total} bytes in {len(pieces)} pieces, allowed "
+            f"are 1 to {MAX_BUNDLE_BYTES}, and no empty piece"
+        )
+    return pieces
