@@ -1,4 +1,5 @@
-"""How fast stock SMP clients upload to the board's server, over a pty and UDP on this machine.
+"""How fast SMP clients, stock ones and our own, upload to the board's server, over a pty and UDP
+on this machine.
 
     python -m scripts.bench_serial               all rows, a few seconds
     python -m scripts.bench_serial --mb 1 --json out.json
@@ -10,6 +11,7 @@ syncs it and compares its SHA-256. Exit status 1: an upload did not arrive whole
 
 import argparse
 import asyncio
+import hashlib
 import json
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from smpclient import SMPClient
 from smpclient.transport import SMPTransport
@@ -37,24 +40,63 @@ from device.smp.message import MAX_MESSAGE
 from device.smp.server import UdpServer, serve_file
 from device.smp.service import BoardState, SmpService
 from device.update.slots import SlotState
+from toolkit.flash.lines import Line, SerialLine, UdpLine
+from toolkit.flash.smp_client import SmpClient as OwnClient
 
 UDP_PORT = 1337  # the only one that the stock client asks
 
 
+def _stock(transport: Callable[[], SMPTransport]) -> Callable[[str, bytes], float]:
+    """Return what uploads with the stock client and returns the seconds of it."""
+
+    async def upload(address: str, data: bytes) -> float:
+        async with SMPClient(transport(), address, timeout_s=30.0) as client:
+            begun_s = time.monotonic()
+            async for _offset in client.upload(data):
+                pass
+            return time.monotonic() - begun_s
+
+    return lambda address, data: asyncio.run(upload(address, data))
+
+
+def _own(line: Callable[[str], Line]) -> Callable[[str, bytes], float]:
+    """The same with the client of `tandem flash`."""
+
+    def upload(address: str, data: bytes) -> float:
+        client = OwnClient(line(address))
+        client.connect()
+        try:
+            begun_s = time.monotonic()
+            client.upload(0, data, hashlib.sha256(data).digest())
+            return time.monotonic() - begun_s
+        finally:
+            client.close()
+
+    return upload
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A way to upload. `goal_mb_s` and `anchor_mb_s`: 10^6 bytes a second; None: there is none."""
+    """A way to upload. `goal_mb_s` and `anchor_mb_s`: 10^6 bytes a second; None: there is none.
+
+    `upload`: takes an address and the data, returns seconds.
+    """
 
     name: str
+    line: Literal["console", "raw", "udp"]
     goal_mb_s: float | None
     anchor_mb_s: float | None
-    transport: Callable[[], SMPTransport]
+    upload: Callable[[str, bytes], float]
 
 
+BAUD = 115200  # a pty has no rate
 ROWS = (
-    Row("console", 3.8, 3.8, SMPSerialTransport),
-    Row("raw", 11.7, 11.7, lambda: SMPSerialRawTransport(mtu=MAX_MESSAGE)),
-    Row("udp", None, None, SMPUDPTransport),
+    Row("console", "console", 3.8, 3.8, _stock(SMPSerialTransport)),
+    Row("raw", "raw", 11.7, 11.7, _stock(lambda: SMPSerialRawTransport(mtu=MAX_MESSAGE))),
+    Row("udp", "udp", None, None, _stock(SMPUDPTransport)),
+    Row("own console", "console", 3.8, 3.8, _own(lambda at: SerialLine(at, BAUD, "console"))),
+    Row("own raw", "raw", 11.7, 11.7, _own(lambda at: SerialLine(at, BAUD, "raw"))),
+    Row("own udp", "udp", None, None, _own(lambda at: UdpLine(at, UDP_PORT))),
 )
 
 
@@ -73,21 +115,13 @@ def measure(row: Row, data: bytes, runs: int) -> Measured:
     rates = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            with _served(row.name, Path(folder)) as address:
-                seconds = asyncio.run(_upload(row, address, data))
+            with _served(row.line, Path(folder)) as address:
+                seconds = row.upload(address, data)
             bundle = Inbox(Path(folder)).bundle
             if bundle is None or bundle.read_bytes() != data:
                 raise RuntimeError(f"{row.name}: the upload did not arrive whole")
         rates.append(len(data) / 1e6 / seconds)
     return Measured(row.name, row.goal_mb_s, row.anchor_mb_s, round(max(rates), 2))
-
-
-async def _upload(row: Row, address: str, data: bytes) -> float:
-    async with SMPClient(row.transport(), address, timeout_s=30.0) as client:
-        begun_s = time.monotonic()
-        async for _offset in client.upload(data):
-            pass
-        return time.monotonic() - begun_s
 
 
 @contextmanager
@@ -144,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     arguments = parser.parse_args(argv)
     data, rows = secrets.token_bytes(int(arguments.mb * 1e6)), []
-    print(f"{'row':<8} {'goal MB/s':>10} {'anchor MB/s':>12} {'ours MB/s':>10}")
+    print(f"{'row':<12} {'goal MB/s':>10} {'anchor MB/s':>12} {'ours MB/s':>10}")
     for row in ROWS:
         try:
             measured = measure(row, data, arguments.runs)
@@ -153,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         rows.append(measured)
         goal, anchor = ("-" if one is None else one for one in (row.goal_mb_s, row.anchor_mb_s))
-        print(f"{row.name:<8} {goal!s:>10} {anchor!s:>12} {measured.ours_mb_s:>10}", flush=True)
+        print(f"{row.name:<12} {goal!s:>10} {anchor!s:>12} {measured.ours_mb_s:>10}", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows]))
     return 0

@@ -15,6 +15,7 @@ debian_packages=(
     mosquitto-clients
     openssh-client
     openssh-server
+    lrzsz
     faketime
     ffmpeg
     gstreamer1.0-tools

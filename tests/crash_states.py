@@ -247,6 +247,11 @@ class _Recorder:
     def replace(self, source: Any, target: Any) -> None:
         self._move("replace", source, target)
 
+    def link(self, source: Any, target: Any) -> None:
+        self._real["link"](source, target)
+        where = Path(os.path.abspath(target))
+        self._note(Link(self._node(where.parent), where.name, self._node(where)))
+
     def pwrite(self, handle: int, data: bytes, offset: int) -> int:
         written: int = self._real["pwrite"](handle, data, offset)
         node = self._handle_node(handle)
@@ -295,7 +300,7 @@ class _Recorder:
 
 
 PATCHED = (
-    *("open", "mkdir", "unlink", "remove", "rmdir", "rename", "replace", "pwrite", "write"),
+    *("open", "mkdir", "link", "unlink", "remove", "rmdir", "rename", "replace", "pwrite", "write"),
     *("ftruncate", "posix_fallocate", "fsync", "fdatasync"),
 )
 FLAGS = {

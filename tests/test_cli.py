@@ -175,14 +175,15 @@ def options_of(command: click.Command) -> set[str]:
 
 # Options of other programs, and of processes that Tandem starts.
 FOREIGN = {
-    "--abi", "--accept", "--add", "--again", "--calib", "--clear", "--config", "--dest",
+    "--abi", "--accept", "--add", "--again", "--binary", "--calib", "--clear", "--config", "--dest",
     "--disable-pip-version-check", "--dump-resource-usage", "--exists", "--find-links",
     "--folder", "--force-reinstall", "--format", "--help", "--home-dir", "--id",
     "--implementation", "--no-build-isolation", "--no-cache-dir", "--no-deps", "--no-index",
     "--no-pager", "--no-same-owner", "--now", "--only-binary", "--onnx", "--opset",
     "--platform", "--port", "--python-version", "--qos", "--query-gpu", "--request",
     "--root-user-action", "--saved-model", "--share", "--shell", "--system",
-    "--system-site-packages", "--tag", "--tflite", "--until-stdin-closes", "--user-group",
+    "--system-site-packages", "--tag", "--tflite", "--unrestrict", "--until-stdin-closes",
+    "--user-group",
     "--version", "--without-pip", "--write",
 }  # fmt: skip
 

@@ -127,9 +127,17 @@ class Board:
         self.updater.boot()
 
     def fetch(
-        self, bundle: Path, *, retry: bool = False, policy: InstallPolicy | None = None
+        self,
+        bundle: Path,
+        *,
+        retry: bool = False,
+        policy: InstallPolicy | None = None,
+        carried: bool = False,
     ) -> str:
-        """Take a bundle up to its trial, or to its shadow; return its hash."""
+        """Take a bundle up to its trial, or to its shadow; return its hash.
+
+        `carried`: it lies in the inbox.
+        """
         data = bundle.read_bytes()
         chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
         index = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
@@ -148,7 +156,7 @@ class Board:
         self.desired = desired
         self.updater.on_desired(desired, TRUSTED)
         self.updater.downloads.on_part(blob.sha256, "index", index, 0.0)
-        for number, chunk in enumerate(chunks):
+        for number, chunk in enumerate(() if carried else chunks):
             self.updater.downloads.on_part(blob.sha256, str(number), chunk, 0.0)
         self.updater.advance(Clock.now_s)
         return blob.sha256
@@ -201,6 +209,23 @@ class Story:
         self.board.run("running", 1.0)
         assert self.board.updater.update.phase == "live"
         self.promise(sha256)
+
+    def carried_release(self) -> None:
+        """One that somebody brought: its file is the download, too, and goes when it is live."""
+        before, bundle = self.board.active, next(self.bundles)
+        inbox = self.board.store.root / "inbox"
+        files.make_folder(inbox)
+        sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
+        brought = inbox / f"{sha256}.bundle"
+        if not brought.exists():
+            files.write_synced(brought, [bundle.read_bytes()])
+        files.sync_folder(inbox)
+        self.promise(before, sha256)
+        assert self.board.fetch(bundle, carried=True) == sha256
+        self.board.run("running", 1.0)
+        assert self.board.active == sha256
+        self.promise(sha256)
+        os.unlink(brought)
 
     def bad_release(self) -> None:
         before = self.board.active
@@ -273,6 +298,7 @@ class Story:
 
 EVENTS = (
     Story.new_release,
+    Story.carried_release,
     Story.bad_release,
     Story.crash_loop,
     Story.postponed_release,
@@ -317,6 +343,7 @@ def tell(root: Path, chance: random.Random, bundles: list[Path], events: int) ->
             story = Story(Board(root), recording, chance, left)
             story.promise(active)
             Story.new_release(story)
+            Story.carried_release(story)
             for _ in range(events):
                 chance.choice(EVENTS)(story)
             story.board.close()

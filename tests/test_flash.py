@@ -26,7 +26,7 @@ from device.update.bundle import BundleInfo, write_bundle
 from toolkit.cli.main import tandem
 from toolkit.flash import ssh
 from toolkit.flash.board import Flashed, Progress, RefusedError, RolledBackError, WayError
-from toolkit.flash.checks import refusal
+from toolkit.flash.checks import Wishes, refusal
 from toolkit.flash.flash import flash_board
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import open_board, parse_address
@@ -342,20 +342,20 @@ REPORTED = Reported(
 
 @pytest.mark.parametrize(
     ("free_mb", "size", "words"),
-    [(316, 100 << 20, ""), (315, 100 << 20, "needs 316 MiB on the board"), (0, 100 << 20, "")],
+    [(216, 100 << 20, ""), (215, 100 << 20, "needs 216 MiB on the board"), (0, 100 << 20, "")],
 )
 def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> None:
     info = BundleInfo(format=1, name="robot", version="1", profile=PROFILE, files=())
     answer = Answer(device="b", reported=REPORTED)
     facts = BoardFacts(facts=DeviceFacts(free_mb=free_mb), answer=answer)
-    reason = refusal(facts, info, size, signed=False)
+    reason = refusal(facts, info, size, Wishes(signed=False))
     assert (words in reason, bool(reason)) == (True, bool(words))
 
 
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("usb://x", "begins with one of ssh://, dir://, mqtt://"),
+        ("usb://x", "begins with one of ssh://, serial://, smp+udp://, dir://"),
         ("ssh://", "names no host"),
         ("ssh://-oProxyCommand=x", "is no name of a host or a user"),
         ("ssh://-l@host", "is no name of a host or a user"),
@@ -363,6 +363,10 @@ def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> Non
         ("ssh://host?agnt=x", "has no option 'agnt'"),
         ("ssh://host:99999", "Port out of range"),
         ("dir://media/usb", "by its whole path"),
+        ("serial://", "write serial:///dev/ttyACM0"),
+        ("serial:///dev/ttyX?baud=fast", "baud = 'fast' is no rate"),
+        ("serial:///dev/ttyX?framing=slip", "framing is console or raw"),
+        ("smp+udp://", "write smp+udp://192.168.55.1"),
         ("mqtt://broker", "write mqtt://broker:1883/device-id"),
     ],
 )

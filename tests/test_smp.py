@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 import random
 import re
 import shlex
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,17 @@ from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
 from smpclient import SMPClient
 from smpclient.exceptions import SMPUploadError
-from smpclient.requests.os_management import MCUMgrParametersRead
+from smpclient.requests.file_management import (
+    FileClose,
+    FileHashChecksum,
+    FileStatus,
+    SupportedFileHashChecksumTypes,
+)
+from smpclient.requests.os_management import (
+    DateTimeRead,
+    MCUMgrParametersRead,
+    OSApplicationInfoRead,
+)
 from smpclient.transport.serial import SMPSerialTransport
 
 from device.errors import ConfigError
@@ -94,9 +106,11 @@ def line(board: Board) -> Iterator[Cable]:
         server.stop()
 
 
-def serve(board: Board, one: Cable, framing: str = "console") -> TtyServer:
+def serve(
+    board: Board, one: Cable, framing: str = "console", buffer_bytes: int = MAX_MESSAGE
+) -> TtyServer:
     server = TtyServer(
-        one.board, board.service.handle, framing=framing, baud=115200, buffer_bytes=MAX_MESSAGE
+        one.board, board.service.handle, framing=framing, baud=115200, buffer_bytes=buffer_bytes
     )
     server.start()
     return server
@@ -254,7 +268,7 @@ REFUSALS = (
     ((2, 1, 1, {"off": 0, "len": 2**31 + 1, "data": b""}), 3, "the limit is 2147483648"),
     ((2, 1, 1, {"off": 0, "len": 9, "image": 1, "data": bytes(10)}), 3, "beyond the end"),
     ((2, 1, 1, {"off": 0, "len": 9 * 2**20, "image": 1, "data": b""}), 3, "the limit is 8388608"),
-    ((2, 1, 1, {"off": 0, "len": 9, "image": 2, "data": b""}), 3, "there is no image 2"),
+    ((2, 1, 1, {"off": 0, "len": 9, "image": 3, "data": b""}), 3, "there is no image 3"),
     ((2, 1, 1, {"off": 0, "len": 9, "sha": b"xx", "data": b""}), 3, "no SHA-256 of 32 bytes"),
     ((2, 1, 1, {"off": 0, "len": 9, "data": "text"}), 3, "data is no byte string"),
     ((2, 1, 1, {"off": -1, "data": b""}), 3, "off is no number from 0 on"),
@@ -267,6 +281,14 @@ REFUSALS = (
     ((2, 0, 0, {"d": 5}), 3, "d is no text"),
     ((0, 9, 0, {}), 8, "no command 0 of group 9"),
     ((0, 1, 0, [1]), 3, "no CBOR map"),
+    ((0, 65, 1, {}), 6, "no transfer has begun"),
+    ((2, 65, 2, {"off": 0, "data": b"x"}), 6, "no transfer has begun"),
+    ((2, 65, 2, {"off": 0}), 3, "data is no byte string"),
+    ((2, 65, 4, {}), 6, "nothing that came over this line"),
+    ((0, 8, 0, {"off": 0, "name": "/etc/passwd"}), 5, "there is no file '/etc/passwd'"),
+    ((0, 8, 0, {"off": 10**6, "name": "/agent.log"}), 3, "has 0 bytes, not 1000000"),
+    ((0, 8, 2, {"name": "/agent.log", "type": "md5"}), 8, "there is no checksum 'md5'"),
+    ((0, 0, 7, {"format": "x"}), 3, "format takes letters of"),
 )
 
 
@@ -386,7 +408,8 @@ def test_the_commands_of_the_page_run_with_the_stock_client(
     page = (ROOT / "docs" / "flash_serial.md").read_text()
     page = page.replace("$(sha256sum robot.bundle | cut -c1-64)", sha256)
     lines = re.findall(r"^\$ smpmgr --port /dev/ttyACM0 (.*)$", page, re.MULTILINE)
-    assert len(lines) == 4
+    assert len(lines) == 6
+    places["report.json"] = str(tmp_path / "report.json")
     for words in map(shlex.split, lines):
         printed = smpmgr("--port", line.host, *(places.get(word, word) for word in words))
         assert "rsn" not in printed
@@ -399,6 +422,38 @@ def test_the_commands_of_the_page_run_with_the_stock_client(
     assert "r='hello'" in smpmgr("--port", line.host, "os", "echo", "hello")
     assert board.ask(2, 0, 5, {}) == {}
     assert board.restarts == 1
+
+
+def test_stock_requests_of_the_os_and_file_groups_are_answered(board: Board) -> None:
+    log = b"".join(b"line %d\n" % number for number in range(20_000))
+    board.service._files._files["/agent.log"] = lambda: log  # type: ignore[index]
+
+    async def ask(address: str) -> list[object]:
+        async with SMPClient(SMPSerialTransport(), address, timeout_s=20.0) as client:
+            assert await client.download_file("/agent.log") == log
+            return [await client.request(request) for request in requests]
+
+    requests = (
+        OSApplicationInfoRead(format="a"),
+        DateTimeRead(),
+        FileStatus(name="/agent.log"),
+        FileHashChecksum(name="/agent.log"),
+        FileHashChecksum(name="/agent.log", type="crc32"),
+        SupportedFileHashChecksumTypes(),
+        FileClose(),
+    )
+    with cable() as one:
+        server = serve(board, one)
+        try:
+            info, date, status, sha256, crc32, kinds, _closed = asyncio.run(ask(one.host))
+        finally:
+            server.stop()
+    assert os.uname().release in info.output
+    assert re.match(r"20\d\d-\d\d-\d\dT", date.datetime)
+    assert status.len == len(log)
+    assert sha256.output == hashlib.sha256(log).digest()
+    assert crc32.output == zlib.crc32(log)
+    assert set(kinds.types) == {"sha256", "crc32"}
 
 
 def test_a_bad_line_costs_time_and_never_the_upload(board: Board, line: Cable) -> None:
@@ -467,7 +522,7 @@ def test_a_stock_client_over_udp_beside_noise(board: Board) -> None:
             request = bytes(MCUMgrParametersRead().BYTES)
             client.sendto(request, ("127.0.0.1", server.port))
             reply = client.recv(2000)
-        assert cbor2.loads(reply[HEADER.size :]) == {"buf_size": 1472, "buf_count": 1}
+        assert cbor2.loads(reply[HEADER.size :]) == {"buf_size": 1472, "buf_count": 32}
     finally:
         server.stop()
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:9 cannot be used"):

@@ -59,7 +59,7 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.errors import TandemError
-from device.protocol.control import Answer, Ask, Cancel, Install, Rollback
+from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
@@ -385,6 +385,8 @@ class Agent:
             self._cancel(ask.request)
         elif isinstance(ask, Rollback):
             error = self._updater.go_back("it was asked for on the board")
+        elif isinstance(ask, Commit):
+            error = self._updater.runs.accept()
         return Answer(
             error=error,
             device=self._config.device,

@@ -104,12 +104,17 @@ class Door:
             ask = msgspec.json.decode(line, type=Ask)
         except (ValueError, RecursionError) as error:
             return Answer(error=f"the request is not understood: {error}")
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._put(Asked(ask, answers.put))
-        try:
-            return answers.get(timeout=ANSWER_S)
-        except queue.Empty:
-            return Answer(error=f"the agent did not answer within {ANSWER_S:g} s: try again")
+        return ask_agent(self._put, ask)
+
+
+def ask_agent(put: Callable[[Asked], None], ask: Ask) -> Answer:
+    """Ask from another thread than the agent's and wait for the answer."""
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    put(Asked(ask, answers.put))
+    try:
+        return answers.get(timeout=ANSWER_S)
+    except queue.Empty:
+        return Answer(error=f"the agent did not answer within {ANSWER_S:g} s: try again")
 
 
 def slot_rows(state: SlotState) -> tuple[SlotRow, ...]:

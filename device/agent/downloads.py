@@ -45,6 +45,7 @@ class Downloads:
         """Begin or resume the download of the release."""
         release = desired.release
         try:
+            self._store.adopt(release.blob.sha256, release.blob.bytes)
             bases = self._store.bundles(self._kept.state)
             options = fetch_options(desired, self._config.update, bases)
             self._fetching.begin(release.blob, options)

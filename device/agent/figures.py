@@ -6,7 +6,7 @@ from pathlib import Path
 from device.agent.health import PipelineHealth
 from device.board_files import hottest_c
 from device.protocol.documents import Measured
-from device.protocol.messages import ChildMessage, Ready, Stats
+from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from device.update.slots import SlotRecord
 
 MEASURED_S = 10.0  # between two reports of figures alone
@@ -33,6 +33,7 @@ class Figures:
     def __init__(self, sys: Path = _SYS) -> None:
         self._sys = sys
         self._stats: Stats | None = None
+        self._first_latency_ms = 0.0
         self._temperature_c: float | None = None
         self._look_s = float("-inf")
         self._measured: Measured | None = None
@@ -42,7 +43,9 @@ class Figures:
     def on_message(self, message: ChildMessage) -> None:
         """Take what the pipeline says; its start begins new figures."""
         if isinstance(message, Ready):
-            self._stats = None
+            self._stats, self._first_latency_ms = None, 0.0
+        elif isinstance(message, Result):
+            self._first_latency_ms = message.latency_ms
         elif isinstance(message, Stats) and message.frames:
             self._stats = message
 
@@ -75,6 +78,7 @@ class Figures:
             frames=health.frames,
             errors=health.errors,
             fps=latest.fps,
+            first_latency_ms=self._first_latency_ms,
             latency_p50_ms=latest.latency_p50_ms or 0.0,
             latency_p95_ms=latest.latency_p95_ms or 0.0,
             temperature_c=latest.temperature_c,

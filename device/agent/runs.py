@@ -8,6 +8,7 @@ force even on a full disk, which gets it as soon as it has room.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -145,7 +146,19 @@ class Runs:
         update = self._order.update
         if update.phase == "postponed" or update.reason != verdict.reason:  # the source is back
             record = self._kept.record(self._kept.state.trial)
-            self._order.update = update_of_record(record, "trial", verdict.reason)
+            update = update_of_record(record, "trial", verdict.reason)
+            self._order.update = msgspec.structs.replace(update, waits_for_commit=verdict.commit)
+
+    def accept(self) -> str:
+        """Commit the release on trial as soon as it works; return why it cannot."""
+        state = self._kept.state
+        if state.trial is None:
+            return "no release is on trial, so none can be committed"
+        if self._kept.record(state.trial).policy.manual:
+            self._kept.note(slots.accept(state))
+            self._limits = replace(self._limits, manual=False)
+            self._judge_at_s = time.monotonic()
+        return ""
 
     def commit(self, now_s: float) -> None:
         """Make the release live once the disk has it; a full disk is tried again."""
@@ -173,6 +186,11 @@ class Runs:
         self._crashes = self._no_crashes()
 
     def roll_back(self, reason: str) -> None:
+        """End the trial with the release before, and go on."""
+        self.end_with_active(reason)
+        self._on_end(True)
+
+    def end_with_active(self, reason: str) -> None:
         """End the trial with the release before."""
         self.end_trial()
         record = self._kept.record(self._kept.state.trial)
@@ -181,7 +199,6 @@ class Runs:
         self._kept.roll_back(reason)
         self._order.update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self.start_active()
-        self._on_end(True)
 
     def _postpone(self, verdict: Postpone, now_s: float) -> None:
         """Go back to the release before until a source works; without one, wait here."""

@@ -1,13 +1,18 @@
 """The agent's SMP server: its lines, its inbox, and what passes between their threads and the
 agent's own."""
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device.agent.config import AgentConfig, SmpTable, split_udp
+from device.agent.door import Asked, ask_agent
+from device.agent.log import PLAIN
 from device.protocol.documents import Update
+from device.update.slot_store import slot_folders
 from device.update.slots import SlotState
 
 if TYPE_CHECKING:
@@ -29,7 +34,25 @@ class SmpRestart:
     """A client asks the agent to start again."""
 
 
-SmpEvent = SmpInstall | SmpRestart
+SmpEvent = SmpInstall | SmpRestart | Asked
+LOG_LINES = 400
+
+
+class LogTail(logging.Handler):
+    """Keeps the last lines of the agent's log for a client that downloads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self.setFormatter(logging.Formatter(PLAIN))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(self.format(record))
+
+    def read(self) -> bytes:
+        """Return the lines."""
+        return "".join(f"{line}\n" for line in tuple(self._lines)).encode()
 
 
 class SmpLines:
@@ -43,7 +66,10 @@ class SmpLines:
         from device.smp.server import TtyServer, UdpServer, default_buffer
         from device.smp.service import BoardState, SmpService
 
-        self._inbox = Inbox(Path(config.state_dir) / FOLDER)
+        root = Path(config.state_dir)
+        self._inbox = Inbox(root / FOLDER, lambda: slot_folders(root, self._state.slots))
+        self._tail = LogTail()
+        logging.getLogger("tandem").addHandler(self._tail)
         self._board_state = BoardState
         self._state = BoardState(SlotState(), Update(phase="idle"))
         service = SmpService(
@@ -54,6 +80,8 @@ class SmpLines:
             state=lambda: self._state,
             install=lambda handed_in: put(_install(handed_in)),
             restart=lambda: put(SmpRestart()),
+            ask=lambda ask: ask_agent(put, ask),
+            log=self._tail.read,
         )
         self._servers: list[TtyServer | UdpServer] = []
         if table.udp is not None:
@@ -94,6 +122,7 @@ class SmpLines:
 
     def stop(self) -> None:
         """End the threads."""
+        logging.getLogger("tandem").removeHandler(self._tail)
         for server in self._servers:
             server.stop()
 

@@ -14,7 +14,8 @@ from device.protocol.documents import InstallPolicy
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """What a trial has to show (see [update] of agent.toml)."""
+    """What a trial has to show (see [update] of agent.toml). `manual`: somebody has to say, too,
+    that its release stays."""
 
     timeout_s: float
     confirm_after_s: float
@@ -23,6 +24,7 @@ class TrialLimits:
     broker_timeout_s: float = 300.0
     max_latency_p95_ms: float | None = None
     max_temperature_c: float | None = None
+    manual: bool = False
 
 
 def trial_limits(table: UpdateTable, policy: InstallPolicy | None = None) -> TrialLimits:
@@ -37,6 +39,7 @@ def trial_limits(table: UpdateTable, policy: InstallPolicy | None = None) -> Tri
         broker_timeout_s=table.broker_timeout_s,
         max_latency_p95_ms=policy.max_latency_p95_ms,
         max_temperature_c=policy.max_temperature_c,
+        manual=policy.manual,
     )
 
 
@@ -56,12 +59,14 @@ class Surroundings:
 class Wait:
     """The trial goes on; it is judged again at `until_s`, or when its health changes.
 
-    `reason`: what a release that works waits for. `endless`: for as long as that takes.
+    `reason`: what a release that works waits for. `endless`: for as long as that takes; `commit`:
+    for somebody to say that it stays.
     """
 
     until_s: float
     reason: str = ""
     endless: bool = False
+    commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,11 @@ def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
                 f"{limits.max_error_rate:.0%} (max_error_rate){why}"
             )
         if trial.frames >= limits.confirm_frames:
-            return _judge_latency(trial, limits, now_s) or _judge_broker(trial, limits, now_s)
+            return (
+                _judge_latency(trial, limits, now_s)
+                or _judge_manual(limits, now_s)
+                or _judge_broker(trial, limits, now_s)
+            )
     return _judge_silence(trial, limits, now_s)
 
 
@@ -229,6 +238,16 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
         f"{limits.broker_timeout_s:g} s of it (broker_timeout_s)",
         broker=True,
     )
+
+
+def _judge_manual(limits: TrialLimits, now_s: float) -> Wait | None:
+    """Let a release that works wait for somebody, if it has to."""
+    if not limits.manual:
+        return None
+    reason = (
+        "it works, and is live once it is committed (`tandem flash --commit`); a restart goes back"
+    )
+    return Wait(now_s + limits.timeout_s, reason, endless=True, commit=True)
 
 
 def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: float) -> Verdict:

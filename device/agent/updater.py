@@ -6,6 +6,7 @@ carries them out in the one thread of `device.agent.agent`, with `device.agent.d
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -50,7 +51,7 @@ from device.update.decisions import (
     update_of_slots,
 )
 from device.update.slot_store import SlotStore
-from device.update.slots import Slot, SlotState
+from device.update.slots import Slot, SlotRecord, SlotState
 from device.update.sources.reader import SourceEvent
 
 LOG = logging.getLogger("tandem.agent")
@@ -235,11 +236,13 @@ class Updater:
 
         One that is asked for again goes on for the new request.
         """
-        if desired is None or self._order.update.phase != "postponed":
-            return False
-        if not isinstance(self._order.verdict, Trusted):
+        if desired is None or not isinstance(self._order.verdict, Trusted):
             return False
         record = self._kept.record(self.state.trial)
+        if record.policy.manual and desired.request != record.request:
+            return self._ends_manual(desired, record)
+        if self._order.update.phase != "postponed":
+            return False
         if record.sha256 == desired.release.blob.sha256:
             self._kept.note(slots.ask_again(self.state, desired.request))
             self._order.update = msgspec.structs.replace(
@@ -249,6 +252,19 @@ class Updater:
         self.runs.end_trial()
         self._pipeline.stop("another release is tried")
         self._kept.note(slots.postpone(self.state, self._order.update.reason))
+        return True
+
+    def _ends_manual(self, desired: Desired, record: SlotRecord) -> bool:
+        """Commit a trial that somebody has to commit if the same release is asked for without that;
+        end it for another one. Return whether there is no trial any more."""
+        if record.sha256 == desired.release.blob.sha256:
+            self._kept.note(slots.ask_again(self.state, desired.request))
+            update = msgspec.structs.replace(self._order.update, request=desired.request)
+            self._order.update = update
+            if not desired.policy.manual:
+                self.runs.accept()
+            return False
+        self.runs.end_with_active("another release took its place before it was committed")
         return True
 
     def cancel(self, request: str) -> None:
@@ -503,7 +519,13 @@ class Updater:
 
     def _board(self) -> BoardState:
         """Return what a release is compared with before it is fetched."""
-        return BoardState(self._facts(), self._store.room(self.state), self.state.floors)
+        room, desired = self._store.room(self.state), self._order.desired
+        blob = None if desired is None else desired.release.blob
+        if room is not None and blob and self._store.carried(blob.sha256, blob.bytes):
+            room = dataclasses.replace(
+                room, free_bytes=room.free_bytes + blob.bytes
+            )  # there, and not copied
+        return BoardState(self._facts(), room, self.state.floors)
 
     def _try_postponed(self, now_s: float) -> None:
         """Try a release that waits, once the source of the active one gives frames.

@@ -12,7 +12,7 @@ from device.control.client import Client, board_facts, inventory
 from device.control.parcel import DESIRED, DESIRED_OF, REPOSITORY
 from device.control.receive import erase, receive
 from device.errors import ConfigError, TandemError
-from device.protocol.control import AskProgress, Cancel, Install, Rollback
+from device.protocol.control import AskProgress, Cancel, Commit, Install, Rollback
 from device.protocol.signed import open_desired
 
 CONFIG = Path("/etc/tandem/agent.toml")
@@ -54,14 +54,15 @@ def _install(client: Client, options: argparse.Namespace) -> int:
     metadata = folder / REPOSITORY
     repository = str(metadata) if metadata.is_dir() else ""
     _say(client.ask(Install(desired=text, bundle=str(bundle), repository=repository)))
-    phase = ""
+    ended = False
     for answer in client.follow(desired.request):
         _say(answer)
         assert answer.reported is not None
-        phase = answer.reported.update.phase
-    if phase == "live" and folder.parent == client.state_dir.resolve():
+        update = answer.reported.update
+        ended = update.phase == "live" or update.waits_for_commit
+    if ended and folder.parent == client.state_dir.resolve():
         erase(client.state_dir)  # the slot has it
-    return 0 if phase == "live" else 1
+    return 0 if ended else 1
 
 
 def _cancel(client: Client, options: argparse.Namespace) -> int:
@@ -74,6 +75,11 @@ def _rollback(client: Client, _: argparse.Namespace) -> int:
     return 0
 
 
+def _commit(client: Client, _: argparse.Namespace) -> int:
+    _say(client.ask(Commit()))
+    return 0
+
+
 # Action -> what does it, and what the help says.
 ACTIONS: Mapping[str, tuple[Action, str]] = {
     "facts": (_facts, "what this board is and what it runs"),
@@ -82,6 +88,7 @@ ACTIONS: Mapping[str, tuple[Action, str]] = {
     "receive": (_receive, "take a bundle from standard input into the inbox"),
     "install": (_install, "install the bundle of a folder and follow that"),
     "cancel": (_cancel, "end an update that is not live"),
+    "commit": (_commit, "keep a release on trial that waits for that"),
     "rollback": (_rollback, "go back to the release in the other slot"),
 }
 

@@ -60,7 +60,8 @@ class Client:
             reported = answer.reported
             assert reported is not None
             update = reported.update
-            if update.request != request or update.phase in ("live", "rolled_back", "refused"):
+            ended = update.phase in ("live", "rolled_back", "refused") or update.waits_for_commit
+            if update.request != request or ended:
                 return
             time.sleep(LOOK_S)
 

@@ -50,7 +50,11 @@ class Rollback(_Ask, frozen=True, kw_only=True, tag="rollback"):
     """Goes back to the release in the other slot, or ends a trial."""
 
 
-Ask = Union[AskProgress, Install, Cancel, Rollback]  # noqa: UP007  (read by msgspec on 3.10)
+class Commit(_Ask, frozen=True, kw_only=True, tag="commit"):
+    """Keeps a release on trial that waits for that (`InstallPolicy.manual`)."""
+
+
+Ask = Union[AskProgress, Install, Cancel, Rollback, Commit]  # noqa: UP007  (read by msgspec on 3.10)
 
 
 class SlotRow(msgspec.Struct, frozen=True, kw_only=True):

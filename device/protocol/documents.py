@@ -10,7 +10,10 @@ import msgspec
 from msgspec import Meta
 
 DOCUMENT_FORMAT = 2  # of what is written; 2: the blob may be cut by its content
-READABLE_FORMATS = (1, 2)
+CHOSEN_FORMAT = (
+    3  # of what chooses a slot or waits for a commit, which older agents must not ignore
+)
+READABLE_FORMATS = (1, 2, 3)
 CHUNK_BYTES = 64 * 1024
 MAX_BLOB_BYTES = 2 * 1024**3
 MAX_CHUNKS = 32 * 1024
@@ -88,6 +91,8 @@ class InstallPolicy(_Document, frozen=True, kw_only=True):
     what the bundle recorded, and of live frames on which the old and the new engine agree.
     `shadow_s`: so long both engines run on live frames; 0: not at all. `max_bytes_per_s` limits the
     download. `not_before`, `not_after`: the maintenance window in the device's local time, "HH:MM".
+    `slot`: the one that the release is for, empty for whichever is idle. `manual`: a release that
+    works is not committed by the agent, but when somebody says so; a restart rolls it back.
     """
 
     confirm_after_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
@@ -100,6 +105,8 @@ class InstallPolicy(_Document, frozen=True, kw_only=True):
     max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
     not_before: str = ""
     not_after: str = ""
+    slot: Literal["", "a", "b"] = ""
+    manual: bool = False
 
 
 class Desired(_Document, frozen=True, kw_only=True):
@@ -145,7 +152,8 @@ class PipelineReport(_Document, frozen=True, kw_only=True):
 
 
 class Update(_Document, frozen=True, kw_only=True):
-    """The progress of the desired release."""
+    """The progress of the desired release. `waits_for_commit`: it works, and somebody has to say
+    that it stays (`InstallPolicy.manual`)."""
 
     phase: Phase
     sha256: str = ""
@@ -153,6 +161,7 @@ class Update(_Document, frozen=True, kw_only=True):
     received_bytes: Amount = 0
     total_bytes: Amount = 0
     reason: str = ""
+    waits_for_commit: bool = False
 
 
 class DeviceFacts(_Document, frozen=True, kw_only=True):
@@ -175,13 +184,15 @@ class DeviceFacts(_Document, frozen=True, kw_only=True):
 class Measured(_Document, frozen=True, kw_only=True):
     """What the device measured of a release since it was started, for the gates of a rollout.
 
-    Agreements are shares from 0 to 1, None: not measured.
+    `first_latency_ms`: of the first frame that went through every stage; 0: none yet. Agreements
+    are shares from 0 to 1, None: not measured.
     """
 
     sha256: Sha256
     frames: Amount = 0
     errors: Amount = 0
     fps: float = 0.0
+    first_latency_ms: float = 0.0
     latency_p50_ms: float = 0.0
     latency_p95_ms: float = 0.0
     temperature_c: float | None = None
@@ -306,6 +317,11 @@ class TufReply(_Document, frozen=True, kw_only=True):
 
     status: int
     parts: Annotated[int, Meta(ge=1, le=256)] = 1
+
+
+def format_of(policy: InstallPolicy) -> int:
+    """Return the format of a desired document: the oldest whose readers understand the policy."""
+    return CHOSEN_FORMAT if policy.slot or policy.manual else DOCUMENT_FORMAT
 
 
 D = TypeVar("D", bound=msgspec.Struct)

@@ -7,9 +7,10 @@ Raw: messages follow each other as they are; after noise the next plausible head
 
 import binascii
 import struct
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from device.smp.message import HEADER, MAX_MESSAGE, read_header
+from device.smp.message import HEADER, MAX_MESSAGE, REQUESTS, read_header
 
 FramingName = Literal["console", "raw"]
 FIRST, NEXT = b"\x06\x09", b"\x04\x14"
@@ -101,20 +102,27 @@ class ConsoleFraming:
 class RawFraming:
     """Messages as they are. There is no checksum: an upload is checked by its SHA-256."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: Sequence[int] = REQUESTS) -> None:
+        """`operations`: those of the messages that are expected; a client expects `ANSWERS`."""
+        self._operations = operations
         self._buffer = bytearray()
+        self._needed = HEADER.size  # bytes before there is anything to see
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes of the line; return the messages that are whole now."""
         self._buffer += data
+        if len(self._buffer) < self._needed:
+            return []
+        self._needed = HEADER.size
         buffer, at, messages = self._buffer, 0, []
         while at + HEADER.size <= len(buffer):
-            header = read_header(buffer, at)
+            header = read_header(buffer, at, self._operations)
             if header is None:
                 at += 1
                 continue
             stop = at + HEADER.size + header.length
             if stop > len(buffer):
+                self._needed = stop - at
                 break
             messages.append(bytes(buffer[at:stop]))
             at = stop
@@ -124,6 +132,7 @@ class RawFraming:
     def reset(self) -> None:
         """Forget what is not whole."""
         self._buffer.clear()
+        self._needed = HEADER.size
 
     def encode(self, message: bytes) -> bytes:
         """Return the message."""

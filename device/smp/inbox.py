@@ -3,6 +3,7 @@ USB stick, so that slots, signatures, trial and rollback are those of every upda
 
 inbox/SHA256.bundle      the bundle that was uploaded last (image 0)
 statement.json           what signs it (image 1): a desired document, and the metadata it needs
+chunks/, chunks.list     a bundle that arrives in chunks (`device.smp.intake`; its list is image 2)
 repository/              that metadata, unpacked
 desired.json             the document that was handed to the agent last
 """
@@ -12,6 +13,7 @@ import hashlib
 import re
 import shutil
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import BundleError
-from device.files import make_folder, replacing
+from device.files import make_folder, replacing, sync_folder
 from device.protocol.documents import (
     CHUNK_BYTES,
     DOCUMENT_FORMAT,
@@ -31,6 +33,7 @@ from device.protocol.documents import (
     encode,
 )
 from device.protocol.signed import open_desired
+from device.smp.intake import MAX_LIST_BYTES, Intake
 from device.smp.message import Code, SmpError
 from device.smp.upload import Upload
 from device.update.bundle import read_bundle_info
@@ -64,16 +67,25 @@ class HandedIn:
 class Inbox:
     """The folder. One thread at a time uses it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, slots: Callable[[], Mapping[str, Path]] = dict) -> None:
+        """`slots`: the folders of unpacked releases by their SHA-256, to copy chunks from."""
         self.folder = root / "inbox"
         self.repository = root / "repository"
         self._statement = root / "statement.json"
         self._desired = root / "desired.json"
         for folder in (root, self.folder):
             make_folder(folder)
+        self.intake = Intake(root, slots, prepare=self._prepare, on_whole=self._take_bundle)
         self.uploads = (
-            Upload(root, "bundle", max_bytes=MAX_BLOB_BYTES, on_whole=self._take_bundle),
+            Upload(
+                root,
+                "bundle",
+                max_bytes=MAX_BLOB_BYTES,
+                on_whole=self._take_bundle,
+                on_begin=self._begin_bundle,
+            ),
             Upload(root, "statement", max_bytes=MAX_STATEMENT_BYTES, on_whole=self._take_statement),
+            Upload(root, "list", max_bytes=MAX_LIST_BYTES, on_whole=self.intake.take_list),
         )
 
     @property
@@ -86,6 +98,8 @@ class Inbox:
         if image == 0:
             path = self.folder / f"{sha256}.bundle"
             return sha256 is not None and path.is_file() and path.stat().st_size == size
+        if image == 2:
+            return self.intake.holds(sha256)
         try:
             return hashlib.sha256(self._statement.read_bytes()).hexdigest() == sha256
         except FileNotFoundError:
@@ -95,6 +109,7 @@ class Inbox:
         """Remove the uploaded files, whole or not."""
         for upload in self.uploads:
             upload.remove()
+        self.intake.remove()
         for path in (*self.folder.glob("*.bundle"), self._statement):
             path.unlink(missing_ok=True)
         self.forget_handed_in()
@@ -128,10 +143,12 @@ class Inbox:
                 f"the bundle is built for {info.profile}, this device is {profile}: build an "
                 f"engine for {profile}",
             )
-        statement = self._read_statement(bundle.stem)
-        if statement is not None:
+        statement, signed = self._read_statement(bundle.stem)
+        if statement is not None and signed:
             self._unpack(statement)
             handed_in = HandedIn(statement.desired.encode(), str(self.repository))
+        elif statement is not None and dev:
+            handed_in = HandedIn(statement.desired.encode(), "")
         elif dev:
             release = ReleaseSpec(
                 name=info.name, version=info.version, profile=info.profile, blob=_spec(bundle)
@@ -150,13 +167,14 @@ class Inbox:
             file.write(handed_in.document)
         return handed_in
 
-    def _read_statement(self, sha256: str) -> Statement | None:
-        """Return the statement on a bundle, None if there is none or it is on another one."""
+    def _read_statement(self, sha256: str) -> tuple[Statement | None, bool]:
+        """Return the statement on a bundle and whether it is signed; None if there is none, or it
+        is on another bundle."""
         try:
             statement = msgspec.json.decode(self._statement.read_bytes(), type=Statement)
             desired, signed = open_desired(statement.desired.encode())
         except FileNotFoundError:
-            return None
+            return None, False
         except (ValueError, RecursionError) as error:
             raise SmpError(
                 Code.CORRUPT, f"the statement is not understood: {error}; upload it again"
@@ -167,7 +185,8 @@ class Inbox:
                 f"the statement has format {statement.format}, this agent reads "
                 f"{STATEMENT_FORMAT}: update the agent",
             )
-        return None if signed is None or desired.release.blob.sha256 != sha256 else statement
+        fits = desired.release.blob.sha256 == sha256
+        return statement if fits else None, signed is not None
 
     def _unpack(self, statement: Statement) -> None:
         """Write the metadata where the check of signatures reads them."""
@@ -182,10 +201,27 @@ class Inbox:
             make_folder(path.parent)
             path.write_text(text)
 
+    def make_room(self, sha256: str | None) -> None:
+        """Remove the bundles that another one takes the place of, so that never two are there."""
+        for bundle in self.folder.glob("*.bundle"):
+            if bundle.stem != sha256:
+                bundle.unlink()
+
+    def _begin_bundle(self, sha256: str | None) -> None:
+        """Make room for a bundle that is uploaded whole."""
+        self.intake.remove()
+        self.make_room(sha256)
+
+    def _prepare(self, blob: BlobSpec) -> bool:
+        """Make room for chunks; return whether their bundle is there."""
+        self.uploads[0].remove()
+        self.make_room(blob.sha256)
+        return self.holds(0, blob.sha256, blob.bytes)
+
     def _take_bundle(self, path: Path, sha256: str) -> None:
-        for other in self.folder.glob("*.bundle"):
-            other.unlink()
+        self.make_room(sha256)
         path.rename(self.folder / f"{sha256}.bundle")
+        sync_folder(self.folder)
 
     def _take_statement(self, path: Path, _sha256: str) -> None:
         path.rename(self._statement)

@@ -4,7 +4,7 @@ Source of the layout and of the numbers: Zephyr's documentation, "SMP Protocol S
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,6 +12,7 @@ from device.smp.cbor import Value, encode
 
 HEADER = struct.Struct("!BBHHBB")  # version and operation, flags, length, group, sequence, command
 READ, WRITE = 0, 2
+REQUESTS, ANSWERS = (READ, WRITE), (READ + 1, WRITE + 1)
 MAX_MESSAGE = (
     65_000  # bytes, header included: what the console framing can carry, and a little less
 )
@@ -51,14 +52,25 @@ class Header:
     command: int
 
 
-def read_header(data: bytes | bytearray, at: int = 0) -> Header | None:
-    """Return the header of a request at an offset, None if it cannot be one."""
+def read_header(
+    data: bytes | bytearray, at: int = 0, operations: Sequence[int] = REQUESTS
+) -> Header | None:
+    """Return the header of a message at an offset, None if it cannot be one of `operations`."""
     first, flags, length, group, sequence, command = HEADER.unpack_from(data, at)
     version, operation = first >> 3, first & 7
-    sound = version in (0, 1) and operation in (READ, WRITE) and flags == 0
+    sound = version in (0, 1) and operation in operations and flags == 0
     if not sound or length > MAX_MESSAGE - HEADER.size:
         return None
     return Header(version, operation, length, group, sequence, command)
+
+
+def request(
+    operation: int, group: int, command: int, sequence: int, content: Mapping[str, Value]
+) -> bytes:
+    """Return the message that asks for a command; `sequence`, 0 to 255, comes back with its
+    answer."""
+    body = encode(content)
+    return HEADER.pack(1 << 3 | operation, 0, len(body), group, sequence, command) + body
 
 
 def answer(header: Header, content: Mapping[str, Value]) -> bytes:

@@ -122,13 +122,16 @@ def serve_file(
     buffer_bytes: int = MAX_MESSAGE,
 ) -> None:
     """Answer what comes on an open line, until `ended`. Raises OSError: the line is gone."""
+    os.set_blocking(file, False)
     framing.reset()
     peer = object()  # each opening is another client
     while not ended.is_set():
-        if not select.select([file], [], [], SILENCE_S)[0]:
-            framing.reset()
+        try:
+            data = os.read(file, _READ_BYTES)
+        except BlockingIOError:
+            if not select.select([file], [], [], SILENCE_S)[0]:
+                framing.reset()
             continue
-        data = os.read(file, _READ_BYTES)
         if not data:
             raise OSError(0, "the line was closed")
         for message in framing.feed(data):

@@ -10,18 +10,28 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from device.errors import TandemError
+from device.protocol.control import Answer, Ask, AskProgress, Cancel, Commit
 from device.protocol.documents import Update
+from device.protocol.signed import open_desired
 from device.smp.cbor import Scalar, Value, decode_map
+from device.smp.files import Files
 from device.smp.inbox import HandedIn, Inbox
 from device.smp.message import HEADER, MAX_MESSAGE, READ, WRITE, Code, SmpError, answer, read_header
+from device.smp.os_info import date_and_time, system_info
 from device.smp.upload import Session
 from device.update.slots import SlotRecord, SlotState
 
 LOG = logging.getLogger("tandem.agent")
-OS, IMAGE, TANDEM = 0, 1, 65
-BUFFERS = 1  # requests that a client may send without an answer
+OS, IMAGE, FILES, TANDEM = 0, 1, 8, 65
+# Requests that a client may send without an answer. A UART without flow control keeps 64 KiB while
+# this board writes to its disk.
+BUFFERS, MAX_BUFFERS, IN_FLIGHT_BYTES = 4, 32, 48 * 1024
+REPORT, LOGS = "/report.json", "/agent.log"
 MAX_CLIENTS = 16
+_PLAN_BYTES = 320  # of a plan beside its bitmap
 MAX_REASON = 400  # characters of a sentence: an answer must fit into one datagram
 _INSTALLING = ("verifying", "downloading", "staging", "trial")
 _SHA256_BYTES = 32
@@ -49,23 +59,42 @@ class SmpService:
         state: Callable[[], BoardState],
         install: Callable[[HandedIn], None],
         restart: Callable[[], None],
+        ask: Callable[[Ask], Answer] = lambda _ask: Answer(),
+        log: Callable[[], bytes] = bytes,
     ) -> None:
-        """`install` and `restart` only tell the agent: they return at once."""
+        """`install` and `restart` only tell the agent: they return at once. `ask` waits for its
+        answer; `log`: its last lines."""
         self._inbox = inbox
+        self._ask = ask
+        self._files = Files(
+            {REPORT: lambda: msgspec.json.encode(self._asked(AskProgress())), LOGS: log}
+        )
         self._device, self._profile, self._dev = device, profile, dev
         self._state, self._install, self._restart = state, install, restart
         self._lock = threading.Lock()
+        self._buffer_bytes = MAX_MESSAGE  # of the line that is answered
         self._image_of: dict[object, int] = {}  # what each client uploads; later pieces do not say
         self._handlers: dict[tuple[int, int, int], Callable[[object, Request], Value]] = {
             (OS, 0, READ): self._echo,
             (OS, 0, WRITE): self._echo,
+            (OS, 4, READ): date_and_time,
             (OS, 5, WRITE): self._reset,
             (OS, 6, READ): self._parameters,
+            (OS, 7, READ): self._info,
             (IMAGE, 0, READ): self._images,
             (IMAGE, 0, WRITE): self._set_state,
             (IMAGE, 1, WRITE): self._upload,
             (IMAGE, 5, WRITE): self._erase,
+            (FILES, 0, READ): self._download,
+            (FILES, 1, READ): self._files.status,
+            (FILES, 2, READ): self._files.checksum,
+            (FILES, 3, READ): self._files.checksums,
+            (FILES, 4, WRITE): self._files.close,
             (TANDEM, 0, READ): self._status,
+            (TANDEM, 1, READ): self._plan,
+            (TANDEM, 2, WRITE): self._chunks,
+            (TANDEM, 3, WRITE): self._install_uploaded,
+            (TANDEM, 4, WRITE): self._cancel,
         }
 
     def handle(self, message: bytes, peer: object, buffer_bytes: int = MAX_MESSAGE) -> bytes | None:
@@ -91,6 +120,7 @@ class SmpService:
             except ValueError as error:
                 raise SmpError(Code.INVALID, str(error)) from error
             with self._lock:
+                self._buffer_bytes = buffer_bytes
                 content = handler(peer, request)
         except SmpError as error:
             LOG.warning("SMP: refused: %s", error)
@@ -99,8 +129,6 @@ class SmpService:
             LOG.error("SMP: %s", error)
             content = {"rc": int(Code.UNKNOWN), "rsn": str(error)[:MAX_REASON]}
         assert isinstance(content, Mapping)
-        if "buf_size" in content:
-            content = {**content, "buf_size": buffer_bytes}
         return answer(header, content)
 
     # -- group 0: OS
@@ -109,12 +137,22 @@ class SmpService:
         return {"r": _text(request, "d")}
 
     def _parameters(self, _peer: object, _request: Request) -> Value:
-        return {"buf_size": MAX_MESSAGE, "buf_count": BUFFERS}
+        buffers = max(1, min(MAX_BUFFERS, IN_FLIGHT_BYTES // self._buffer_bytes))
+        whole = self._buffer_bytes >= MAX_MESSAGE  # a line that makes the client wait
+        return {"buf_size": self._buffer_bytes, "buf_count": BUFFERS if whole else buffers}
 
     def _reset(self, _peer: object, _request: Request) -> Value:
         LOG.warning("SMP: a client starts the agent again")
         self._restart()
         return {}
+
+    def _info(self, _peer: object, request: Request) -> Value:
+        return system_info(request, self._profile)
+
+    # -- group 8: files
+
+    def _download(self, peer: object, request: Request) -> Value:
+        return self._files.download(peer, request, self._buffer_bytes)
 
     # -- group 1: images
 
@@ -143,7 +181,10 @@ class SmpService:
             raise SmpError(Code.INVALID, "confirm is neither true nor false")
         digest, board = _hash(request, "hash"), self._state()
         active, trial = (board.slots.record(one) for one in (board.slots.active, board.slots.trial))
-        if trial is not None and digest in (None, trial.sha256):
+        if trial is not None and digest in (None, trial.sha256) and confirm and trial.policy.manual:
+            self._asked(Commit())
+            return self._images(_peer, request)
+        if trial is not None and digest in (None, trial.sha256) and not trial.policy.manual:
             raise SmpError(
                 Code.BUSY,
                 f"{trial.name} {trial.version} is on trial: the agent commits it by itself when it "
@@ -168,10 +209,11 @@ class SmpService:
         if not isinstance(data, bytes):
             raise SmpError(Code.INVALID, "data is no byte string")
         image = _number(request, "image", self._image_of.get(peer, 0) if offset else 0)
-        if image not in (0, 1):
+        if not 0 <= image < len(self._inbox.uploads):
             raise SmpError(
                 Code.INVALID,
-                f"there is no image {image}: 0 is the bundle, 1 is the statement that signs it",
+                f"there is no image {image}: 0 is the bundle, 1 is the statement that signs it, 2 "
+                "a list of chunks",
             )
         if offset:
             return _progress(*self._inbox.uploads[image].go_on(peer, offset, data))
@@ -195,6 +237,8 @@ class SmpService:
             )
         if self._inbox.holds(image, digest, length):
             return _progress(length, True)
+        if image in (0, 2) and self._inbox.intake.is_busy(peer):
+            raise SmpError(Code.BUSY, "another client sends a bundle: wait until it has ended")
         others = [row for row in self._image_of.items() if row[0] != peer]
         self._image_of = dict([*others[-MAX_CLIENTS:], (peer, image)])
         return _progress(*upload.begin(peer, Session(bytes=length, sha256=digest), data))
@@ -217,6 +261,8 @@ class SmpService:
     def _is_installing(self) -> bool:
         """Whether the agent installs the bundle of the inbox."""
         update, bundle = self._state().update, self._inbox.bundle
+        if update.waits_for_commit:  # the slot has it
+            return False
         return bundle is not None and bundle.stem == update.sha256 and update.phase in _INSTALLING
 
     # -- group 65: Tandem
@@ -227,10 +273,53 @@ class SmpService:
             "device": self._device,
             "profile": self._profile,
             "phase": update.phase,
+            "request": update.request,
+            "waits": update.waits_for_commit,
             "received": update.received_bytes,
             "total": update.total_bytes,
             "reason": update.reason[:MAX_REASON],
         }
+
+    def _plan(self, peer: object, request: Request) -> Value:
+        """What a client has to send of a bundle whose list of chunks it uploaded; in pages of its
+        bitmap, which stays as it is while nothing is sent."""
+        plan, at = self._inbox.intake.plan(peer), _number(request, "at", 0)
+        return {
+            "sha": bytes.fromhex(plan.sha256),
+            "bytes": len(plan.missing),
+            "missing": plan.missing[at : at + max(64, self._buffer_bytes - _PLAN_BYTES)],
+            "chunk": plan.chunk,
+            "start": plan.start,
+            "off": plan.offset,
+            "bases": b"".join(bytes.fromhex(sha256) for sha256 in plan.bases),
+        }
+
+    def _chunks(self, peer: object, request: Request) -> Value:
+        offset, data = _number(request, "off"), request.get("data")
+        if not isinstance(data, bytes):
+            raise SmpError(Code.INVALID, "data is no byte string")
+        taken = self._inbox.intake.take(peer, offset, data)
+        rejected = {"bad": True} if taken.rejected else {}
+        return {**_progress(taken.offset, taken.match), **rejected}
+
+    def _install_uploaded(self, peer: object, request: Request) -> Value:
+        """As `image state-write`, with a short answer."""
+        self._set_state(peer, request)
+        return {}
+
+    def _cancel(self, _peer: object, _request: Request) -> Value:
+        """End what came over a line, and nothing else."""
+        handed_in = self._inbox.handed_in()
+        if handed_in is None:
+            raise SmpError(Code.BAD_STATE, "nothing that came over this line is being installed")
+        self._asked(Cancel(request=open_desired(handed_in.document)[0].request))
+        return {}
+
+    def _asked(self, ask: Ask) -> Answer:
+        answered = self._ask(ask)
+        if answered.error:
+            raise SmpError(Code.BAD_STATE, answered.error)
+        return answered
 
 
 def _row(slot: int, record: SlotRecord, *, confirmed: bool, active: bool) -> Value:
@@ -261,7 +350,7 @@ def _uploaded_row(sha256: str, *, pending: bool) -> Value:
     }
 
 
-def _progress(offset: int, match: bool | None) -> Value:
+def _progress(offset: int, match: bool | None) -> dict[str, Value]:
     return {"off": offset} if match is None else {"off": offset, "match": match}
 
 

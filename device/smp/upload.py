@@ -6,7 +6,6 @@ the upload begins anew.
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import time
@@ -21,11 +20,11 @@ from device.files import replacing, sync_folder
 from device.protocol.documents import Sha256
 from device.smp.message import Code, SmpError
 from device.update.admission import SPARE_BYTES
+from device.update.background_sync import BackgroundSync
 
 LOG = logging.getLogger("tandem.agent")
-SYNC_BYTES = 4 * 1024**2
+SYNC_BYTES = 4 * 1024**2 // 3  # as in `device.update.part_file`
 IDLE_S = 10.0  # an upload that is silent for so long gives way to another one
-_READ_BYTES = 1024**2
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,18 +44,21 @@ class Upload:
         *,
         max_bytes: int,
         on_whole: Callable[[Path, str], None],
+        on_begin: Callable[[str | None], None] = lambda _sha256: None,
     ) -> None:
-        """`on_whole` takes the whole file, which it moves, and its SHA-256."""
+        """`on_whole` takes the whole file, which it moves, and its SHA-256. `on_begin` makes room
+        for a file with the SHA-256 that was announced, if one was."""
         self.name = name
         self._part = folder / f"{name}.part"
         self._record = folder / f"{name}.session"
         self._max_bytes = max_bytes
         self._on_whole = on_whole
+        self._on_begin = on_begin
         self._session: Session | None = None
         self._peer: object = None
         self._file = -1
+        self._background: BackgroundSync | None = None
         self._offset = self._unsynced_bytes = 0
-        self._hash = hashlib.sha256()
         self._heard_s = 0.0
 
     def begin(self, peer: object, session: Session, data: bytes) -> tuple[int, bool | None]:
@@ -110,6 +112,7 @@ class Upload:
 
     def _open(self, session: Session) -> None:
         self._close()
+        self._on_begin(session.sha256)
         if session.sha256 is None or session != self._recorded():
             self.remove()
             with replacing(self._record) as file:
@@ -127,10 +130,8 @@ class Upload:
         if present > session.bytes:
             os.ftruncate(self._file, 0)
             present = 0
-        while self._offset < present:
-            block = os.pread(self._file, _READ_BYTES, self._offset)
-            self._hash.update(block)
-            self._offset += len(block)
+        self._background = BackgroundSync(self._file)
+        self._offset = present
         self._session = session
 
     def _recorded(self) -> Session | None:
@@ -140,8 +141,9 @@ class Upload:
             return None
 
     def _take(self, offset: int, data: bytes) -> tuple[int, bool | None]:
-        session = self._session
+        session, background = self._session, self._background
         assert session is not None
+        assert background is not None
         if offset == self._offset:
             if offset + len(data) > session.bytes:
                 raise SmpError(
@@ -150,19 +152,19 @@ class Upload:
                     f"{self.name} at {session.bytes}",
                 )
             written = os.pwrite(self._file, data, offset)
-            self._hash.update(data[:written])
             self._offset += written
             self._unsynced_bytes += written
             if self._unsynced_bytes >= SYNC_BYTES:
-                os.fdatasync(self._file)
+                background.sync(self._offset)
                 self._unsynced_bytes = 0
         if self._offset < session.bytes:
             return self._offset, None
-        return session.bytes, self._finish(session)
+        return session.bytes, self._finish(session, background)
 
-    def _finish(self, session: Session) -> bool:
+    def _finish(self, session: Session, background: BackgroundSync) -> bool:
         """Pass a whole file on; return whether its SHA-256 is the one that was announced."""
-        digest = self._hash.hexdigest()
+        self._background = None
+        digest = background.digest(session.bytes)
         fits = session.sha256 in (None, digest)
         if fits:
             os.fsync(self._file)
@@ -175,11 +177,13 @@ class Upload:
         return fits
 
     def _close(self) -> None:
+        if self._background is not None:
+            self._background.close()
+            self._background = None
         if self._file >= 0:
             os.close(self._file)
         self._file, self._session, self._peer = -1, None, None
         self._offset = self._unsynced_bytes = 0
-        self._hash = hashlib.sha256()
 
     def _disk(self, error: OSError) -> SmpError:
         """Begin anew from the disk with the next upload, as it is not known what it has."""

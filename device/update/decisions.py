@@ -80,7 +80,11 @@ def decide(
     sha256 = desired.release.blob.sha256
     if _holds(state.record(state.active), sha256):
         return Live()
-    obstacle = _refusal(desired, profile, verdict, min_version) or _failed(desired, state)
+    obstacle = (
+        _refusal(desired, profile, verdict, min_version)
+        or _wrong_slot(desired, state)
+        or _failed(desired, state)
+    )
     if obstacle is not None:
         return obstacle
     custom = verdict.custom if isinstance(verdict, Trusted) else {}
@@ -143,6 +147,21 @@ def other_profile(name: str, version: str, built_for: str, profile: str) -> str:
     return (
         f"the release {name} {version} is built for {built_for}, this device is {profile}: build "
         f"an engine for {profile}"
+    )
+
+
+def _wrong_slot(desired: Desired, state: SlotState) -> Refuse | None:
+    slot = desired.policy.slot
+    return None if slot in ("", state.idle) else Refuse(wrong_slot(slot, state.active))
+
+
+def wrong_slot(slot: str, active: str | None) -> str:
+    """Return the sentence on a release for the slot that is not idle."""
+    if active is None:
+        return f"nothing runs on this device, and its first release goes into slot a, not {slot}"
+    return (
+        f"slot {slot} runs and is never overwritten: name the other one, or no slot; `tandem-agent "
+        "control rollback` changes which one runs"
     )
 
 

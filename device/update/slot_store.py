@@ -46,6 +46,7 @@ from device.update.slots import (
 
 LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
+CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
 MAX_UNREADABLE = 8  # states that are kept aside
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
@@ -101,9 +102,7 @@ class SlotStore:
 
     def bundles(self, state: SlotState) -> dict[str, Path]:
         """Return the folders of the unpacked releases by their SHA-256, the active one first."""
-        slots = sorted(SLOTS, key=lambda slot: slot != state.active)
-        records = ((slot, state.record(slot)) for slot in slots)
-        return {record.sha256: self.slot_folder(slot) for slot, record in records if record}
+        return slot_folders(self.root, state)
 
     def room(self, state: SlotState) -> Room | None:
         """Return what a release may take on the disk, unfinished downloads counted as free. None:
@@ -114,6 +113,32 @@ class SlotStore:
         except OSError:
             return None
         return Room(free_bytes, idle_bytes)
+
+    def carried(self, sha256: str, size: int) -> Path | None:
+        """Return the whole bundle that somebody has brought into the state folder, if it is there.
+
+        It is compared with its hash before it is used.
+        """
+        for folder in CARRIED:
+            path = self.root / folder / f"{sha256}.bundle"
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == size:
+                    return path
+        return None
+
+    def adopt(self, sha256: str, size: int) -> None:
+        """Let a bundle that was brought be the download as well, without a second copy of it.
+
+        Both names are of one file. Where the file system has no hard links it is copied later.
+        """
+        bundle, part = self.carried(sha256, size), self.downloads / f"{sha256}.part"
+        if bundle is None:
+            return
+        with contextlib.suppress(OSError):
+            if part.exists() and not part.samefile(bundle):
+                part.unlink()
+            os.link(bundle, part)
+            sync_folder(self.downloads)
 
     # -- the state
 
@@ -354,6 +379,13 @@ class SlotStore:
                 file.write(blob)
 
 
+def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:
+    """Return the folders of the unpacked releases by their SHA-256, the active one first."""
+    slots = sorted(SLOTS, key=lambda slot: slot != state.active)
+    records = ((slot, state.record(slot)) for slot in slots)
+    return {record.sha256: root / "slots" / slot for slot, record in records if record}
+
+
 def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_RECORD_BYTES + 1)
@@ -399,5 +431,6 @@ def _recovery(
 
 
 def _allocated(paths: Iterable[Path]) -> int:
-    """Return the bytes that files take on the disk."""
-    return sum(path.stat().st_blocks * 512 for path in paths)
+    """Return the bytes that come free with files; one with another name stays."""
+    files = [path.stat() for path in paths]
+    return sum(file.st_blocks * 512 for file in files if file.st_nlink == 1)

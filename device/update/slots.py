@@ -217,6 +217,13 @@ def ask_again(state: SlotState, request: str) -> SlotState:
     return _with_record(state, slot, msgspec.structs.replace(record, request=request))
 
 
+def accept(state: SlotState) -> SlotState:
+    """Let the trial end as every other one: somebody has said that its release stays."""
+    slot, record = _on_trial(state)
+    policy = msgspec.structs.replace(record.policy, manual=False)
+    return _with_record(state, slot, msgspec.structs.replace(record, policy=policy))
+
+
 def confirm(state: SlotState, at: str = "") -> SlotState:
     """Commit the trial: its slot becomes active. What is known of its failures is forgotten."""
     slot, record = _on_trial(state)
@@ -270,8 +277,11 @@ def refuse(state: SlotState, failure: SlotFailure) -> SlotState:
 
 def interrupted(state: SlotState, at: str = "") -> SlotState:
     """Return the state for an agent that boots during a trial: one more attempt, or a rollback."""
-    if state.trial is None:
+    record = state.record(state.trial)
+    if state.trial is None or record is None:
         return state
+    if record.policy.manual:
+        return roll_back(state, "it was not committed before the agent was started again", at)
     if state.attempts < MAX_ATTEMPTS:
         return msgspec.structs.replace(state, attempts=state.attempts + 1)
     return roll_back(

@@ -16,7 +16,11 @@ PHASES = {
     "timeout": "silent",
 }
 # What `tandem flash` does beside these.
-SENDING = {"sending": "sending", "reconnecting": "connecting again"}
+SENDING = {
+    "comparing": "the board compares",
+    "sending": "sending",
+    "reconnecting": "connecting again",
+}
 
 
 def phase_text(phase: str) -> str:

@@ -6,10 +6,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
+from device.protocol.control import Answer
 from device.protocol.documents import Measured
 from toolkit.flash.shipment import Shipment
 
-Phase = Literal["live", "same", "written"]
+Phase = Literal["live", "same", "written", "trial"]
 
 
 class WayError(TandemError):
@@ -40,7 +41,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Flashed:
-    """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick."""
+    """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick;
+    "trial": it works, and stays once it is committed."""
 
     way: str
     device: str
@@ -54,6 +56,15 @@ class Flashed:
     measured: Measured | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The bytes that were sent, and what the board measured. `waits`: for a commit."""
+
+    sent_bytes: int
+    measured: Measured | None = None
+    waits: bool = False
+
+
 OnProgress = Callable[[Progress], None]
 
 
@@ -65,12 +76,16 @@ class Board(Protocol):
     def facts(self) -> BoardFacts | None:
         """Return what the board is; None: nobody answers there, as on a stick."""
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
-        """Send what is missing, install it and follow that until it is live.
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+        """Send what is missing, install it and follow that until it is live, or works and waits to
+        be committed.
 
-        Returns the bytes that were sent, and what the board measured. Raises RefusedError or
-        RolledBackError. KeyboardInterrupt leaves the board on its old release.
+        Raises RefusedError or RolledBackError. KeyboardInterrupt leaves the board on its old
+        release.
         """
+
+    def commit(self) -> Answer:
+        """Keep the release on trial; return what the board said then. Raises RefusedError."""
 
     def close(self) -> None:
         """End the connection."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from device.control.parcel import BoardFacts
-from toolkit.flash.board import Board, Flashed, OnProgress, Phase, RefusedError
+from toolkit.flash.board import Board, Delivered, Flashed, OnProgress, Phase, RefusedError
 from toolkit.flash.checks import refusal, runs_already
 from toolkit.flash.shipment import Shipment
 
@@ -24,16 +24,17 @@ def flash_board(
     """
     begun_s, blob = time.monotonic(), shipment.blob.spec
     facts = board.facts()
-    sent_bytes, measured, same = 0, None, False
+    delivered, same = Delivered(0), False
     if facts is not None:
         on_facts(facts)
         same = runs_already(facts, blob.sha256)
-        reason = "" if same else refusal(facts, shipment.info, blob.bytes, signed=shipment.signed)
+        reason = "" if same else refusal(facts, shipment.info, blob.bytes, shipment.wishes)
         if reason:
             raise RefusedError(reason)
     if not same:
-        sent_bytes, measured = board.deliver(shipment, on_progress)
-    final: Phase = "same" if same else "written" if facts is None else "live"
+        delivered = board.deliver(shipment, on_progress)
+    live: Phase = "trial" if delivered.waits else "live"
+    final: Phase = "same" if same else "written" if facts is None else live
     return Flashed(
         way=way,
         device="" if facts is None else facts.answer.device,
@@ -41,8 +42,8 @@ def flash_board(
         version=shipment.info.version,
         sha256=blob.sha256,
         phase=final,
-        sent_bytes=sent_bytes,
+        sent_bytes=delivered.sent_bytes,
         total_bytes=blob.bytes,
         duration_s=round(time.monotonic() - begun_s, 3),
-        measured=measured,
+        measured=delivered.measured,
     )

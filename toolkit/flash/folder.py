@@ -7,8 +7,8 @@ from pathlib import Path
 
 from device.control.parcel import DESIRED, DESIRED_OF, REPOSITORY
 from device.files import make_folder, sync_folder, write_synced
-from device.protocol.documents import Measured
-from toolkit.flash.board import OnProgress, Progress, RefusedError, WayError
+from device.protocol.control import Answer
+from toolkit.flash.board import Delivered, OnProgress, Progress, RefusedError, WayError
 from toolkit.flash.shipment import Shipment
 
 
@@ -23,7 +23,7 @@ class FolderBoard:
     def facts(self) -> None:
         """Nobody answers."""
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
         """Write what the folder lacks; a bundle that is there whole is not written again."""
         if shipment.signed and not self._devices:
             raise RefusedError(
@@ -48,7 +48,14 @@ class FolderBoard:
             sync_folder(self._folder)
         except OSError as error:
             raise WayError(f"cannot write to {self._folder}: {error.strerror}") from error
-        return sent_bytes, None
+        return Delivered(sent_bytes)
+
+    def commit(self) -> Answer:
+        """A folder commits nothing."""
+        raise RefusedError(
+            f"{self._folder} is a folder: `tandem-agent control commit` on the board keeps what it "
+            "tries"
+        )
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -57,6 +64,8 @@ class FolderBoard:
         """Copy the bundle chunk by chunk over what is there; return the bytes written."""
         blob, sent_bytes, present_bytes = shipment.blob, 0, 0
         path = self._folder / f"{blob.spec.sha256}.bundle"
+        if shipment.erase:
+            path.unlink(missing_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(handle, blob.spec.bytes)

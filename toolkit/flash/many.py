@@ -11,15 +11,17 @@ from typing import Literal
 import msgspec
 
 from device.errors import TandemError
+from device.protocol.documents import InstallPolicy
 from toolkit.flash.board import Cancels, Flashed, Progress
 from toolkit.flash.discovery import FoundBoard
 from toolkit.flash.flash import flash_board
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import open_board, parse_address
+from toolkit.fleet.deploy import DEFAULT_POLICY
 
 MAX_AT_ONCE = 16
 INTERRUPTED = 130
-FlashState = Literal["live", "same", "written", "failed"]
+FlashState = Literal["live", "same", "written", "trial", "failed"]
 OnBoardProgress = Callable[[FoundBoard, Progress], None]
 
 
@@ -40,11 +42,17 @@ class ManyFlasher:
     """Brings one bundle to boards, a thread for each."""
 
     def __init__(
-        self, bundle: Path, fleet: Path | None, *, erase: bool, on_progress: OnBoardProgress
+        self,
+        bundle: Path,
+        fleet: Path | None,
+        *,
+        erase: bool,
+        policy: InstallPolicy = DEFAULT_POLICY,
+        on_progress: OnBoardProgress,
     ) -> None:
         self._bundle = bundle
         self._fleet = fleet
-        self._erase = erase
+        self._erase, self._policy = erase, policy
         self._on_progress = on_progress
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # one at a time writes into the fleet's folder
@@ -90,7 +98,9 @@ class ManyFlasher:
     def _flash_one(self, board: FoundBoard) -> Flashed:
         # Each has its own request, by which it alone is cancelled.
         with (
-            contextlib.closing(Shipment(self._bundle, self._fleet, erase=self._erase)) as shipment,
+            contextlib.closing(
+                Shipment(self._bundle, self._fleet, erase=self._erase, policy=self._policy)
+            ) as shipment,
             contextlib.closing(open_board(parse_address(board.way))) as way,
         ):
             with self._lock:

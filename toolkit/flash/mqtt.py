@@ -7,11 +7,18 @@ import time
 from device.control.parcel import BoardFacts
 from device.errors import BrokerError
 from device.protocol.control import Answer
-from device.protocol.documents import Measured, Reported
+from device.protocol.documents import Reported
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, Message, queue_putter
 from device.protocol.signed import open_reported
 from device.protocol.topics import Topics
-from toolkit.flash.board import OnProgress, Progress, RefusedError, RolledBackError, WayError
+from toolkit.flash.board import (
+    Delivered,
+    OnProgress,
+    Progress,
+    RefusedError,
+    RolledBackError,
+    WayError,
+)
 from toolkit.flash.shipment import Shipment
 from toolkit.fleet.deploy import BrokerAddress, DeployProgress, deploy_bundle
 
@@ -32,8 +39,13 @@ class MqttBoard:
         reported = _read_report(self._broker, self.name)
         return BoardFacts(facts=reported.facts, answer=Answer(device=self.name, reported=reported))
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
         """Deploy, and take the report at the end."""
+        if shipment.erase:
+            raise RefusedError(
+                "what a board has received is not erased through a broker: flash without "
+                "--erase-cache, or over ssh:// or serial://"
+            )
 
         def show(progress: DeployProgress) -> None:
             received = progress.received_bytes
@@ -46,15 +58,24 @@ class MqttBoard:
             timeout_s=self._timeout_s,
             retry=True,
             fleet=shipment.fleet,
+            policy=shipment.policy,
             on_progress=show,
         )
         if result.phase == "refused":
             raise RefusedError(f"{self.name} refused {shipment.named}: {result.reason}")
         if result.phase == "rolled_back":
             raise RolledBackError(f"{self.name} rolled {shipment.named} back: {result.reason}")
-        if not result.live:
+        waits = result.phase == "trial"
+        if not result.live and not waits:
             raise WayError(f"{shipment.named} is not live on {self.name}: {result.reason}")
-        return result.sent_bytes, _read_report(self._broker, self.name).measured
+        return Delivered(result.sent_bytes, _read_report(self._broker, self.name).measured, waits)
+
+    def commit(self) -> Answer:
+        """A broker carries desired releases, and nothing that commits one."""
+        raise RefusedError(
+            "nothing is committed through a broker: flash the same bundle again without "
+            "--no-commit, which keeps it, or use ssh:// or serial://"
+        )
 
     def close(self) -> None:
         """There is nothing to end."""

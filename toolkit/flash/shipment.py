@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device.control.parcel import REPOSITORY
-from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
+from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
 from device.update.bundle import BundleInfo, check_bundle
 from toolkit.errors import FleetError
+from toolkit.flash.checks import Wishes
 from toolkit.fleet.blob import Blob
+from toolkit.fleet.deploy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from toolkit.fleet.repository import FleetRepository
@@ -22,8 +24,16 @@ _VERSIONED = re.compile(r"(\d+)\.(\w+)\.json\Z")
 class Shipment:
     """A checked bundle, with the keys of a fleet's folder that sign for it; `close` it."""
 
-    def __init__(self, bundle: Path, fleet: Path | None, *, erase: bool = False) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        fleet: Path | None,
+        *,
+        erase: bool = False,
+        policy: InstallPolicy = DEFAULT_POLICY,
+    ) -> None:
         """Raises BundleError: it is damaged. `erase`: forget what an earlier transfer left."""
+        self.policy = policy
         self.bundle = bundle
         self.fleet = fleet
         self.erase = erase
@@ -39,6 +49,11 @@ class Shipment:
         return self.fleet is not None
 
     @property
+    def wishes(self) -> Wishes:
+        """What the board is asked for beside the bundle."""
+        return Wishes(signed=self.signed, slot=self.policy.slot)
+
+    @property
     def named(self) -> str:
         """Name and version, for sentences."""
         return f"{self.info.name} {self.info.version}"
@@ -50,7 +65,11 @@ class Shipment:
             name=info.name, version=info.version, profile=info.profile, blob=self.blob.spec
         )
         document = Desired(
-            format=DOCUMENT_FORMAT, request=self.request, release=release, retry=True
+            format=format_of(self.policy),
+            request=self.request,
+            release=release,
+            retry=True,
+            policy=self.policy,
         )
         if self.fleet is None:
             return encode(document)

@@ -1,11 +1,12 @@
 """A board behind the system's ssh, with its configuration, its agent and its known hosts."""
 
 import contextlib
+import itertools
 import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TypeVar
 
@@ -21,8 +22,14 @@ from device.control.parcel import (
 )
 from device.errors import TransferError
 from device.protocol.control import Answer
-from device.protocol.documents import Measured
-from toolkit.flash.board import OnProgress, Progress, RefusedError, RolledBackError, WayError
+from toolkit.flash.board import (
+    Delivered,
+    OnProgress,
+    Progress,
+    RefusedError,
+    RolledBackError,
+    WayError,
+)
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import Address
 
@@ -94,7 +101,7 @@ class ControlBoard:
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> tuple[int, Measured | None]:
+    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
         """Send, install and follow; see `toolkit.flash.board.Board`."""
         if not self._device:
             self.facts()
@@ -109,7 +116,16 @@ class ControlBoard:
             self.cancel(shipment.request)
             raise
         assert last.reported is not None
-        return sent_bytes, last.reported.measured
+        waits = last.reported.update.waits_for_commit
+        return Delivered(sent_bytes, last.reported.measured, waits)
+
+    def commit(self) -> Answer:
+        """Keep the release on trial, and wait until it is live."""
+        with self._running("commit") as child:
+            line = _stdout(child).readline()
+            if not line:
+                raise RefusedError(self._cause(child))
+        return _decoded(line, Answer)
 
     def cancel(self, request: str) -> None:
         """End the update of this request, unless it is live."""
@@ -157,32 +173,12 @@ class ControlBoard:
 
     def _install(self, folder: str, shipment: Shipment, on_progress: OnProgress) -> Answer:
         """Hand over and follow until it is live."""
-        total, last = shipment.blob.spec.bytes, None
         with self._running("install", folder) as child:
-            for line in _stdout(child):
-                last = _decoded(line, Answer)
-                assert last.reported is not None
-                update = last.reported.update
-                if update.request == shipment.request:
-                    on_progress(Progress(update.phase, total, total, update.reason))
-            if last is None or last.reported is None:
+            lines = iter(_stdout(child).readline, b"")
+            first = next(lines, b"")
+            if not first:
                 raise WayError(self._cause(child))
-        update = last.reported.update
-        if update.request != shipment.request:
-            raise RefusedError(
-                f"another release took the place of {shipment.named}: somebody else updates "
-                f"{self.name}"
-            )
-        if update.phase == "refused":
-            raise RefusedError(f"{self.name} refused {shipment.named}: {update.reason}")
-        if update.phase == "rolled_back":
-            raise RolledBackError(f"{self.name} rolled {shipment.named} back: {update.reason}")
-        if update.phase != "live":
-            raise WayError(
-                f"the connection to {self.name} was lost while {shipment.named} was in the phase "
-                f"{update.phase}: the board goes on by itself; flash again to see how it ended"
-            )
-        return last
+            return settled(itertools.chain((first,), lines), shipment, self.name, on_progress)
 
     # -- the child
 
@@ -227,6 +223,39 @@ class ControlBoard:
             if any(words in line for line in lines) and not lines[-1].startswith("tandem-agent:"):
                 return f"{host} cannot be reached: {last_line}; {advice.format(host=host)}"
         return f"{host}: {last_line}"
+
+
+def settled(
+    lines: Iterable[bytes], shipment: Shipment, name: str, on_progress: OnProgress
+) -> Answer:
+    """Follow what `tandem-agent control install` says; return the last of it once it is live.
+
+    Raises RefusedError, RolledBackError, or WayError: it ended before.
+    """
+    total, last = shipment.blob.spec.bytes, None
+    for line in lines:
+        last = _decoded(line, Answer)
+        assert last.reported is not None
+        update = last.reported.update
+        if update.request == shipment.request:
+            on_progress(Progress(update.phase, total, total, update.reason))
+    if last is None or last.reported is None:
+        raise WayError(f"{name} did not say what became of {shipment.named}: flash again to see")
+    update = last.reported.update
+    if update.request != shipment.request:
+        raise RefusedError(
+            f"another release took the place of {shipment.named}: somebody else updates {name}"
+        )
+    if update.phase == "refused":
+        raise RefusedError(f"{name} refused {shipment.named}: {update.reason}")
+    if update.phase == "rolled_back":
+        raise RolledBackError(f"{name} rolled {shipment.named} back: {update.reason}")
+    if update.phase != "live" and not update.waits_for_commit:
+        raise WayError(
+            f"the connection to {name} was lost while {shipment.named} was in the phase "
+            f"{update.phase}: the board goes on by itself; flash again to see how it ended"
+        )
+    return last
 
 
 class _Transfer:

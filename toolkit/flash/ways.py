@@ -1,9 +1,10 @@
-"""The ways to a board, as addresses: ssh://, dir:// and mqtt://."""
+"""The ways to a board, as addresses: ssh://, serial://, smp+udp://, dir:// and mqtt://."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import click
@@ -58,9 +59,61 @@ def _mqtt(address: Address) -> Board:
     return MqttBoard(broker, device, address.timeout_s)
 
 
+def _serial(address: Address) -> Board:
+    framing, baud = address.options.get("framing", "console"), address.options.get("baud", "115200")
+    device = address.path or address.host.upper()  # COM3 has no path
+    if not device.strip("/"):
+        raise click.UsageError(f"--to {address.text}: write serial:///dev/ttyACM0?baud=921600")
+    if framing not in ("console", "raw"):
+        raise click.UsageError(f"--to {address.text}: framing is console or raw, not {framing!r}")
+    if not (baud.isascii() and baud.isdigit() and 1200 <= int(baud) <= 12_000_000):
+        raise click.UsageError(f"--to {address.text}: baud = {baud!r} is no rate, such as 921600")
+    lines = _lines(address)
+    if "rescue" in address.options:
+        return _rescue(address, device, int(baud))
+    from toolkit.flash.smp_board import SmpBoard
+
+    return SmpBoard(lines.SerialLine(device, int(baud), "raw" if framing == "raw" else "console"))
+
+
+def _rescue(address: Address, device: str, baud: int) -> Board:
+    from toolkit.flash.rescue import RescueBoard
+
+    if address.options["rescue"] != "zmodem":
+        raise click.UsageError(f"--to {address.text}: the rescue way is rescue=zmodem")
+    return RescueBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
+
+
+def _ask(text: str, *, secret: bool) -> str:
+    answer: str = click.prompt(text, hide_input=secret, err=True)
+    return answer
+
+
+def _udp(address: Address) -> Board:
+    if not address.host:
+        raise click.UsageError(f"--to {address.text} names no host: write smp+udp://192.168.55.1")
+    lines = _lines(address)
+    from toolkit.flash.smp_board import SmpBoard
+
+    return SmpBoard(lines.UdpLine(address.host, address.port))
+
+
+def _lines(address: Address) -> ModuleType:
+    """Return the lines of SMP, which need pyserial."""
+    try:
+        from toolkit.flash import lines
+    except ImportError as error:
+        raise click.UsageError(
+            f"--to {address.text} needs pyserial: pip install 'tandem-edge[serial]'"
+        ) from error
+    return lines
+
+
 # Scheme -> what opens it, and the options that its address may have behind "?".
 WAYS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
     "ssh": (_ssh, frozenset({"agent", "config", "ssh_config"})),
+    "serial": (_serial, frozenset({"baud", "framing", "rescue", "user", "agent", "config"})),
+    "smp+udp": (_udp, frozenset()),
     "dir": (_folder, frozenset()),
     "mqtt": (_mqtt, frozenset()),
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device.errors import BrokerError, DeployError
-from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
+from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
 from device.protocol.mqtt import (
     Link,
     LinkDown,
@@ -47,6 +47,7 @@ __all__ = [
 
 DEFAULT_PORT, TLS_PORT = 1883, 8883
 MAX_EVENTS = 1024
+DEFAULT_POLICY = InstallPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ def deploy_bundle(
     retry: bool = False,
     fleet: Path | None = None,
     earlier: Path | None = None,
+    policy: InstallPolicy = DEFAULT_POLICY,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
     """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
@@ -246,6 +248,7 @@ def deploy_bundle(
         retry=retry,
         fleet=fleet,
         earlier=earlier,
+        policy=policy,
         on_progress=on_progress,
     )
     return result
@@ -260,6 +263,7 @@ def deploy_to_devices(
     retry: bool = False,
     fleet: Path | None = None,
     earlier: Path | None = None,
+    policy: InstallPolicy = DEFAULT_POLICY,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
     """Deploy a bundle to all devices at once and return their results, in the same order.
@@ -284,7 +288,11 @@ def deploy_to_devices(
             name=info.name, version=info.version, profile=info.profile, blob=blob.spec
         )
         desired = Desired(
-            format=DOCUMENT_FORMAT, request=uuid.uuid4().hex, release=release, retry=retry
+            format=format_of(policy),
+            request=uuid.uuid4().hex,
+            release=release,
+            retry=retry,
+            policy=policy,
         )
         documents, metadata = _documents(bundle, desired, devices, fleet)
         return _Rollout(

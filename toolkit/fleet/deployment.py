@@ -21,7 +21,7 @@ from device.protocol.signed import open_desired, open_reported
 from device.protocol.topics import Topics
 from toolkit.fleet.blob import INDEX_PART, Blob
 
-ResultPhase = Literal["live", "rolled_back", "refused", "superseded", "timeout"]
+ResultPhase = Literal["live", "rolled_back", "refused", "superseded", "timeout", "trial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,8 @@ class Deployment:
         for phase in ("live", "rolled_back", "refused"):
             if report.update.phase == phase:
                 self._end(phase, report.update.reason, now_s)
+        if report.update.waits_for_commit:
+            self._end("trial", report.update.reason, now_s)
         return True
 
     def _on_desired(self, desired: Desired, now_s: float) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import click
 import msgspec
@@ -13,12 +14,13 @@ from rich.progress import Progress as Bars
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
+from device.protocol.documents import InstallPolicy
 from toolkit.cli.commands.flash_all import flash_all
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.search import found_way, search_of, search_options
 from toolkit.cli.phases import phase_text
-from toolkit.flash.board import Flashed, Progress
+from toolkit.flash.board import Board, Flashed, Progress
 from toolkit.flash.flash import flash_board
 from toolkit.flash.many import INTERRUPTED
 from toolkit.flash.shipment import Shipment
@@ -29,13 +31,15 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 
 
 @click.command(epilog=EPILOG)
-@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "bundle", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @click.option(
     "--to",
     "way",
     metavar="WAY",
-    help="ssh://user@host, dir:///media/usb or mqtt://broker/device-id; by default the board that "
-    "is found.",
+    help="ssh://user@host, serial:///dev/ttyACM0?baud=921600, smp+udp://host, dir:///media/usb or "
+    "mqtt://broker/device-id; by default the board that is found.",
 )
 @click.option("--all-found", is_flag=True, help="Flash every board that is found, all at once.")
 @search_options
@@ -52,6 +56,15 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
     help="Sign with the keys of this fleet's folder; publishes the bundle there.",
 )
 @click.option("--erase-cache", is_flag=True, help="Forget what an earlier transfer has left.")
+@click.option(
+    "--slot", type=click.Choice(("a", "b")), help="Refuse unless this slot is the idle one."
+)
+@click.option(
+    "--no-commit",
+    is_flag=True,
+    help="Leave the release on trial: `tandem flash --commit` keeps it, a restart goes back.",
+)
+@click.option("--commit", is_flag=True, help="Keep the release on trial; takes no BUNDLE.")
 @click.option("--username", help="User name for the broker of mqtt://.")
 @click.option(
     "--password",
@@ -69,7 +82,7 @@ EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fle
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the board and the result as JSON.")
 def flash(
-    bundle: Path,
+    bundle: Path | None,
     way: str | None,
     all_found: bool,
     login: str,
@@ -77,6 +90,9 @@ def flash(
     devices: tuple[str, ...],
     fleet: Path | None,
     erase_cache: bool,
+    slot: Literal["a", "b"] | None,
+    no_commit: bool,
+    commit: bool,
     username: str | None,
     password: str | None,
     timeout_s: float,
@@ -90,10 +106,17 @@ def flash(
     has arrived stays, and the next flash goes on there. Exit status 0: live, or it was already; 1:
     the board cannot be reached; 3: it refuses the bundle; 4: it rolled it back; 130: Ctrl-C.
     """
+    if (bundle is None) != commit or (commit and (no_commit or slot or all_found)):
+        raise click.UsageError(
+            "name the BUNDLE, or --commit alone to keep the one that a board has on trial"
+        )
+    policy = InstallPolicy(slot=slot or "", manual=no_commit)
     if all_found:
         if way is not None or devices:
             raise click.UsageError("--all-found takes neither --to nor --device")
-        flash_all(bundle, fleet, search_of(login, ssh_config), erase=erase_cache, as_json=as_json)
+        assert bundle is not None
+        options = search_of(login, ssh_config)
+        flash_all(bundle, fleet, options, erase=erase_cache, policy=policy, as_json=as_json)
         return
     if way is None:
         way = found_way(search_of(login, ssh_config), as_json=as_json)
@@ -102,7 +125,10 @@ def flash(
         broker = _broker(address.host, address.port, fleet, username, password)
         address = replace(address, broker=broker)
     board = open_board(replace(address, timeout_s=timeout_s))
-    shipment = Shipment(bundle, fleet, erase=erase_cache)
+    if bundle is None:
+        _commit(board, as_json=as_json)
+        return
+    shipment = Shipment(bundle, fleet, erase=erase_cache, policy=policy)
     with Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -129,13 +155,33 @@ def flash(
         except TandemError as error:
             if as_json:
                 bars.stop()
-                click.echo(msgspec.json.encode({"error": str(error)}).decode())
-                sys.exit(error.exit_status)
+                _exit_json(error)
             raise
         finally:
             board.close()
             shipment.close()
     click.echo(msgspec.json.encode(result).decode() if as_json else _sentence(result))
+
+
+def _commit(board: Board, *, as_json: bool) -> None:
+    """Keep the release on trial."""
+    try:
+        answer = board.commit()
+    except TandemError as error:
+        if as_json:
+            _exit_json(error)
+        raise
+    finally:
+        board.close()
+    if as_json:
+        click.echo(msgspec.json.encode(answer).decode())
+    else:
+        click.echo(f"{answer.device} keeps the release on trial")
+
+
+def _exit_json(error: TandemError) -> NoReturn:
+    click.echo(msgspec.json.encode({"error": str(error)}).decode())
+    sys.exit(error.exit_status)
 
 
 def _broker(
@@ -206,7 +252,13 @@ def _sentence(result: Flashed) -> str:
         return (
             f"{what} is in {folder} ({sent}); on the board: `tandem-agent control install {folder}`"
         )
-    text = f"{what} is live on {where} after {result.duration_s:.1f} s ({sent})"
-    if result.measured is None or not result.measured.latency_p50_ms:
-        return text
-    return f"{text}, {result.measured.latency_p50_ms:.1f} ms a frame"
+    state = "is live on" if result.phase == "live" else "runs on trial on"
+    text = f"{what} {state} {where} after {result.duration_s:.1f} s ({sent})"
+    measured = result.measured
+    if measured is not None and measured.first_latency_ms:
+        text += f", first detections after {measured.first_latency_ms:.1f} ms"
+    if measured is not None and measured.latency_p50_ms:
+        text += f", {measured.latency_p50_ms:.1f} ms a frame"
+    if result.phase == "trial":
+        text += "; `tandem flash --commit` keeps it, a restart of the board goes back"
+    return text

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, Transfe
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from device.protocol.documents import InstallPolicy
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.search import search
 from toolkit.cli.phases import phase_text
@@ -21,7 +22,13 @@ from toolkit.flash.many import INTERRUPTED, BoardResult, ManyFlasher, exit_statu
 
 
 def flash_all(
-    bundle: Path, fleet: Path | None, options: SearchOptions, *, erase: bool, as_json: bool
+    bundle: Path,
+    fleet: Path | None,
+    options: SearchOptions,
+    *,
+    erase: bool,
+    policy: InstallPolicy,
+    as_json: bool,
 ) -> None:
     """Flash all found boards; exits with the status of the worst."""
     seen = search(options, as_json=as_json)
@@ -38,7 +45,7 @@ def flash_all(
         disable=as_json or not progress_shown(),
     ) as bars:
         lines = _Lines(bars)
-        flasher = ManyFlasher(bundle, fleet, erase=erase, on_progress=lines.show)
+        flasher = ManyFlasher(bundle, fleet, erase=erase, policy=policy, on_progress=lines.show)
         try:
             results = flasher.flash(seen.boards)
         except KeyboardInterrupt:

@@ -1,0 +1,200 @@
+"""The rescue way: a real shell behind a login on a real pty, and Debian's rz."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mqtt_fixtures import AgentBox, free_port, make_bundle
+from smp_fixtures import Cable, cable
+from ssh_fixtures import ROOT
+from test_control import client_of
+from test_flash import MEGABYTE, bundle_of
+from test_flash_serial import roles
+
+from toolkit.flash import ways
+from toolkit.flash.board import Flashed, OnProgress, Progress, RefusedError, WayError
+from toolkit.flash.flash import flash_board
+from toolkit.flash.shipment import Shipment
+from toolkit.flash.ways import open_board, parse_address
+
+# Stands for getty and login, which only root may run; the shell behind it is bash.
+LOGIN = """
+stty sane
+while true; do  # as a getty, again after each session
+    printf '\\r\\nboard login: '; read -r user
+    [ -n "$user" ] || continue
+    printf 'Password: '; stty -echo; read -r password; stty echo; echo
+    [ "$user $password" = "robot secret" ] || { sleep 0.2; echo 'Login incorrect'; continue; }
+    (cd "$HOME" && exec bash --noprofile --norc -i)
+    stty sane
+done
+"""
+
+
+class Console:
+    """A board whose serial line has a login; `home` is the user's."""
+
+    def __init__(self, folder: Path, wire: Cable) -> None:
+        self.home = folder / "home"
+        self.home.mkdir()
+        script = folder / "login.sh"
+        script.write_text(LOGIN)
+        command = f"exec setsid --ctty bash {script} <{wire.board} >{wire.board} 2>&1"
+        self._process = subprocess.Popen(
+            ["bash", "-c", command],
+            env={"HOME": str(self.home), "PATH": os.environ["PATH"], "TERM": "dumb"},
+        )
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def wire() -> Iterator[Cable]:
+    assert shutil.which("rz"), "rz is missing: apt-get install lrzsz"
+    with cable() as one:
+        yield one
+
+
+@pytest.fixture
+def console(tmp_path: Path, wire: Cable) -> Iterator[Console]:
+    one = Console(tmp_path, wire)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentBox]:
+    """An agent that serves no line."""
+    box = AgentBox(tmp_path, free_port())
+    box.start()
+    client_of(box).close()
+    yield box
+    box.close()
+
+
+def way_of(wire: Cable, box: AgentBox | None, folder: Path) -> str:
+    program = folder / "tandem-agent"
+    if box is not None:
+        program.write_text(
+            f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m device.agent "$@"'
+        )
+        program.chmod(0o755)
+    config = "none" if box is None else box.config
+    return f"serial://{wire.host}?rescue=zmodem&user=robot&agent={program}&config={config}"
+
+
+def rescue(
+    way: str,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    password: str = "secret",
+    on_progress: OnProgress = lambda _progress: None,
+) -> Flashed:
+    asked: list[bool] = []
+
+    def answer(_text: str, *, secret: bool) -> str:
+        asked.append(secret)
+        return password
+
+    monkeypatch.setattr(ways, "_ask", answer)
+    shipment, board = Shipment(bundle, None), open_board(parse_address(way))
+    try:
+        return flash_board(
+            board, way, shipment, on_facts=lambda _facts: None, on_progress=on_progress
+        )
+    finally:
+        board.close()
+        shipment.close()
+        assert asked in ([], [True], [True, True])
+
+
+def test_a_board_is_rescued_through_its_login_shell(
+    tmp_path: Path,
+    wire: Cable,
+    console: Console,
+    agent: AgentBox,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way, bundle = (
+        way_of(wire, agent, tmp_path),
+        bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1"),
+    )
+    result = rescue(way, bundle, monkeypatch)
+    assert (result.phase, result.device) == ("live", agent.device)
+    assert roles(agent) == {"1": "active"}
+    assert not (console.home / "tandem-rescue").exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_password_a_transfer_that_ends_and_a_bad_bundle(
+    tmp_path: Path,
+    wire: Cable,
+    console: Console,
+    agent: AgentBox,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way, bundle = (
+        way_of(wire, agent, tmp_path),
+        bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1"),
+    )
+    with pytest.raises(RefusedError, match="does not take this user and password"):
+        rescue(way, bundle, monkeypatch, "wrong")
+
+    def stop(progress: Progress) -> None:
+        if progress.received_bytes > MEGABYTE // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rescue(way, bundle, monkeypatch, on_progress=stop)
+    (part,) = (console.home / "tandem-rescue").glob("*.bundle")
+    arrived_bytes = part.stat().st_size
+    assert arrived_bytes > 0
+    result = rescue(way, bundle, monkeypatch)
+    assert result.phase == "live"
+    assert result.sent_bytes < 1.2 * result.total_bytes - arrived_bytes
+    old = make_bundle(tmp_path / "other", version="2", profile="agx-thor")
+    with pytest.raises(RefusedError, match="is built for agx-thor"):
+        rescue(way, old, monkeypatch)
+
+
+def test_a_board_without_an_agent_keeps_both_files_for_later(
+    tmp_path: Path,
+    wire: Cable,
+    console: Console,
+    agent: AgentBox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    result = rescue(way_of(wire, None, tmp_path), bundle, monkeypatch)
+    assert result.phase == "written"
+    folder = console.home / "tandem-rescue"
+    way_of(wire, agent, tmp_path)  # it is installed now
+    script = folder / "install.sh"
+    script.write_bytes(
+        script.read_bytes().replace(b"--config none", b"--config %s" % str(agent.config).encode())
+    )
+    done = subprocess.run(["sh", str(script)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert roles(agent) == {"1": "active"}
+    (whole,) = folder.glob("*.bundle")
+    whole.write_bytes(whole.read_bytes()[:-1])
+    done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, "is not whole: send it again" in done.stderr) == (2, True)
+
+
+def test_a_line_where_nobody_answers_is_told(
+    tmp_path: Path, wire: Cable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.flash.shell.PROMPT_S", 0.3)
+    monkeypatch.setattr("toolkit.flash.shell.ALIVE_S", 0.3)
+    with pytest.raises(WayError, match="is a login shell there"):
+        rescue(way_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)
