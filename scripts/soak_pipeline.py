@@ -49,6 +49,7 @@ from scripts.pipeline_parts import (
 
 BOUND_MS = 500.0  # of the source: older frames are dropped
 SLACK_MS = 100.0  # a capture time is estimated, and taking a frame takes time
+SETTLE_S = 20.0
 GROWTH_MB = 8.0
 SETTLE_S = 20.0  # of a long run; caches fill
 FAST_FPS = 240  # of the camera that faults are injected to
@@ -264,9 +265,28 @@ def _run(
         watch=watch.see,
     )
     seconds = time.monotonic() - begin_s
-    time.sleep(0.5)  # threads of the client's library end by themselves
-    gc.collect()  # its clients are in cycles, and hold sockets until then
-    return _Raw(before=before, after=holdings(), seconds=seconds)
+    return _Raw(before=before, after=_settled(before), seconds=seconds)
+
+
+def _settled(before: Holdings) -> Holdings:
+    """Return what is held once threads of the MQTT library have ended, which they do by themselves;
+    at the latest after `SETTLE_S`."""
+    until_s = time.monotonic() + SETTLE_S
+    while True:
+        gc.collect()  # its clients are in cycles, and hold sockets until then
+        now = holdings()
+        if not _grown(before, now) or time.monotonic() > until_s:
+            return now
+        time.sleep(0.1)
+
+
+def _grown(before: Holdings, after: Holdings) -> list[str]:
+    """Say of what there is more than before."""
+    pairs = (
+        (name, getattr(before, name), getattr(after, name))
+        for name in ("threads", "handles", "children")
+    )
+    return [f"{name}: {first} before, {last} after" for name, first, last in pairs if last > first]
 
 
 def _warm_up(engine: EngineDouble) -> None:
@@ -283,10 +303,7 @@ def _judged(raw: _Raw, received: int, watch: _Watch, *, settle_s: float) -> Verd
         problems.append("no frame came through")
     if growth > GROWTH_MB:
         problems.append(f"memory grew by {growth:.1f} MB; the limit is {GROWTH_MB}")
-    for name in ("threads", "handles", "children"):
-        first, last = getattr(raw.before, name), getattr(raw.after, name)
-        if last > first:
-            problems.append(f"{name}: {first} before, {last} after")
+    problems += _grown(raw.before, raw.after)
     if ages[-1] > BOUND_MS + SLACK_MS:
         problems.append(f"a frame was {ages[-1]:.0f} ms old at its turn; the bound is {BOUND_MS}")
     return Verdict(

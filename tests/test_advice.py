@@ -59,7 +59,11 @@ SILENT = {
 }
 # Modules whose texts are commands for the shell of a board; those of Tandem in them name it.
 SHELL = frozenset(
-    f"toolkit.board.{name}" for name in ("packages", "service", "steps", "texts", "trust", "wheels")
+    {"toolkit.flash.shell"}
+    | {
+        f"toolkit.board.{name}"
+        for name in ("packages", "service", "steps", "texts", "trust", "wheels")
+    }
 )
 PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent": ("device.agent.agent", agent_parser()),

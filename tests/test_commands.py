@@ -232,10 +232,12 @@ def test_a_real_pipeline_gives_pictures_and_lines(camera: Stand) -> None:
         assert camera.command("logs", "seconds=60")["status"] == "successful"
         assert camera.command("restart")["status"] == "successful"
         wait_until(
-            lambda: any("log/pipeline" in line and "mqtt sink connected" in line for line in lines),
+            lambda: (
+                any("log/pipeline" in line and "mqtt sink connected" in line for line in lines)
+                and any("log/agent" in line and "the command restart" in line for line in lines)
+            ),
             lambda: (lines, camera.describe()),
         )
-        assert any("log/agent" in line and "the command restart" in line for line in lines)
     finally:
         follower.terminate()
         follower.wait()

@@ -234,7 +234,7 @@ def without_compiler(
 def compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "has_compiler", lambda: True)
     monkeypatch.setattr(compiling, "compile_kernels", without_compiler)
-    monkeypatch.setattr("toolkit.engine.build.version", lambda name: f"some {name}")
+    monkeypatch.setattr("toolkit.engine.provenance.version", lambda name: f"some {name}")
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_missing_key_is_named_with_its_table(tmp_path):
         (
             '"ltrb_grid"',
             '"yolo"',
-            "decode.kind is 'yolo': use one of yolox, yolov5, box_s",
+            "decode.kind is 'yolo': use one of yolox, yolov5, blazeface, box_s",
         ),
         ("[8, 16]", "[]", "decode.strides is wrong: expected `array` of length >= 1"),
         ("width = 320", "width = 320\nstd = [1, 0, 1]", "preprocess.std[1] is wrong: expected"),

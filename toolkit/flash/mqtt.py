@@ -43,8 +43,8 @@ class MqttBoard:
         """Deploy, and take the report at the end."""
         if shipment.erase:
             raise RefusedError(
-                "what a board has received is not erased through a broker: flash without "
-                "--erase-cache, or over ssh:// or serial://"
+                "what a board has received is not erased through a broker: leave out `tandem flash "
+                "--erase-cache`, or flash over ssh:// or serial://"
             )
 
         def show(progress: DeployProgress) -> None:
@@ -73,8 +73,8 @@ class MqttBoard:
     def commit(self) -> Answer:
         """A broker carries desired releases, and nothing that commits one."""
         raise RefusedError(
-            "nothing is committed through a broker: flash the same bundle again without "
-            "--no-commit, which keeps it, or use ssh:// or serial://"
+            "nothing is committed through a broker: flash the same bundle again without `tandem "
+            "flash --no-commit`, which keeps it, or use ssh:// or serial://"
         )
 
     def close(self) -> None:

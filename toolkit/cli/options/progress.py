@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from toolkit.cli.log import progress_shown
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("tandem")
 
 
 @contextmanager
