@@ -465,7 +465,9 @@ def test_a_cascade_goes_from_its_fleet_to_detections(folder: Path, tmp_path: Pat
         result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S, fleet=fleet)
         assert result.live, (result, box.log())
         shades = set()
+        end_s = time.monotonic() + 4 * WAIT_S
         while len(shades) < 2:
+            assert time.monotonic() < end_s, (shades, box.log())
             event = seen.get(timeout=2 * WAIT_S)
             if isinstance(event, Message):
                 rows = json.loads(event.payload)["detections"]
