@@ -2,12 +2,14 @@
 
 import base64
 import json
+import math
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -172,17 +174,65 @@ def token_server(authority: Authority) -> Iterator[str]:
         server.server_close()
 
 
+@dataclass
+class Spoken:
+    """What a host that says `answers` has been asked: the headers of each request."""
+
+    host: str = ""
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def host_that_says(
+    answer: Callable[[str, str], tuple[int, Mapping[str, str], bytes]],
+) -> Iterator[Spoken]:
+    """Yield a host; `answer` gets method and path, and returns status, headers and body."""
+    spoken = Spoken()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _any(self) -> None:
+            spoken.headers.append(dict(self.headers))
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, headers, body = answer(self.command, self.path)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_HEAD = do_POST = do_PUT = _any  # noqa: N815  (the library's names)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    spoken.host = f"127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield spoken
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 class CutLine:
     """A TCP line to a server that is cut after some bytes, the first `cuts` connections that carry
-    so many; `carried` counts all bytes of both directions."""
+    so many; `carried` counts all bytes of both directions. `bytes_per_s`: it carries no more."""
 
-    def __init__(self, host: str, *, after_bytes: int, cuts: int) -> None:
+    def __init__(
+        self, host: str, *, after_bytes: int, cuts: int, bytes_per_s: float = math.inf
+    ) -> None:
         self._target = (host.partition(":")[0], int(host.partition(":")[2]))
         self._after_bytes = after_bytes
+        self._bytes_per_s = bytes_per_s
         self.cuts_left = cuts
         self.carried = 0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        if bytes_per_s < math.inf:  # or the system takes a piece at once
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -211,6 +261,7 @@ class CutLine:
                     if budget[0] < 0 and self.cuts_left > 0:
                         self.cuts_left -= 1
                         break
+                time.sleep(len(data) / self._bytes_per_s)
                 sink.sendall(data)
         except OSError:
             pass

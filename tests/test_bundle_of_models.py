@@ -360,6 +360,33 @@ def test_every_engine_is_compared_with_its_golden_inputs(cascade: Path, tmp_path
     assert none.problem.startswith("shade: ")
 
 
+def test_the_policy_holds_for_the_model_that_agrees_least(cascade: Path, tmp_path: Path) -> None:
+    """By the bundle's limits the classifier may lose a lot; the policy asks all models for 90 %."""
+    slot = tmp_path / "slot"
+    info = extract_bundle(cascade, slot)
+    assert info.golden is not None
+    least = {"detector": 1.0, "shade": 0.1}
+    limits = {
+        name: msgspec.structs.replace(row, min_agreement=least[name], min_sqnr_db=-200.0)
+        for name, row in info.golden.limits.items()
+    }
+    golden = msgspec.structs.replace(info.golden, limits=limits)
+    info = msgspec.structs.replace(info, golden=golden)
+    (slot / "bundle.json").write_bytes(msgspec.json.encode(info))
+    with np.load(slot / "shade.golden.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    arrays["out_0_0"] = arrays["out_0_0"][..., ::-1]  # another class is the best
+    np.savez_compressed(slot / "shade.golden.npz", **arrays)
+    own = ended(lambda check: check.start(slot), [])
+    assert own.result is not None, own.problem
+    assert golden_refusal(own, InstallPolicy()) is None
+    asked = ended(lambda check: check.start(slot, 0.9), [])
+    assert asked.result is not None, asked.problem
+    assert (asked.result.worst, asked.result.agreement) == ("shade", 0.5)
+    reason = golden_refusal(asked, InstallPolicy(min_golden_agreement=0.9)) or ""
+    assert "50.00% of the best classes of its output shade agree" in reason
+
+
 def test_every_engine_is_finished_by_tensorrt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,7 +465,9 @@ def test_a_cascade_goes_from_its_fleet_to_detections(folder: Path, tmp_path: Pat
         result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S, fleet=fleet)
         assert result.live, (result, box.log())
         shades = set()
+        end_s = time.monotonic() + 4 * WAIT_S
         while len(shades) < 2:
+            assert time.monotonic() < end_s, (shades, box.log())
             event = seen.get(timeout=2 * WAIT_S)
             if isinstance(event, Message):
                 rows = json.loads(event.payload)["detections"]

@@ -115,6 +115,20 @@ def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: Board) 
     assert record.golden_agreement == 0.97
 
 
+def test_what_the_policy_asks_reaches_the_check(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def start(_: GoldenCheck, __: Path, min_agreement: float | None = None) -> bool:
+        asked.append(min_agreement)
+        return False
+
+    monkeypatch.setattr(GoldenCheck, "start", start)
+    board.deploy(0.9, "r", InstallPolicy(min_golden_agreement=0.8))
+    assert asked == [0.8]
+
+
 @pytest.mark.parametrize(
     ("agreement", "policy"),
     [

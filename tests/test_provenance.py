@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -14,9 +15,11 @@ from msgspec import UNSET
 from calibration.budget import BudgetResult
 from calibration.table import read_table
 from device.engine.file import encode_manifest, open_engine
+from device.update.bundle import BundleFacts
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.manifest_text import manifest_text
 from toolkit.engine.measurements import NAMES, loss_measurements, score_measurements
+from toolkit.fleet.bundle_facts import with_provenance
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.loss.metrics import (
     AGREEMENT,
@@ -84,6 +87,23 @@ def test_what_was_not_measured_is_absent(model: Path, tmp_path: Path, dummy: boo
     text = encode_manifest(manifest)
     assert "measured" not in json.loads(text)["provenance"]
     assert "table_sha256" not in text
+
+
+def test_licences_of_several_models_all_hold(model: Path, tmp_path: Path) -> None:
+    engine = build_engine(
+        model, "laptop", tmp_path / "m.engine", BuildOptions(precision="fp32", kernels=False)
+    )
+
+    def under(*licences: str) -> str:
+        manifests = {}
+        for number, licence in enumerate(licences):
+            source = msgspec.structs.replace(engine.manifest.provenance, licence=licence or UNSET)
+            manifests[f"m{number}"] = msgspec.structs.replace(engine.manifest, provenance=source)
+        return with_provenance(BundleFacts(), manifests).licence
+
+    assert under("MIT OR Apache-2.0", "BSD-3-Clause") == "(MIT OR Apache-2.0) AND BSD-3-Clause"
+    assert under("MIT OR Apache-2.0", "", "MIT OR Apache-2.0") == "MIT OR Apache-2.0"
+    assert (under("MIT", "GPL-2.0-only"), under("", "")) == ("MIT AND GPL-2.0-only", "")
 
 
 def loss(metric: Metric, value: float, part: str = "y") -> OutputLoss:

@@ -16,12 +16,14 @@ from registry_fixtures import (
     USER,
     Authority,
     CutLine,
+    host_that_says,
     registry,
     token_server,
 )
 
 from toolkit.cli.main import tandem
 from toolkit.errors import RegistryError
+from toolkit.fleet.registry import client as client_module
 from toolkit.fleet.registry import transfer
 from toolkit.fleet.registry.client import RegistryClient
 from toolkit.fleet.registry.credentials import Credentials, find_credentials
@@ -62,7 +64,7 @@ def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.01)
 
 
-def plain(host: str, name: str, **more: object) -> RegistryClient:
+def plain(host: str, name: str) -> RegistryClient:
     return RegistryClient(parse_reference(f"oci://{host}/{name}"), plain_http=True)
 
 
@@ -234,6 +236,19 @@ def test_a_cut_connection_costs_one_piece_of_a_push(
     assert rest.carried < bundle.stat().st_size - MIB + 50_000
 
 
+def test_a_push_over_a_slow_line_is_no_time_out(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece may take longer than the time-out, which is for a line that carries nothing."""
+    monkeypatch.setattr(client_module, "TIMEOUT_S", 3.0)
+    bundle = make_bundle(tmp_path / "in", "slow", engine_bytes=24 * MIB)
+    line = CutLine(host, after_bytes=1, cuts=0, bytes_per_s=4.0 * MIB)
+    pushed = push(plain(line.host, "slow:1"), bundle, silent)
+    line.close()
+    assert pushed.sent_bytes == bundle.stat().st_size
+    assert line.carried < pushed.sent_bytes + MIB  # at the first try
+
+
 def test_a_new_version_shares_its_pieces_with_the_one_before(
     host: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +411,76 @@ def test_a_token_is_fetched_where_the_registry_says(
         with pytest.raises(RegistryError, match="does not let 'robot' do this"):
             resolve(wrong)
     assert (tmp_path / "out").read_bytes() == bundle.read_bytes()
+
+
+def test_a_line_that_is_cut_while_tls_begins_is_tried_again(
+    authority: Authority, tmp_path: Path
+) -> None:
+    with registry(tmp_path / "r", tls=authority) as address:
+        line = CutLine(address, after_bytes=100, cuts=2)
+        client = RegistryClient(parse_reference(f"oci://{line.host}/a:1"), ca=authority.pem)
+        with pytest.raises(RegistryError, match="has no a 1"):
+            resolve(client)
+        line.close()
+    assert line.cuts_left == 0
+
+
+def test_a_host_that_a_registry_sends_on_to_gets_no_password() -> None:
+    """Neither at once, nor where it asks for one, nor at the token server that it names."""
+    asked: list[str] = []
+
+    def storage(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        asked.append(path)
+        if path.startswith("/token"):
+            return 200, {}, b'{"token": "t"}'
+        return 401, {"WWW-Authenticate": f'Bearer realm="http://{spoken.host}/token"'}, b""
+
+    def own(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        return 307, {"Location": f"http://{spoken.host}{path}"}, b""
+
+    with host_that_says(storage) as spoken, host_that_says(own) as registry_host:
+        reference = parse_reference(f"oci://{registry_host.host}/a:1")
+        client = RegistryClient(reference, Credentials(USER, PASSWORD), plain_http=True)
+        with pytest.raises(RegistryError, match="does not let 'robot' do this"):
+            resolve(client)
+    assert asked == ["/v2/a/manifests/1"]
+    assert not any("Authorization" in headers for headers in spoken.headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "says"),
+    [
+        ({"Location": "http://["}, b"", "which is no address"),
+        ({"Location": "http://h:99999/"}, b"", "which is no address"),
+        ({"Location": "file:///etc/passwd"}, b"", "which is not protected by TLS"),
+        ({"WWW-Authenticate": 'Bearer realm="http://["'}, b"", "which is not protected by TLS"),
+        ({"WWW-Authenticate": 'Bearer realm="TOKEN"'}, b'{"token": "a\\r\\nb"}', "no header may"),
+        ({"WWW-Authenticate": 'Bearer realm="TOKEN"'}, b'{"token": "\xff"}', "gives no token"),
+        ({}, b'{"errors": [{"code": "\xff"}]}', "has no a 1"),
+    ],
+)  # fmt: skip
+def test_what_a_registry_says_wrongly_is_a_sentence(
+    headers: dict[str, str], body: bytes, says: str
+) -> None:
+    status = 307 if "Location" in headers else 401 if headers else 404
+
+    def answer(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        if path == "/token":
+            return 200, {}, body
+        token = f"http://{spoken.host}/token"
+        return status, {key: text.replace("TOKEN", token) for key, text in headers.items()}, body
+
+    with host_that_says(answer) as spoken, pytest.raises(RegistryError, match=says):
+        resolve(plain(spoken.host, "a:1"))
+
+
+def test_a_registry_is_the_same_with_its_port_and_in_capitals() -> None:
+    client = RegistryClient(parse_reference("oci://Registry.example/a:1"))
+    own = client._is_own
+    assert own("https://registry.example:443/v2/a/blobs/uploads/1")
+    assert not own("http://registry.example/v2/a/blobs/uploads/1")
+    assert not own("https://registry.example:8443/v2/a/blobs/uploads/1")
+    assert not own("https://registry.example.org/v2/a/blobs/uploads/1")
 
 
 def test_no_password_goes_to_a_token_server_without_tls(

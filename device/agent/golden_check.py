@@ -116,20 +116,22 @@ class GoldenCheck:
         """Whether a child runs."""
         return self._child is not None
 
-    def start(self, folder: Path) -> bool:
+    def start(self, folder: Path, min_agreement: float | None = None) -> bool:
         """Check the release in a slot; False: it has no golden inputs.
 
-        Raises BundleError: its bundle.json cannot be read.
+        `min_agreement`: what the policy asks of every model in place of its own limit. Raises
+        BundleError: its bundle.json cannot be read.
         """
         self.stop()
         info = read_folder_info(folder)
         golden = info.golden
         if golden is None:
             return False
-        pairs = dict.fromkeys((one.engine, one.golden) for one in info.runs)
+        pairs = dict.fromkeys((run.engine, run.golden) for run in info.runs)
         files = [str(folder / name) for pair in pairs for name in pair]
+        asked = () if min_agreement is None else ("--min-agreement", repr(min_agreement))
         what = (
-            (*_TASKS, str(folder)) if golden.limits
+            (*_TASKS, str(folder), *asked) if golden.limits
             else (*self._command, *files, "--tolerance", repr(golden.tolerance))
         )  # fmt: skip
         command = (*what, *(() if self._plans is None else ("--plans", str(self._plans))))

@@ -428,7 +428,9 @@ class Updater:
             return golden.running
         self._golden_of, self._golden_agreement = sha256, None
         try:
-            waits = golden.start(self._store.slot_folder(self.state.idle))
+            waits = golden.start(
+                self._store.slot_folder(self.state.idle), desired.policy.min_golden_agreement
+            )
         except BundleError as error:  # the slot is verified before each trial
             LOG.error("%s", error)
             return False

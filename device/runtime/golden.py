@@ -112,20 +112,20 @@ def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult
 
 def agreement(actual: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float:
     """Return the share of values of one output that agree, over all samples."""
-    if any(one.shape != known.shape for one, known in zip(actual, expected, strict=True)):
+    if any(value.shape != known.shape for value, known in zip(actual, expected, strict=True)):
         return 0.0
-    one, known = (np.concatenate([row.ravel() for row in rows]) for rows in (actual, expected))
+    value, known = (np.concatenate([row.ravel() for row in rows]) for rows in (actual, expected))
     if known.size == 0:
         return 1.0
     if known.dtype.kind != "f":
-        return float(np.mean(one == known))
-    one, known = one.astype(np.float64), known.astype(np.float64)
+        return float(np.mean(value == known))
+    value, known = value.astype(np.float64), known.astype(np.float64)
     finite = known[np.isfinite(known)]
     span = float(np.ptp(finite)) if finite.size else 0.0
     limit = tolerance * (span or float(np.max(np.abs(finite), initial=0.0)))
-    same = (one == known) | (np.isnan(one) & np.isnan(known))
+    same = (value == known) | (np.isnan(value) & np.isnan(known))
     with np.errstate(invalid="ignore"):  # infinities
-        return float(np.mean(same | (np.abs(one - known) <= limit)))
+        return float(np.mean(same | (np.abs(value - known) <= limit)))
 
 
 def _read(path: Path, inputs: int, outputs: int) -> tuple[list[list[Array]], list[list[Array]]]:
@@ -149,10 +149,10 @@ def worst_of(results: Mapping[str, GoldenResult]) -> GoldenResult:
     """Return what several checks have measured together, by the names of their engines."""
     name, worst = min(results.items(), key=lambda item: item[1].agreement)
     return GoldenResult(
-        samples=sum(one.samples for one in results.values()),
+        samples=sum(result.samples for result in results.values()),
         agreement=worst.agreement,
         worst=worst.worst if len(results) == 1 else f"{name}: {worst.worst}",
-        latency_p95_ms=max(one.latency_p95_ms for one in results.values()),
+        latency_p95_ms=max(result.latency_p95_ms for result in results.values()),
     )
 
 

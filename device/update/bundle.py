@@ -215,7 +215,7 @@ def hash_folder(folder: Path) -> tuple[BundleInfo, str, int]:
     info = verify_folder(folder)
     digest, size = hashlib.sha256(), 0
     try:
-        for part in _bundle_bytes(info, {one.name: folder / one.name for one in info.files}):
+        for part in _bundle_bytes(info, {entry.name: folder / entry.name for entry in info.files}):
             digest.update(part)
             size += len(part)
     except OSError as error:

@@ -86,14 +86,22 @@ def with_provenance(facts: BundleFacts, manifests: Mapping[str, Manifest]) -> Bu
         for row in _figures(manifest):
             metrics[f"{prefix}{row.name}"] = row.value
             how[f"{prefix}{row.name}"] = shortened_text(row.how)
-    licences = [one.provenance.licence for one in manifests.values() if one.provenance.licence]
+    licences = [manifest.provenance.licence or "" for manifest in manifests.values()]
     return msgspec.structs.replace(
         facts,
         hashes={**hashes, **facts.hashes},
         metrics={**metrics, **facts.metrics},
         measured_by={**how, **facts.measured_by},
-        licence=facts.licence or " AND ".join(dict.fromkeys(licences)),
+        licence=facts.licence or _all_of(licences),
     )
+
+
+def _all_of(licences: Sequence[str]) -> str:
+    """Return the licence of what holds parts under several. AND binds more tightly than OR."""
+    several = [text for text in dict.fromkeys(licences) if text]
+    if len(several) > 1:
+        several = [f"({text})" if " or " in text.lower() else text for text in several]
+    return " AND ".join(several)
 
 
 def shortened_text(text: str) -> str:

@@ -2,9 +2,10 @@
 
 A registry answers 401 with where to get a token, or asks for a password (RFC 7235). Credentials go
 to the registry and to the token server that it names, if that is reached over TLS, and nowhere
-else: a redirect to another host is followed without them.
+else: a redirect to another host is followed without them, and what that host asks for is not given.
 """
 
+import io
 import re
 import ssl
 from collections.abc import Mapping
@@ -19,11 +20,15 @@ from toolkit.errors import RegistryError, printable
 from toolkit.fleet.registry.credentials import Credentials
 from toolkit.fleet.registry.reference import Reference
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # without a byte
+UPLOADED_S = 300.0  # after the last byte of a body, which may still be on its way for long
 MAX_ANSWER_BYTES = 4 * 1024**2  # of what is no blob
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PORTS = {"http": 80, "https": 443}
+_CUT_TLS = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_TOKEN = re.compile(r"[\x21-\x7e]*\Z")
 
 
 class CutError(Exception):
@@ -77,9 +82,7 @@ class RegistryClient:
             context = ssl.create_default_context(cafile=None if ca is None else str(ca))
         except (OSError, ssl.SSLError) as error:
             raise RegistryError(f"the certificates in {ca} cannot be read: {error}") from error
-        self._pool = urllib3.PoolManager(
-            ssl_context=context, retries=False, timeout=urllib3.Timeout(TIMEOUT_S)
-        )
+        self._pool = urllib3.PoolManager(ssl_context=context, retries=False)
 
     def close(self) -> None:
         """Close all connections."""
@@ -130,13 +133,13 @@ class RegistryClient:
 
         Raises CutError: no answer came; RegistryError: TLS or the token server refuses.
         """
-        answer = self._follow(method, url, headers or {}, body)
+        answer, place = self._follow(method, url, headers or {}, body)
         challenge = answer.headers.get("WWW-Authenticate", "")
-        if answer.status != 401 or not challenge:
+        if answer.status != 401 or not challenge or not self._is_own(place):
             return answer
         answer.drain_conn()
         self._authorization = self._authorize(challenge)
-        return self._follow(method, url, headers or {}, body)
+        return self._follow(method, url, headers or {}, body)[0]
 
     def check(
         self, status: int, body: bytes, method: str, url: str, expect: tuple[int, ...]
@@ -160,9 +163,30 @@ class RegistryClient:
         place = urlsplit(url).path
         raise RegistryError(f"{what.host} answered {method} {place} with status {status}{said}")
 
+    def target(self, method: str, url: str, location: str) -> str:
+        """Return the URL that an answer's Location leads to.
+
+        Raises RegistryError: it is none, or without TLS.
+        """
+        try:
+            target = urljoin(url, location)
+            scheme = _origin(target)[0]
+        except ValueError as error:
+            raise RegistryError(
+                f"{self.reference.host} sends {method} on to {printable(location)!r}, which is no "
+                f"address: {error}"
+            ) from error
+        if scheme not in _PORTS or (urlsplit(url).scheme == "https" and scheme != "https"):
+            raise RegistryError(
+                f"{self.reference.host} sends {method} on to {printable(target)}, which is not "
+                "protected by TLS: nothing is sent there"
+            )
+        return target
+
     def _follow(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> tuple[urllib3.BaseHTTPResponse, str]:
+        """Return the answer behind all redirects, and the URL that it is of."""
         for _ in range(MAX_REDIRECTS):
             own = self._is_own(url)
             authorization = {"Authorization": self._authorization}
@@ -170,17 +194,9 @@ class RegistryClient:
             answer = self._send(method, url, sent, body)
             location = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or location is None:
-                return answer
+                return answer, url
             answer.drain_conn()
-            target = urljoin(url, location)
-            if urlsplit(target).scheme not in ("http", "https") or (
-                urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"
-            ):
-                raise RegistryError(
-                    f"{self.reference.host} sends {method} on to {printable(target)}, which is not "
-                    "protected by TLS: nothing is sent there"
-                )
-            url = target
+            url = self.target(method, url, location)
         raise RegistryError(
             f"{self.reference.host} sends {method} on more than {MAX_REDIRECTS} times"
         )
@@ -188,12 +204,18 @@ class RegistryClient:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> urllib3.BaseHTTPResponse:
+        sized = dict(headers) if body is None else {**headers, "Content-Length": str(len(body))}
+        answer_s = UPLOADED_S if body else TIMEOUT_S
         try:
+            # The body as a file: each block may then take TIMEOUT_S, and not all of it together.
             return self._pool.request(
-                method, url, headers=dict(headers), body=body,
+                method, url, headers=sized, body=None if body is None else io.BytesIO(body),
+                timeout=urllib3.Timeout(connect=TIMEOUT_S, read=answer_s),
                 preload_content=False, redirect=False,
             )  # fmt: skip
         except urllib3.exceptions.SSLError as error:
+            if isinstance(error.args[0], _CUT_TLS):
+                raise CutError(f"{urlsplit(url).netloc}: {error}") from error
             raise RegistryError(
                 f"{urlsplit(url).netloc} cannot be trusted ({error}): name the certificates of its "
                 "CA with --ca, or use --plain-http for a registry without TLS"
@@ -213,7 +235,8 @@ class RegistryClient:
             )
         fields = dict(_PARAMETER.findall(rest))
         realm = fields.get("realm", "")
-        if not realm.startswith(("https://", *(("http://",) if self._plain else ()))):
+        schemes = ("https", "http") if self._plain else ("https",)
+        if _scheme(realm) not in schemes:
             raise RegistryError(
                 f"{self.reference.host} names the token server {printable(realm)!r}, which is not "
                 "protected by TLS: no password is sent there"
@@ -235,22 +258,41 @@ class RegistryClient:
         self.check(answer.status, body, "GET", url, (200,))
         try:
             token = msgspec.json.decode(body, type=_Token)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RegistryError(
                 f"the token server {urlsplit(realm).netloc} gives no token: {error}"
             ) from error
-        return token.token or token.access_token
+        text = token.token or token.access_token
+        if not _TOKEN.match(text):
+            raise RegistryError(
+                f"the token server {urlsplit(realm).netloc} gives a token with characters that no "
+                "header may have"
+            )
+        return text
 
     def _is_own(self, url: str) -> bool:
         """Whether a URL is one of the registry itself."""
-        base, other = urlsplit(self._base), urlsplit(url)
-        return (base.scheme, base.netloc) == (other.scheme, other.netloc)
+        return _origin(self._base) == _origin(url)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL. Raises ValueError: it is none."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _scheme(url: str) -> str:
+    """Return the scheme of a URL, empty if it is none."""
+    try:
+        return _origin(url)[0]
+    except ValueError:
+        return ""
 
 
 def _said(body: bytes) -> str:
     """Return what a registry says of an error, as one line."""
     try:
         problems = msgspec.json.decode(body, type=_Problems).errors
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
     return "".join(f", {printable(f'{row.code} {row.message}'.strip())}" for row in problems[:3])

@@ -54,7 +54,7 @@ def find_credentials(
         logins = msgspec.json.decode(path.read_bytes(), type=_DockerConfig).auths
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RegistryError(f"the logins in {path} cannot be read: {error}") from error
     login = logins.get(host) or logins.get(f"https://{host}")
     if login is None or not login.auth:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
-from urllib.parse import urljoin
 
 import msgspec
 import urllib3
@@ -249,8 +248,8 @@ def _send(client: RegistryClient, blob: Descriptor, data: bytes) -> int:
                 f"{client.reference.host} does not say where to send a blob: is it a registry of "
                 "the OCI?"
             )
-        separator = "&" if "?" in location else "?"
-        target = f"{urljoin(url, location)}{separator}digest={blob.digest}"
+        place = client.target("PUT", url, location)
+        target = f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
         headers = {"Content-Type": "application/octet-stream"}
         client.ask("PUT", target, expect=(201,), headers=headers, body=data)
         return blob.size
