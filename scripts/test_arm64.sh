@@ -17,6 +17,10 @@ fail() {
 }
 
 ((EUID == 0)) || fail "run it as root: it makes a root file system and enters it"
+# What this script makes anew it removes first: only a root that it has begun.
+if [[ -d $root && -n $(ls -A "$root") && -z $(compgen -G "$root/.tandem-*") ]]; then
+    fail "$root is not a root of this script: name a new or empty folder in TANDEM_ARM64_ROOT"
+fi
 for program in debootstrap qemu-aarch64-static unshare; do
     command -v "$program" >/dev/null ||
         fail "$program is missing: apt-get install debootstrap qemu-user-static util-linux"
@@ -35,7 +39,8 @@ fi
 if [[ ! -e $root/.tandem-$suite ]]; then
     echo "debootstrap $suite arm64 into $root" >&2
     rm -rf "$root"
-    mkdir -p "$(dirname "$root")"
+    mkdir -p "$root"
+    touch "$root/.tandem-begun"
     debootstrap --arch=arm64 --variant=minbase --foreign \
         --include=python3,python3-venv,ca-certificates "$suite" "$root" "$mirror"
     chroot "$root" /debootstrap/debootstrap --second-stage

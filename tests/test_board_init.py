@@ -14,6 +14,7 @@ from mqtt_fixtures import Mosquitto
 from ssh_fixtures import ROOT
 
 from toolkit.board.care import reboot_board
+from toolkit.board.power import set_mode
 from toolkit.board.shell import Done, UnreachableError
 from toolkit.board.wheels import own_wheel
 from toolkit.cli.main import tandem
@@ -206,6 +207,24 @@ def test_a_reboot_may_cut_its_own_connection_but_not_fail() -> None:
     assert reboot_board(GoesDown(Done(0, b"", ""))) == "boot-1"
     with pytest.raises(BoardError, match="cannot start the board again: inhibited"):
         reboot_board(GoesDown(Done(1, b"", "inhibited\n")))
+
+
+class RebootsAtOnce:
+    """Stands for the shell of a board whose nvpmodel reboots before it answers."""
+
+    name = "b"
+
+    def run(self, _script: str) -> Done:
+        return Done(0, b"< POWER_MODEL ID=2 NAME=40W >\n", "")
+
+    def as_root(self, _script: str) -> Done:
+        raise UnreachableError("b cannot be reached: Connection closed by remote host")
+
+
+def test_a_power_mode_that_reboots_may_cut_its_own_connection() -> None:
+    assert set_mode(RebootsAtOnce(), "40W", reboot=True).name == "40W"
+    with pytest.raises(UnreachableError):
+        set_mode(RebootsAtOnce(), "40W")
 
 
 def test_shell_becomes_ssh_with_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """Finding boards: mDNS on loopback, serial lines that are joined; flashing all that are found."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -18,17 +20,20 @@ from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT, Sshd
 from test_control import client_of
+from test_flash_serial import roles, wait_for
 from zeroconf import ServiceInfo, Zeroconf
 
 from device.control.parcel import BoardFacts
+from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts
-from device.smp.framing import ConsoleFraming
-from device.smp.message import HEADER
+from device.smp.message import HEADER, READ
 from toolkit.cli.main import tandem
-from toolkit.flash import discovery, serial_echo
+from toolkit.flash import discovery, serial_ports, smp_client
+from toolkit.flash.board import Progress
 from toolkit.flash.discovery import FoundBoard, Look, Search, SearchOptions, distinct
-from toolkit.flash.many import BoardResult, exit_status
+from toolkit.flash.many import BoardResult, ManyFlasher, exit_status
+from toolkit.flash.smp_client import SmpClient
 
 NAMES = ("board-1", "board-2")
 
@@ -200,39 +205,73 @@ def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> 
     box.start()
     client_of(box).close()
     try:
-        answer = serial_echo.ask_serial(line.host)
+        answer = serial_ports.ask_serial(line.host)
         assert (answer.answers, answer.device) == (True, "board-9"), answer
         # Noise and a login's prompt on the line do not hide it.
         line.change = lambda data: b"\r\nfresh login: \x06\x09AAAA\n" + data
-        assert serial_echo.ask_serial(line.host).device == "board-9"
+        assert serial_ports.ask_serial(line.host).device == "board-9"
     finally:
         box.close()
-    gone = serial_echo.ask_serial(line.host)
-    assert (gone.answers, gone.sentence[:16]) == (False, "no agent answers")
-    absent = serial_echo.ask_serial("/dev/does-not-exist")
-    assert absent.sentence.startswith("cannot be opened")
+    silent = serial_ports.ask_serial(line.host)
+    assert (silent.answers, silent.sentence[:19]) == (False, "nobody answers SMP ")
+    absent = serial_ports.ask_serial("/dev/does-not-exist")
+    assert "/dev/does-not-exist cannot be opened" in absent.sentence
+
+
+def test_ctrl_c_of_all_found_ends_a_trial_at_the_end_of_a_cable(
+    tmp_path: Path, line: Cable
+) -> None:
+    box = AgentBox(tmp_path, free_port(), device="board-9", trial_timeout_s=3600.0)
+    with box.config.open("a") as file:
+        file.write(f'[smp]\ndevice = "{line.board}"\n')
+    box.start()
+    client_of(box).close()
+    board = found("board-9", f"serial://{line.host}")
+    interrupted = threading.Event()
+
+    def interrupt(_board: FoundBoard, state: Progress) -> None:
+        if state.phase == "trial" and not interrupted.is_set():
+            interrupted.set()
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+
+    slow = make_bundle(tmp_path / "in", "hangs", version="1")
+    flasher = ManyFlasher(slow, None, erase=False, on_progress=interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            flasher.flash([board])
+        wait_for(lambda: roles(box) == {"1": "idle"}, box)
+    finally:
+        box.close()
 
 
 @given(st.binary(max_size=300))
 def test_no_answer_of_a_line_raises(data: bytes) -> None:
     class Line:
-        def __init__(self, pieces: list[bytes]) -> None:
-            self.pieces = pieces
+        name = "line"
+        bytes_per_s: float | None = None
 
-        def reset_input_buffer(self) -> None:
-            """Nothing has come yet."""
+        def __init__(self, *messages: bytes) -> None:
+            self.messages = list(messages)
 
-        def write(self, _data: bytes) -> None:
+        def open(self) -> None:
+            """It is open."""
+
+        def write(self, _message: bytes) -> None:
             """Nobody reads it."""
 
-        def read(self, _size: int) -> bytes:
-            return self.pieces.pop() if self.pieces else b""
+        def read(self, _timeout_s: float) -> list[bytes]:
+            messages, self.messages = self.messages, []
+            return messages
 
-    framed = ConsoleFraming().encode(data)
-    for answer in (data, framed, HEADER.pack(9, 0, len(data), 0, 1, 0) + data):
-        line = Line([answer])
-        with mock.patch.object(serial_echo, "ANSWER_S", 0.001):
-            serial_echo._ask(line, 0, 0, {}, sequence=1)
+        def close(self) -> None:
+            """Nothing is held."""
+
+    for answer in (data, HEADER.pack(9, 0, len(data), 0, 1, 0) + data):
+        client = SmpClient(Line(answer))
+        with mock.patch.object(smp_client, "ANSWER_S", 0.001), contextlib.suppress(TandemError):
+            client.ask(READ, 0, 0, {}, tries=1)
 
 
 def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +286,33 @@ def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         Port("/dev/ttyS0", None, None),
     ]
     monkeypatch.setattr("serial.tools.list_ports.comports", lambda: ports)
-    assert serial_echo.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
+    assert serial_ports.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
+
+
+def test_a_stranger_on_the_network_breaks_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("\x1b[31mred", "\u202eright to left", "board-1")
+
+    class Browser:
+        """Stands for a network on which these are announced."""
+
+        def __init__(
+            self, network: Zeroconf, kind: str, handlers: list[Callable[..., None]]
+        ) -> None:
+            for name in names:
+                handlers[0](network, kind, f"{name}.{kind}", None)
+
+        def cancel(self) -> None:
+            """Nothing runs."""
+
+    def info_of(_network: Zeroconf, kind: str, name: str, _timeout_ms: int) -> ServiceInfo:
+        address = socket.inet_aton("127.0.0.1")
+        return ServiceInfo(kind, name, port=22, addresses=[address], server="x.invalid.")
+
+    monkeypatch.setattr("zeroconf.ServiceBrowser", Browser)
+    monkeypatch.setattr(Zeroconf, "get_service_info", info_of)
+    monkeypatch.setattr(discovery, "MDNS_S", 0.0)
+    look = discovery.look_mdns(SearchOptions())
+    assert sorted(place.name for place in look.places) == ["", "board-1"]
 
 
 # -- what is decided

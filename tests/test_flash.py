@@ -362,8 +362,10 @@ def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> Non
         ("ssh://u:secret@host", "takes no password"),
         ("ssh://host?agnt=x", "has no option 'agnt'"),
         ("ssh://host:99999", "Port out of range"),
+        ("ssh://[host", "Invalid IPv6 URL"),
         ("dir://media/usb", "by its whole path"),
         ("serial://", "write serial:///dev/ttyACM0"),
+        ("serial://dev/ttyACM0", "write serial:///dev/ttyACM0"),
         ("serial:///dev/ttyX?baud=fast", "baud = 'fast' is no rate"),
         ("serial:///dev/ttyX?framing=slip", "framing is console or raw"),
         ("smp+udp://", "write smp+udp://192.168.55.1"),
@@ -373,3 +375,15 @@ def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> Non
 def test_ways_that_are_none_are_refused(tmp_path: Path, way: str, words: str) -> None:
     done = run(str(make_bundle(tmp_path / "in", engine_bytes=3000)), "--to", way)
     assert (done.exit_code, words in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("way", "destination"),
+    [
+        ("ssh://[::1]:2222", "::1"),
+        ("ssh://robot@[fe80::1%25eth0]", "robot@fe80::1%25eth0"),
+        ("ssh://[2001:db8::1]", "2001:db8::1"),
+    ],
+)
+def test_a_board_is_named_by_its_ipv6_address(way: str, destination: str) -> None:
+    assert ssh.destination_of(parse_address(way)) == destination

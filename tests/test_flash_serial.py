@@ -24,9 +24,10 @@ from test_smp import Board, serve
 
 from device.protocol.control import AskProgress
 from device.smp.intake import RECORD, ChunkList
-from device.smp.message import SmpError
+from device.smp.message import HEADER, SmpError
 from device.smp.server import UdpServer
 from toolkit.flash import smp_board
+from toolkit.flash.bases import difference_encoder
 from toolkit.flash.board import Progress, RefusedError, WayError
 from toolkit.flash.lines import SerialLine, UdpLine
 from toolkit.flash.records import Records, numbers_of
@@ -319,6 +320,129 @@ def test_datagrams_that_are_lost_doubled_and_swapped_are_sent_again(
         udp.stop()
     assert board.inbox.bundle is not None
     assert board.inbox.bundle.read_bytes() == bundle.read_bytes()
+
+
+class ServiceLine:
+    """A line without a cable: what `answer` returns for a message has come at once."""
+
+    name = "line"
+    bytes_per_s: float | None = None
+
+    def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
+        self._answer = answer
+        self._answers: list[bytes] = []
+
+    def open(self) -> None:
+        self._answers.clear()
+
+    def write(self, message: bytes) -> None:
+        answer = self._answer(message)
+        if answer is not None:
+            self._answers.append(answer)
+
+    def read(self, timeout_s: float) -> list[bytes]:
+        if not self._answers:
+            time.sleep(min(timeout_s, 0.01))
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None:
+    """Send a bundle as `tandem flash` does, to what answers each message."""
+    shipment, flasher = Shipment(bundle, None), SmpBoard(ServiceLine(answer))
+    try:
+        flasher._client.connect()
+        flasher._send_patiently(shipment, b"{}", lambda _progress: None)
+    finally:
+        shipment.close()
+
+
+def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
+    tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
+    ends = 0
+
+    def answer(message: bytes) -> bytes | None:
+        nonlocal ends
+        reply = board.service.handle(message, "host", 512)
+        assert reply is not None
+        ends += b"ematch" in reply  # the key of the answer to the last bytes of an upload
+        return None if b"ematch" in reply and ends % 2 else reply
+
+    flash_service(answer, bundle)
+    assert ends == 6
+    assert board.inbox.bundle is not None
+    assert board.inbox.bundle.read_bytes() == bundle.read_bytes()
+
+
+def test_an_agent_that_is_started_again_gets_the_rest(
+    tmp_path: Path, board: Board, rng: np.random.Generator
+) -> None:
+    bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
+    boards, count = [board], 0
+
+    def answer(message: bytes) -> bytes | None:
+        nonlocal count
+        count += 1
+        if count == 1500:
+            boards.append(Board(tmp_path))  # of the same folder
+        return boards[-1].service.handle(message, "host", 512)
+
+    flash_service(answer, bundle)
+    assert len(boards) == 2
+    assert boards[-1].inbox.bundle is not None
+    assert boards[-1].inbox.bundle.read_bytes() == bundle.read_bytes()
+
+
+def test_a_line_that_is_gone_before_the_first_chunk_is_waited_for(
+    tmp_path: Path, board: Board, rng: np.random.Generator
+) -> None:
+    bundle = bundle_of(tmp_path / "in", rng.bytes(100_000), "1")
+    count = 0
+
+    def answer(message: bytes) -> bytes | None:
+        nonlocal count
+        count += 1
+        if count == 2:  # after the parameters
+            raise WayError("line was unplugged")
+        return board.service.handle(message, "host", 512)
+
+    flash_service(answer, bundle)
+    assert board.inbox.bundle is not None
+
+
+def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: Board) -> None:
+    asked_to_install = False
+
+    def answer(message: bytes) -> bytes | None:
+        nonlocal asked_to_install
+        _, _, _, group, _, command = HEADER.unpack_from(message)
+        if (group, command) == (65, smp_board.INSTALL):
+            asked_to_install = True
+            raise KeyboardInterrupt
+        return board.service.handle(message, "host")
+
+    shipment = Shipment(make_bundle(tmp_path / "in"), None)
+    flasher = SmpBoard(ServiceLine(answer))
+    flasher._device = "cam"
+    flasher._client.connect()
+    with pytest.raises(KeyboardInterrupt):
+        flasher.deliver(shipment, lambda _progress: None)
+    shipment.close()
+    assert asked_to_install
+
+
+def test_a_file_beside_the_bundle_that_cannot_be_read_is_no_base(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    (tmp_path / "in" / "a.bundle").symlink_to("/proc/self/mem")  # its first bytes are an error
+    blob = Blob(bundle)
+    assert difference_encoder(blob, ["00" * 32], None) is None
+    blob.close()
 
 
 # -- a real agent

@@ -1,8 +1,11 @@
 """Provisioning at the line: the table that goes in, and the file of results that only grows."""
 
 import csv
+import errno
 import json
+import os
 import threading
+import time
 from pathlib import Path
 
 import board_fixtures
@@ -17,6 +20,7 @@ from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
 
 from toolkit.board.line import (
+    MAX_ROWS,
     OUTPUT,
     LineResult,
     LineRow,
@@ -27,7 +31,9 @@ from toolkit.board.line import (
 )
 from toolkit.board.probe import Package, Probe, changed_packages
 from toolkit.board.provision import check_serial
-from toolkit.board.texts import AgentSettings, agent_toml, announcement_text, unit_text
+from toolkit.board.setup import InitOptions, Setup, State
+from toolkit.board.texts import ETC, AgentSettings, agent_toml, announcement_text, unit_text
+from toolkit.board.trust import CA, look_trust
 from toolkit.board.wheels import (
     environment_of,
     gather,
@@ -81,6 +87,13 @@ def test_no_table_raises_anything_else(text: str) -> None:
         parse_rows(f"serial,device\n{text}", "in.csv")
     except BoardError:
         return
+
+
+def test_a_table_has_a_limit() -> None:
+    text = "serial\n" + "".join(f"{number}\n" for number in range(MAX_ROWS))
+    assert len(parse_rows(text, "in.csv")) == MAX_ROWS
+    with pytest.raises(BoardError, match="has more than 100000 rows: cut it into several"):
+        parse_rows(f"{text}x\n", "in.csv")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -149,6 +162,45 @@ def test_another_file_is_not_overwritten_and_two_runs_do_not_mix(tmp_path: Path)
     lone.close()
 
 
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = ResultFile(tmp_path / "results.csv")
+
+    def full(_handle: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    row = LineResult(LineRow("1", "b"), "ok", "", 1, Provisioned(), "now", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("toolkit.board.line.os.write", full)
+        with pytest.raises(BoardError, match="No space left"):
+            results.add(row)
+    results.close()
+    with pytest.raises(BoardError, match="cannot write /dev/full"):
+        ResultFile(Path("/dev/full"))
+
+
+def test_after_ctrl_c_no_other_attempt_begins(tmp_path: Path) -> None:
+    attempts: list[str] = []
+    begun = threading.Event()
+
+    def provision(row: LineRow) -> Provisioned:
+        if row.serial == "0":
+            assert begun.wait(30.0)
+            raise KeyboardInterrupt
+        attempts.append(row.serial)
+        begun.set()
+        time.sleep(0.01)
+        raise BoardError("ssh was interrupted, too")
+
+    results = ResultFile(tmp_path / "results.csv")
+    with pytest.raises(KeyboardInterrupt):
+        provision_rows(
+            (LineRow("0", "a"), LineRow("1", "b")),
+            results, provision, retries=2000, jobs=2, on_result=lambda _: None,
+        )  # fmt: skip
+    results.close()
+    assert 0 < len(attempts) < 2000
+
+
 # -- what is decided of one board
 
 
@@ -171,6 +223,29 @@ def test_a_board_says_what_it_is() -> None:
     check_serial(probe(serial=""), LineRow("143", "b"))  # it does not say it
     with pytest.raises(BoardError, match="has the serial number 142, its row has 143"):
         check_serial(probe(), LineRow("143", "b"))
+
+
+def test_trust_that_was_cut_off_is_sent_again_and_no_other_fleets_is(tmp_path: Path) -> None:
+    (tmp_path / "trust").mkdir()
+    for name in ("root.json", "ca.crt"):
+        (tmp_path / "trust" / name).write_bytes(b"ours")
+
+    class NoShell:
+        name = "b"
+
+    def look(**present: bytes | None) -> State:
+        names = {"root": f"{ETC}/trust/root.json", "copy": f"{ETC}/trust/ca.crt", "ca": CA}
+        settings = AgentSettings("b", "laptop", "h", 1)
+        options = InitOptions(settings=settings, wheel=tmp_path, work=tmp_path, fleet=tmp_path)
+        cache = {path: present.get(name) for name, path in names.items()}
+        return look_trust(Setup(NoShell(), probe(), options, "robot", (), cache))
+
+    assert look().kind == "todo"
+    assert look(root=b"newer", copy=b"ours", ca=b"ours").kind == "already"
+    assert look(root=b"ours", copy=b"ours").kind == "todo"  # the agent reads CA
+    for content in (None, b"theirs"):
+        with pytest.raises(BoardError, match="belongs to another fleet"):
+            look(root=content, ca=b"theirs")
 
 
 def test_a_change_of_the_systems_packages_is_seen() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import random
 import re
@@ -36,11 +37,12 @@ from smpclient.requests.os_management import (
 )
 from smpclient.transport.serial import SMPSerialTransport
 
+from device.agent.smp_lines import LogTail
 from device.errors import ConfigError
 from device.protocol.documents import Update
 from device.smp.cbor import decode_map, encode
 from device.smp.framing import MAX_LINE, ConsoleFraming, RawFraming
-from device.smp.inbox import HandedIn, Inbox
+from device.smp.inbox import HandedIn, Inbox, Statement
 from device.smp.message import HEADER, MAX_MESSAGE
 from device.smp.server import TtyServer, UdpServer, default_buffer, speed_of
 from device.smp.service import BoardState, SmpService
@@ -545,3 +547,31 @@ def test_a_request_takes_half_a_second_of_a_uart(device: str, baud: int, buffer_
 def test_a_rate_that_no_tty_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="baud = 115201 is no rate"):
         speed_of(115201)
+
+
+def test_signed_metadata_is_on_the_disk_before_its_document_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, synced = Inbox(tmp_path / "smp"), set[str]()
+    sync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    names = ("metadata/1.root.json", "targets/d.director.json")
+    inbox._unpack(Statement(desired="", files=dict.fromkeys(names, "{}")))
+    for name in names:
+        path = inbox.repository / name
+        assert path.read_text() == "{}"
+        assert {str(path), str(path.parent), str(inbox.repository)} <= synced
+
+
+def test_the_log_that_a_client_downloads_has_no_secrets() -> None:
+    tail = LogTail((None, "hunter2"))
+    text = "login hunter2 at mqtt://me:pw@host failed, token=abc"
+    tail.emit(logging.LogRecord("tandem.agent", logging.WARNING, "", 0, text, None, None))
+    said = tail.read().decode()
+    assert "at mqtt://***@host failed" in said
+    assert not any(secret in said for secret in ("hunter2", "pw", "abc"))

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import BundleError
-from device.files import make_folder, replacing, sync_folder
+from device.files import make_folder, replacing, sync_folder, write_synced
 from device.protocol.documents import (
     CHUNK_BYTES,
     DOCUMENT_FORMAT,
@@ -199,7 +199,8 @@ class Inbox:
         for name, text in statement.files.items():
             path = self.repository / name
             make_folder(path.parent)
-            path.write_text(text)
+            write_synced(path, [text.encode()])
+            sync_folder(path.parent)
 
     def make_room(self, sha256: str | None) -> None:
         """Remove the bundles that another one takes the place of, so that never two are there."""

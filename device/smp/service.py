@@ -180,7 +180,8 @@ class SmpService:
         if confirm not in (None, False, True):
             raise SmpError(Code.INVALID, "confirm is neither true nor false")
         digest, board = _hash(request, "hash"), self._state()
-        active, trial = (board.slots.record(one) for one in (board.slots.active, board.slots.trial))
+        slots = board.slots
+        active, trial = slots.record(slots.active), slots.record(slots.trial)
         if trial is not None and digest in (None, trial.sha256) and confirm and trial.policy.manual:
             self._asked(Commit())
             return self._images(_peer, request)

@@ -11,6 +11,7 @@ import io
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -117,9 +118,8 @@ def _row(cells: Mapping[str | None, str | list[str] | None], place: str) -> Line
 def _check_distinct(rows: Sequence[LineRow], name: str) -> None:
     """Refuse two boards of one name: the second would take the place of the first."""
     for kind in ("serial", "device"):
-        values = [getattr(row, kind) for row in rows]
-        for value in values:
-            if values.count(value) > 1:
+        for value, count in Counter(getattr(row, kind) for row in rows).items():
+            if count > 1:
                 raise BoardError(f"{name} has the {kind} {value!r} twice: each is one board")
 
 
@@ -140,6 +140,9 @@ class ResultFile:
         except BlockingIOError as error:
             os.close(self._handle)
             raise BoardError(f"another run writes {path}: wait for its end") from error
+        except OSError as error:
+            os.close(self._handle)
+            raise BoardError(f"cannot write {path}: {error.strerror}") from error
         except BaseException:
             os.close(self._handle)
             raise
@@ -166,14 +169,19 @@ class ResultFile:
         return frozenset(serial for serial, result in last.items() if result == OK)
 
     def add(self, result: LineResult) -> None:
-        """Add a line, and bring it onto the disk."""
-        self._append(result.cells())
+        """Add a line, and bring it onto the disk. BoardError: it does not take it."""
+        try:
+            self._append(result.cells())
+        except OSError as error:
+            raise BoardError(f"cannot write {self.path}: {error.strerror}") from error
 
     def _append(self, cells: Iterable[str]) -> None:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerow(cells)
+        rest = text.getvalue().encode()
         with self._lock:
-            os.write(self._handle, text.getvalue().encode())
+            while rest:
+                rest = rest[os.write(self._handle, rest) :]
             os.fsync(self._handle)
 
     def close(self) -> None:
@@ -190,10 +198,15 @@ def provision_rows(
     jobs: int,
     on_result: Callable[[LineResult], None],
 ) -> tuple[LineResult, ...]:
-    """Provision the rows that are not done, `jobs` at once; each has `1 + retries` attempts."""
+    """Provision the rows that are not done, `jobs` at once; each has `1 + retries` attempts.
+
+    Raises BoardError: the file of results cannot be written. KeyboardInterrupt: attempts that have
+    begun are waited for, and no other one begins.
+    """
+    stopped = threading.Event()
 
     def run(row: LineRow) -> LineResult:
-        result = _attempt(row, provision, retries)
+        result = _attempt(row, provision, retries, stopped)
         results.add(result)
         on_result(result)
         return result
@@ -202,14 +215,22 @@ def provision_rows(
     pool = ThreadPoolExecutor(jobs)
     try:
         return tuple(pool.map(run, pending))
+    except BaseException:
+        stopped.set()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _attempt(row: LineRow, provision: Callable[[LineRow], Provisioned], retries: int) -> LineResult:
+def _attempt(
+    row: LineRow,
+    provision: Callable[[LineRow], Provisioned],
+    retries: int,
+    stopped: threading.Event,
+) -> LineResult:
     begun_s, reason, attempts = time.monotonic(), "", 0
     provisioned, result = Provisioned(), FAILED
-    while attempts <= retries and result == FAILED:
+    while result == FAILED and attempts <= retries and not (attempts and stopped.is_set()):
         attempts += 1
         try:
             provisioned, result, reason = provision(row), OK, ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from device.board_files import power_modes
 from device.choices import list_choices
-from toolkit.board.shell import Shell
+from toolkit.board.shell import Shell, UnreachableError
 from toolkit.errors import BoardError
 
 _CURRENT = re.compile(r"NV Power Mode:\s*(\S+)\s+(\d+)")
@@ -52,7 +52,12 @@ def set_mode(shell: Shell, text: str, *, reboot: bool = False) -> Mode:
     by `reboot`. Raises PendingError: it needs one that is not allowed; with it the board goes down.
     """
     mode = find_mode(shell, text)
-    done = shell.as_root(f"echo {'yes' if reboot else 'no'} | nvpmodel -m {mode.number}")
+    try:
+        done = shell.as_root(f"echo {'yes' if reboot else 'no'} | nvpmodel -m {mode.number}")
+    except UnreachableError:
+        if not reboot:
+            raise
+        return mode  # it went down before it could answer
     asked = "reboot" in (done.text + done.stderr).casefold()
     if reboot and asked:
         return mode

@@ -33,14 +33,15 @@ def look_trust(setup: Setup) -> State:
     if fleet is None:
         return State("skipped", "no --fleet: only a bench (dev = true) takes releases")
     files = _trust_files(fleet)
-    present = {name: setup.read(f"{ETC}/trust/{name}") for name in files}
-    if all(content is not None for content in present.values()):
-        if _ca_fits(setup, files):
-            return State("already", f"{ETC}/trust")
+    if not _ca_fits(setup, files):
         raise BoardError(
             f"{setup.shell.name} belongs to another fleet: its {CA} is not that of {fleet}; "
             f"remove {ETC} there if it shall change its fleet"
         )
+    paths = [f"{ETC}/trust/{name}" for name in files]
+    paths += [CA] if "ca.crt" in files else []  # written last
+    if all(setup.read(path) is not None for path in paths):
+        return State("already", f"{ETC}/trust")
     return State("todo", f"send the root keys of {fleet}")
 
 
@@ -56,11 +57,11 @@ def write_trust(setup: Setup) -> str:
     paths = sorted((fleet / "trust").iterdir())
     script = f"mkdir -p -m 755 {ETC}/trust && tar -x --no-same-owner -C {ETC}/trust"
     setup.shell.must(script, packed(paths), root=True, what=f"write {ETC}/trust")
+    own = f"chown -R root:{setup.options.user} {ETC}/trust && chmod -R u=rwX,g=rX,o= {ETC}/trust"
+    setup.shell.must(own, root=True, what=f"protect {ETC}/trust")
     ca = fleet / "trust" / "ca.crt"
     if ca.exists():
         setup.write(CA, ca.read_bytes(), mode="644")
-    own = f"chown -R root:{setup.options.user} {ETC}/trust && chmod -R u=rwX,g=rX,o= {ETC}/trust"
-    setup.shell.must(own, root=True, what=f"protect {ETC}/trust")
     for path in paths:
         setup.cache.pop(f"{ETC}/trust/{path.name}", None)
     return f"{len(paths)} files of {fleet}"

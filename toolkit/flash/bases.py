@@ -1,5 +1,6 @@
 """Releases on this host that a board has in a slot: what it lacks is sent as a difference."""
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,8 +37,9 @@ def _published(sha256: str, fleet: Path | None) -> Blob | None:
 def _beside(bundle: Path, sha256: str) -> Blob | None:
     paths = [path for path in sorted(bundle.parent.glob(f"*{bundle.suffix}")) if path != bundle]
     for path in paths[:MAX_BESIDE]:
-        if path.is_file() and _sha256_of(path) == sha256:
-            return Blob(path)
+        with contextlib.suppress(OSError):  # not ours to read, or gone: it is no base
+            if path.is_file() and _sha256_of(path) == sha256:
+                return Blob(path)
     return None
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
 from toolkit.flash.board import WayError
-from toolkit.flash.serial_echo import ask_serial, jetson_ports
+from toolkit.flash.serial_ports import ask_serial, jetson_ports
 from toolkit.flash.ways import WAYS, open_board, parse_address
 
 USB_HOST = "192.168.55.1"  # a Jetson at a USB port
@@ -101,7 +101,7 @@ def look_mdns(options: SearchOptions) -> Look:
 
 def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
     """Return the places of all services that answer within MDNS_S."""
-    from zeroconf import ServiceBrowser, Zeroconf
+    from zeroconf import BadTypeInNameException, ServiceBrowser, Zeroconf
 
     assert isinstance(network, Zeroconf)
     names: set[str] = set()
@@ -116,7 +116,10 @@ def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
         browser.cancel()
     places = []
     for name in sorted(names):
-        info = network.get_service_info(SERVICE, name, round(CONNECT_S * 1000))
+        try:
+            info = network.get_service_info(SERVICE, name, round(CONNECT_S * 1000))
+        except BadTypeInNameException:  # a stranger's: control characters, or too long
+            continue
         if info is None:
             continue
         addresses = info.parsed_addresses()
@@ -127,8 +130,8 @@ def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
         user = options.user or text.get("user", "")
         parts = {key: text[key] for key in ("agent", "config") if text.get(key)}
         way = _ssh_way(host, info.port, options, user=user, parts=parts)
-        label = name.removesuffix(f".{SERVICE}")
-        places.append(Place(way, text.get("device") or label[:_SHOWN]))
+        label = _text(name.removesuffix(f".{SERVICE}")[:_SHOWN])
+        places.append(Place(way, text.get("device") or label))
     return tuple(places)
 
 
@@ -148,14 +151,17 @@ def _host(server: str, addresses: Sequence[str]) -> str:
 
 
 def look_serial(_: SearchOptions) -> Look:
-    """Ask the ports of Jetsons by an echo of SMP."""
-    ports, sentences, places = jetson_ports(), [], []
-    for port in ports:
-        answer = ask_serial(port)
-        sentences.append(f"{port}: {answer.sentence}")
-        if answer.answers:
-            places.append(Place(f"serial://{quote(port)}", answer.device))
-    return Look("serial", "; ".join(sentences) or "no Jetson at a port", tuple(places))
+    """Ask the ports of Jetsons by SMP, all at once."""
+    ports = jetson_ports()
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        answers = list(pool.map(ask_serial, ports))
+    places = (
+        Place(f"serial://{quote(port)}", answer.device)
+        for port, answer in zip(ports, answers, strict=True)
+        if answer.answers
+    )
+    sentence = "; ".join(answer.sentence for answer in answers)
+    return Look("serial", sentence or "no Jetson at a port", tuple(places))
 
 
 Finder = Callable[[SearchOptions], Look]

@@ -118,12 +118,14 @@ class ManyFlasher:
                 del self._requests[board.way]
 
     def _show(self, board: FoundBoard, state: Progress) -> None:
-        if self._stopped.is_set() and state.phase == "sending":
+        # A way that only one may use, such as a serial port, ends its update by itself.
+        if self._stopped.is_set() and state.phase != "live":
             raise KeyboardInterrupt
         self._on_progress(board, state)
 
     def _cancel(self) -> None:
-        """End transfers, and let the boards end their trials, which their threads then see."""
+        """End transfers and trials: boards with a second way are asked here, which wakes the
+        threads that wait for them; the others by their threads."""
         self._stopped.set()
         for way, request in dict(self._requests).items():
             with contextlib.closing(open_board(parse_address(way))) as board:

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -66,7 +66,8 @@ class SmpBoard:
             self._client.ask(WRITE, TANDEM, INSTALL, {"hash": digest})
             waits = self._follow(shipment, on_progress)
         except KeyboardInterrupt:
-            self._client.ask(WRITE, TANDEM, CANCEL, {})
+            with suppress(SmpRefusedError):  # it has not begun
+                self._client.ask(WRITE, TANDEM, CANCEL, {})
             raise
         except SmpRefusedError as error:
             raise RefusedError(f"{self._device} refused {shipment.named}: {error}") from error
@@ -104,17 +105,17 @@ class SmpBoard:
         self, shipment: Shipment, statement: bytes, on_progress: OnProgress
     ) -> None:
         """Send; a line that is gone is waited for, as long as it brings something each time."""
-        total, most, silent_s = shipment.blob.spec.bytes, -1, None
+        total, most, silent_s = shipment.blob.spec.bytes, -1, float("inf")
         while True:
             sender = _Sender(self._client, shipment, on_progress)
             try:
                 sender.send(statement)
                 return
             except WayError as error:
-                if sender.on_board_bytes > most:
-                    most, silent_s = sender.on_board_bytes, time.monotonic()
-                assert silent_s is not None
-                if time.monotonic() - silent_s > PATIENCE_S:
+                now_s = time.monotonic()
+                silent_s = now_s if sender.on_board_bytes > most else min(silent_s, now_s)
+                most = max(most, sender.on_board_bytes)
+                if now_s - silent_s > PATIENCE_S:
                     raise WayError(
                         f"{error}; the board keeps what has arrived: flash again, it goes on there"
                     ) from error

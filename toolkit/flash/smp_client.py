@@ -25,6 +25,9 @@ MIN_IN_FLIGHT = 4  # messages are made so small that so many fit into the board'
 _PLAIN_BYTES = 96  # of a message beside its data
 # Codes that a garbled request may get; the same one is asked again.
 _GARBLED = (Code.INVALID, Code.NOT_SUPPORTED)
+# What a board says of a stream that it knows nothing of: its agent was started again, or has the
+# whole, and the answer to the last bytes was lost.
+_FORGOTTEN = Code.BAD_STATE
 
 
 class SmpRefusedError(RefusedError):
@@ -56,12 +59,12 @@ class SmpClient:
         self._sequence = 0
         self._buffer_bytes, self._buffers = 512, 1
 
-    def connect(self) -> None:
-        """Open the line and ask for the size of the board's buffers. Raises WayError."""
+    def connect(self, *, tries: int | None = None) -> None:
+        """Open the line and ask, as `ask` does, for the size of the board's buffers."""
         self._line.open()
         self._buffer_bytes, self._buffers = 512, 1
         try:
-            parameters = self.ask(READ, OS, 6, {})
+            parameters = self.ask(READ, OS, 6, {}, tries=tries)
         except WayError as error:
             raise WayError(
                 f"nobody answers SMP on {self._line.name}: compare device, framing and baud with "
@@ -84,15 +87,16 @@ class SmpClient:
         content: Mapping[str, Value],
         *,
         patience_s: float = 0.0,
+        tries: int | None = None,
     ) -> dict[str, Scalar]:
         """Ask until an answer comes; return it. Raises WayError or SmpRefusedError.
 
-        `patience_s`: how long the board may think.
+        `patience_s`: how long the board may think; `tries`: TRIES by default.
         """
         patient_until_s, garbled = time.monotonic() + patience_s, 0
-        tries, asked = 0, set[int]()
-        while tries < TRIES or time.monotonic() < patient_until_s:
-            tries += 1
+        tried, asked = 0, set[int]()
+        while tried < (tries or TRIES) or time.monotonic() < patient_until_s:
+            tried += 1
             asked.add(self._send(operation, group, command, content))
             wait_s = ANSWER_S + self._line_s(2 * self._buffer_bytes)
             answer = self._await(asked, time.monotonic() + wait_s)
@@ -143,6 +147,7 @@ class SmpClient:
 
         Several requests are on their way at once. The board takes bytes in order alone and answers
         with the offset that it waits for, so what a bad line has lost is sent again from there.
+        Raises SmpRefusedError, or WayError: the line is gone, or the board knows nothing of it.
         """
         flight, silent = _Flight(start), 0
         while True:
@@ -206,6 +211,8 @@ class SmpClient:
         try:
             return _checked(answered[1])
         except SmpRefusedError as error:
+            if error.code == _FORGOTTEN:
+                raise WayError(str(error)) from error
             if error.code not in _GARBLED or flight.garbled():
                 raise
             return {"off": flight.acknowledged}

@@ -120,7 +120,7 @@ class ControlBoard:
         return Delivered(sent_bytes, last.reported.measured, waits)
 
     def commit(self) -> Answer:
-        """Keep the release on trial, and wait until it is live."""
+        """Keep the release on trial; the board commits it as soon as it works."""
         with self._running("commit") as child:
             line = _stdout(child).readline()
             if not line:

@@ -13,7 +13,7 @@ from toolkit.flash.board import Board
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
 
 USB = "ssh://192.168.55.1"  # a Jetson at a USB port
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%:-]*\Z")  # never an option of ssh
+_NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.%:-]*\Z")  # ::1 too, never an option of ssh
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _mqtt(address: Address) -> Board:
 def _serial(address: Address) -> Board:
     framing, baud = address.options.get("framing", "console"), address.options.get("baud", "115200")
     device = address.path or address.host.upper()  # COM3 has no path
-    if not device.strip("/"):
+    if not device.strip("/") or (address.path and address.host):
         raise click.UsageError(f"--to {address.text}: write serial:///dev/ttyACM0?baud=921600")
     if framing not in ("console", "raw"):
         raise click.UsageError(f"--to {address.text}: framing is console or raw, not {framing!r}")
@@ -123,14 +123,14 @@ def parse_address(
     text: str, devices: Sequence[str] = (), broker: BrokerAddress | None = None
 ) -> Address:
     """Return the parts of an address; UsageError says what is wrong with it."""
-    url = urlsplit(text)
-    if url.scheme not in WAYS:
-        names = ", ".join(f"{name}://" for name in WAYS)
-        raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
     try:
+        url = urlsplit(text)
         port = url.port
     except ValueError as error:
         raise click.UsageError(f"--to {text}: {error}") from error
+    if url.scheme not in WAYS:
+        names = ", ".join(f"{name}://" for name in WAYS)
+        raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
     options = dict(parse_qsl(url.query, keep_blank_values=True))
     for name in sorted(set(options) - WAYS[url.scheme][1]):
         raise click.UsageError(f"--to {text}: {url.scheme}:// has no option {name!r}")
