@@ -1,9 +1,10 @@
 """The agent's SMP server: its lines, its inbox, and what passes between their threads and the
 agent's own."""
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from device.agent.config import AgentConfig, SmpTable, split_udp
 from device.agent.door import Asked, ask_agent
 from device.agent.log import PLAIN
+from device.agent.log_lines import redacted
 from device.protocol.documents import Update
 from device.update.slot_store import slot_folders
 from device.update.slots import SlotState
@@ -39,16 +41,19 @@ LOG_LINES = 400
 
 
 class LogTail(logging.Handler):
-    """Keeps the last lines of the agent's log for a client that downloads them."""
+    """Keeps the last lines of the agent's log for a client that downloads them, without secrets."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Iterable[str | None] = ()) -> None:
+        """`secrets`: words that are never kept."""
         super().__init__()
+        self._secrets = tuple(word for word in secrets if word)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self.setFormatter(logging.Formatter(PLAIN))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self._lines.append(self.format(record))
+        """Keep a line; what cannot be formatted is not."""
+        with contextlib.suppress(TypeError, ValueError):
+            self._lines.append(redacted(self.format(record), self._secrets))
 
     def read(self) -> bytes:
         """Return the lines."""
@@ -68,7 +73,7 @@ class SmpLines:
 
         root = Path(config.state_dir)
         self._inbox = Inbox(root / FOLDER, lambda: slot_folders(root, self._state.slots))
-        self._tail = LogTail()
+        self._tail = LogTail((config.broker.password,))
         logging.getLogger("tandem").addHandler(self._tail)
         self._board_state = BoardState
         self._state = BoardState(SlotState(), Update(phase="idle"))
