@@ -185,9 +185,11 @@ def _own(right: str) -> tuple[str, ...]:
 def _own_queues(device: str) -> str:
     """Return the names of the queues of a device: those of clients with its name in their id.
 
-    Another device cannot read a queue by taking this one's client id.
+    Another device cannot read a queue by taking this one's client id, not even one whose name
+    begins as this one's does.
     """
-    return f"mqtt-subscription-tandem-(agent-)?{re.escape(device)}(-[0-9]+)?qos[01]"
+    name = re.escape(device)
+    return f"mqtt-subscription-tandem-(agent-{name}|{name}-[0-9]+)qos[01]"
 
 
 def _pattern(filters: Sequence[str]) -> str:
