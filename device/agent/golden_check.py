@@ -126,7 +126,7 @@ class GoldenCheck:
         golden = info.golden
         if golden is None:
             return False
-        pairs = dict.fromkeys((one.engine, one.golden) for one in info.runs)
+        pairs = dict.fromkeys((run.engine, run.golden) for run in info.runs)
         files = [str(folder / name) for pair in pairs for name in pair]
         what = (
             (*_TASKS, str(folder)) if golden.limits

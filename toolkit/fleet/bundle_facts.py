@@ -86,7 +86,8 @@ def with_provenance(facts: BundleFacts, manifests: Mapping[str, Manifest]) -> Bu
         for row in _figures(manifest):
             metrics[f"{prefix}{row.name}"] = row.value
             how[f"{prefix}{row.name}"] = shortened_text(row.how)
-    licences = [one.provenance.licence for one in manifests.values() if one.provenance.licence]
+    sources = [manifest.provenance for manifest in manifests.values()]
+    licences = [source.licence for source in sources if source.licence]
     return msgspec.structs.replace(
         facts,
         hashes={**hashes, **facts.hashes},

@@ -69,8 +69,8 @@ def pack_bundle(
     """
     config = load_pipeline(pipeline)
     manifests = {}
-    for model, one in files.items():
-        with open_engine(one.engine) as opened:
+    for model, members in files.items():
+        with open_engine(members.engine) as opened:
             manifests[model] = opened.manifest
     profile = _profile(files, manifests)
     warnings = _check(config, pipeline, files, manifests)
@@ -80,37 +80,37 @@ def pack_bundle(
         sources = []
         limits: dict[str, GoldenLimit] = {}
         for network in config.networks:
-            one = files[network.name]
-            engine = one.engine if portable else slim.engine(one.engine)
+            members = files[network.name]
+            engine = members.engine if portable else slim.engine(members.engine)
             golden_file = None
             if golden is not None:
                 golden_file, samples, limit = stack.enter_context(
-                    golden_of(one.engine, network, golden, output)
+                    golden_of(members.engine, network, golden, output)
                 )
                 limits[network.name if config.models[1:] else ""] = limit
                 facts = msgspec.structs.replace(
                     facts, golden=Golden(samples=samples, tolerance=TOLERANCE, limits=limits)
                 )
-            sources.append(ModelSource(network.name, engine, one.labels, golden_file))
+            sources.append(ModelSource(network.name, engine, members.labels, golden_file))
         facts = with_provenance(facts, manifests)
         kept = manifests
         if not portable:
-            kept = {model: without_portable(one) for model, one in manifests.items()}
+            kept = {model: without_portable(whole) for model, whole in manifests.items()}
         release = _Release(name, version, profile, facts, _bom_writer(output, stack, kept))
         info = _write(output, sources, pipeline, release)
-    uncalibrated = tuple(model for model, one in manifests.items() if one.uncalibrated)
+    uncalibrated = tuple(model for model, row in manifests.items() if row.uncalibrated)
     return Packed(info, uncalibrated, warnings, slim.left_out_bytes)
 
 
 def _profile(files: Mapping[str, ModelFiles], manifests: Mapping[str, Manifest]) -> str:
     """Return the profile of all engines. Raises BundleError: they are for several."""
     (first, manifest), *others = manifests.items()
-    for model, one in others:
-        if one.profile != manifest.profile:
+    for model, another in others:
+        if another.profile != manifest.profile:
             raise BundleError(
                 f"{files[first].engine} is an engine for {manifest.profile}, and"
-                f" {files[model].engine} one for {one.profile}: build all engines of a bundle for"
-                " one profile"
+                f" {files[model].engine} one for {another.profile}: build all engines of a bundle"
+                " for one profile"
             )
     return manifest.profile
 

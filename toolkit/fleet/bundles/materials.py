@@ -161,9 +161,9 @@ def _platforms(manifest: Manifest) -> Iterator[Component]:
                 scope=ComponentScope.REQUIRED,
             )
     kinds = {
-        str(one.__struct_config__.tag)
+        str(implementation.__struct_config__.tag)
         for segment in manifest.segments
-        for one in segment.implementations
+        for implementation in segment.implementations
     }
     for runtime in sorted({RUNTIMES[kind] for kind in kinds if kind in RUNTIMES}):
         if runtime != "TensorRT" or "tensorrt" not in versions:

@@ -101,7 +101,9 @@ def _bom(path: Path, info: BundleInfo) -> str:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{BOM} cannot be read: {error}") from error
     listed = {
-        row.name: tuple(one.content for one in row.hashes) for row in components if row.type == FILE
+        row.name: tuple(digest.content for digest in row.hashes)
+        for row in components
+        if row.type == FILE
     }
     held = {entry.name: (entry.sha256,) for entry in info.files if entry.name != BOM}
     if wrong := sorted(name for name in {*listed, *held} if listed.get(name) != held.get(name)):
