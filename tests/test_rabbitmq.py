@@ -82,6 +82,8 @@ def test_a_device_reads_no_queue_of_one_whose_name_begins_as_its_own() -> None:
         for user in devices:
             for right in ("configure", "write", "read"):
                 assert bool(re.search(rights[user][right], queue_name)) == (user == device), user
+    (alone,) = json.loads(definitions(Roster(("agent-board",))))["permissions"][3:]
+    assert re.search(alone["read"], "mqtt-subscription-tandem-agent-board-4711qos1")
 
 
 def test_users_have_no_password_and_import_needs_no_other_file() -> None:
