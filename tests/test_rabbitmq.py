@@ -276,7 +276,10 @@ def test_a_broker_that_does_not_run_here_is_not_told(
     monkeypatch.setattr("toolkit.fleet.broker_setup.RABBITMQCTL", tmp_path / "missing")
     words = ["fleet", "identity", "expect", "board-1", "--fleet", str(tmp_path / "fleet")]
     done = CliRunner().invoke(tandem, words, catch_exceptions=False)
-    assert "rabbitmqctl import_definitions definitions.json" in done.output
+    assert "rabbitmqctl import_definitions definitions.json" in done.stdout
+    done = CliRunner().invoke(tandem, [*words, "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout) == {"expected": ["board-1"]}
+    assert "rabbitmqctl import_definitions definitions.json" in done.stderr
     users = json.loads((tmp_path / "fleet" / "broker" / "definitions.json").read_text())["users"]
     assert "board-1" in {row["name"] for row in users}
     files = BrokerFiles(tmp_path / "full" / "broker", tmp_path / "fleet" / "identity", 1)
