@@ -22,10 +22,12 @@ from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 from video_fixtures import scene, write_video
 
+from device.agent.child_task import TaskEnded, start_task
 from device.agent.command_journal import JOURNAL, CommandJournal, Taken, boot_id
 from device.agent.commands import (
     INTERRUPTED,
     MAX_WAITING,
+    REBOOT_S,
     UNSIGNED,
     CommandEvent,
     Commands,
@@ -356,11 +358,12 @@ class Told:
 
     def __init__(self, folder: Path, *, allow: tuple[str, ...] = ("restart",)) -> None:
         self.sent: list[CommandState] = []
+        self.capabilities: dict[str, bytes] = {}
         self.online = True
         self.restarts = 0
         events: list[CommandEvent] = []
         self.commands = Commands(
-            CommandsTable(allow=allow),
+            CommandsTable(allow=allow, reboot_command=("true",)),
             TOPICS,
             Board(
                 restart=self._restart, set_pipeline=lambda _: "", log=lambda *_: [],
@@ -380,7 +383,9 @@ class Told:
         return ""
 
     def _send(self, topic: str, payload: bytes) -> bool:
-        if self.online and payload != b"{}":
+        if self.online and topic.count("/") == TOPICS.capability("x").count("/"):
+            self.capabilities[topic] = payload
+        elif self.online:
             self.sent.append(decode(payload, CommandState))
         return self.online
 
@@ -405,6 +410,39 @@ def test_commands_run_in_the_order_in_which_they_were_given(tmp_path: Path) -> N
     third = new_command("restart", counter=2, id="c3")
     assert told.take(third) == ["c3 failed"]
     assert told.restarts == 2
+
+
+def test_an_operation_that_is_not_allowed_any_more_is_not_offered(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.commands.on_link_up()
+    assert told.capabilities.pop(TOPICS.capability("restart")) == b"{}"
+    assert TOPICS.capability("reboot") in told.capabilities
+    assert set(told.capabilities.values()) == {b""}
+
+
+def test_the_time_for_a_reboot_begins_with_it(tmp_path: Path) -> None:
+    """A command may have waited long, for others or for signed metadata."""
+    told = Told(tmp_path, allow=("reboot",))
+    command = new_command("reboot", counter=1, id="c1")
+    told.commands.on_message(TOPICS.command("reboot", "c1"), encode(command), 0.0)
+    begun_s = 2 * REBOOT_S
+    told.commands.advance(begun_s)
+    told.commands.advance(begun_s + REBOOT_S - 1.0)
+    assert [state.status for state in told.sent] == ["executing"]
+    told.commands.advance(begun_s + REBOOT_S)
+    assert [state.status for state in told.sent] == ["executing", "failed"]
+
+
+def test_a_child_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another process's by then."""
+    events: queue.Queue[TaskEnded] = queue.Queue()
+    command = (sys.executable, "-c", "print('{}')")
+    end = start_task("c1", command, events.put, limit_s=WAIT_S, max_bytes=100)
+    assert events.get(timeout=WAIT_S) == TaskEnded("c1", {})
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.killpg", lambda *row: killed.append(row))
+    end()
+    assert killed == []
 
 
 def test_states_wait_for_the_connection(tmp_path: Path) -> None:

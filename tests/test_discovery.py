@@ -31,7 +31,14 @@ from device.smp.message import HEADER, READ
 from toolkit.cli.main import tandem
 from toolkit.flash import discovery, serial_ports, smp_client
 from toolkit.flash.board import Progress
-from toolkit.flash.discovery import FoundBoard, Look, Search, SearchOptions, distinct
+from toolkit.flash.discovery import (
+    FoundBoard,
+    Look,
+    Search,
+    SearchOptions,
+    announced_paths,
+    distinct,
+)
 from toolkit.flash.many import BoardResult, ManyFlasher, exit_status
 from toolkit.flash.smp_client import SmpClient
 
@@ -372,3 +379,21 @@ def test_all_found_and_one_address_exclude_each_other(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
     done = run("flash", str(bundle), "--all-found", "--to", "ssh://h")
     assert (done.exit_code, "takes neither --to nor --device" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "is_taken"),
+    [
+        ("agent", "/opt/tandem/venv/bin/tandem-agent", True),
+        ("agent", "/bin/sh", False),
+        ("agent", "tandem-agent", False),
+        ("agent", "/opt/x;reboot/tandem-agent", False),
+        ("config", "/etc/tandem/agent.toml", True),
+        ("config", "/etc/passwd", False),
+        ("user", "root", False),
+    ],
+)
+def test_an_announcement_names_no_other_program_than_the_agent(
+    key: str, path: str, is_taken: bool
+) -> None:
+    assert announced_paths({key: path}) == ({key: path} if is_taken else {})

@@ -127,6 +127,8 @@ def test_a_device_is_shown_with_what_it_measured(folder: Path) -> None:
         run(folder, "device", "show", "board-9")
     with pytest.raises(RolloutError, match="no device 'board-9'"):
         run(folder, "logs", "board-9")
+    with pytest.raises(RolloutError, match=r"no device '\+'"):  # in a topic: all devices
+        run(folder, "device", "clear", "+")
 
 
 @pytest.mark.parametrize(

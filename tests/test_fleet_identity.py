@@ -417,6 +417,9 @@ def test_a_request_is_signed_elsewhere_and_no_other_certificate_is_taken(
     assert enrol("--accept", stdin=issued.pem).returncode == 0
     assert (tmp_path / "device.crt").read_bytes() == issued.pem
     assert b"name --claim and --claim-key" in enrol().stderr
+    both = enrol("--request", "--accept", stdin=issued.pem)
+    assert (both.returncode, both.stdout) == (2, b"")
+    assert b"not allowed with argument --request" in both.stderr
 
 
 def test_an_answer_that_was_missed_is_given_again_but_no_other_key_is_signed(

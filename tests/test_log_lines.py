@@ -2,19 +2,29 @@
 
 import logging
 import threading
+import time
+from pathlib import Path
+from unittest import mock
 
+import msgspec
 import pytest
 
+from device.agent.config import AgentConfig, BrokerTable, LogTable
 from device.agent.log_lines import (
     BURST,
     LOOK_S,
     MAX_LINES,
     MAX_TEXT,
+    Line,
     LogHandler,
     LogLines,
     LogStream,
     redacted,
 )
+from device.agent.remote import Remote
+from device.agent.smp_lines import LogTail
+from device.protocol.documents import LogLine
+from device.protocol.topics import Topics
 
 
 @pytest.mark.parametrize(
@@ -26,7 +36,12 @@ from device.agent.log_lines import (
         ),
         ("open rtsp://10.0.0.4/cam@2", "open rtsp://10.0.0.4/cam@2"),
         ("password=hunter2 user=bob", "password=*** user=bob"),
-        ('{"token": "abc", "x": 1}', '{"token": *** "x": 1}'),
+        ('{"token": "abc", "x": 1}', '{"token": ***, "x": 1}'),
+        ("passphrase = 'two words' x", "passphrase = *** x"),
+        (r'password="a \" quote" x', "password=*** x"),
+        ("open rtsp://admin:p@ss@10.0.0.4/cam", "open rtsp://***@10.0.0.4/cam"),
+        ("GET /x?access_token=abc HTTP/1.1", "GET /x?access_token=*** HTTP/1.1"),
+        ("DB_PASSWORD=hunter2", "DB_PASSWORD=***"),
         ("API-Key: abc", "API-Key: ***"),
         ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer ***"),
         ("the broker said s3cret-word", "the broker said ***"),
@@ -56,9 +71,69 @@ def test_the_last_lines_fit_their_number_and_size() -> None:
         lines.add("agent" if number % 2 else "pipeline", str(number))
     assert [row.text for row in lines.last(3, "all", 10_000)] == ["7", "8", "9"]
     assert [row.text for row in lines.last(3, "pipeline", 10_000)] == ["4", "6", "8"]
-    size = 1 + len(lines.after(9)[0].at) + 64
+    size = len('"9"') + len(lines.after(9)[0].at) + 64
     assert len(lines.last(10, "all", 2 * size)) == 2
     assert len(lines.last(10, "all", 2 * size - 1)) == 1
+
+
+def test_the_last_lines_fit_a_message_whatever_they_hold() -> None:
+    """Unprintable characters take six bytes in JSON; a broker ends a connection that says more."""
+    lines = LogLines()
+    for _ in range(MAX_LINES):
+        lines.add("pipeline", "\x1b" * MAX_TEXT)
+    rows = [msgspec.structs.asdict(document_of(line)) for line in lines.last(2000, "all", 262_144)]
+    assert rows
+    assert len(msgspec.json.encode(rows)) <= 262_144 + 64 * len(rows)
+
+
+def document_of(line: Line) -> LogLine:
+    return LogLine(at=line.at, level=line.level, text=line.text)
+
+
+def test_the_log_that_a_cable_gives_has_no_secrets_either() -> None:
+    tail = LogTail(("s3cret-word", None))
+    logger = logging.Logger("test")
+    logger.addHandler(tail)
+    logger.warning("open %s with s3cret-word", "rtsp://admin:hunter2@10.0.0.4/cam")
+    logger.info("%d", "no number")  # the logger's own fault must not end the agent
+    (line,) = tail.read().decode().splitlines()
+    assert line.endswith("open rtsp://***@10.0.0.4/cam with ***")
+
+
+class Away:
+    """A connection that the test makes and ends."""
+
+    online = False
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def send(self, topic: str, payload: bytes) -> None:
+        self.sent.append(topic)
+
+    def retain(self, topic: str, payload: bytes) -> bool:
+        return self.online
+
+
+def test_lines_wait_for_the_connection_and_do_not_keep_the_agent_busy(tmp_path: Path) -> None:
+    lines, presence = LogLines(), Away()
+    config = AgentConfig(
+        device="board-1", state_dir=str(tmp_path), profile="p", broker=BrokerTable(host="h"),
+        log=LogTable(publish=True),
+    )  # fmt: skip
+    remote = Remote(
+        config, Topics("board-1"), lines=lines, updater=mock.Mock(),
+        presence=presence,  # type: ignore[arg-type]
+        report=dict, put=lambda _event: None,
+    )  # fmt: skip
+    lines.add("agent", "first")
+    now_s = time.monotonic()
+    remote.advance(now_s)
+    assert remote.due_s(now_s) == (None, None)  # else the loop would not wait
+    presence.online = True
+    assert remote.due_s(now_s)[1] is not None
+    remote.advance(now_s)
+    assert presence.sent == ["fleet/v1/board-1/log/agent"]
 
 
 def test_what_the_agent_logs_is_kept_and_debugging_is_not() -> None:

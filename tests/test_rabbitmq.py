@@ -66,9 +66,24 @@ def test_a_revoked_device_keeps_no_right_at_all() -> None:
     own = "mqtt-subscription-tandem-agent-board-1qos1"
     assert re.search(rights["board-1"]["configure"], own)
     assert not re.search(rights["board-1"]["read"], own.replace("board-1", "board-2"))
+    pipeline = "mqtt-subscription-tandem-board-1-4711qos1"
+    assert re.search(rights["board-1"]["read"], pipeline)
     read, write = topic_rights("lost-1", Roster((), ("lost-1",)))
     assert not read.search("fleet.v1.lost-1.desired")
     assert not write.search("fleet.v1.lost-1.reported")
+
+
+def test_a_device_reads_no_queue_of_one_whose_name_begins_as_its_own() -> None:
+    devices = ("board", "board-1", "agent-board")
+    document = json.loads(definitions(Roster(devices)))
+    rights = {row["user"]: row for row in document["permissions"]}
+    for device in devices:
+        queue_name = f"mqtt-subscription-tandem-agent-{device}qos1"
+        for user in devices:
+            for right in ("configure", "write", "read"):
+                assert bool(re.search(rights[user][right], queue_name)) == (user == device), user
+    (alone,) = json.loads(definitions(Roster(("agent-board",))))["permissions"][3:]
+    assert re.search(alone["read"], "mqtt-subscription-tandem-agent-board-4711qos1")
 
 
 def test_users_have_no_password_and_import_needs_no_other_file() -> None:
@@ -148,9 +163,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with port_mapper(base / "home") as environment:
         rabbit = RabbitNode(files, "one@localhost", environment)
         rabbit.write(Roster(("board-1", "board-2")))
-        rabbit.start()
-        yield Node(folder, rabbit)
-        rabbit.kill()
+        try:
+            rabbit.start()
+            yield Node(folder, rabbit)
+        finally:
+            rabbit.kill()
 
 
 class Client:
@@ -259,7 +276,10 @@ def test_a_broker_that_does_not_run_here_is_not_told(
     monkeypatch.setattr("toolkit.fleet.broker_setup.RABBITMQCTL", tmp_path / "missing")
     words = ["fleet", "identity", "expect", "board-1", "--fleet", str(tmp_path / "fleet")]
     done = CliRunner().invoke(tandem, words, catch_exceptions=False)
-    assert "rabbitmqctl import_definitions definitions.json" in done.output
+    assert "rabbitmqctl import_definitions definitions.json" in done.stdout
+    done = CliRunner().invoke(tandem, [*words, "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout) == {"expected": ["board-1"]}
+    assert "rabbitmqctl import_definitions definitions.json" in done.stderr
     users = json.loads((tmp_path / "fleet" / "broker" / "definitions.json").read_text())["users"]
     assert "board-1" in {row["name"] for row in users}
     files = BrokerFiles(tmp_path / "full" / "broker", tmp_path / "fleet" / "identity", 1)

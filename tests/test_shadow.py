@@ -5,12 +5,16 @@ Everything is real: broker, fleet server, agent, pipelines, engines and a video 
 
 import json
 import os
+import queue
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -21,10 +25,12 @@ from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
 from onnx import numpy_helper
 from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
+from device.agent.config import UpdateTable
+from device.agent.order import Order
 from device.agent.process_tree import mark_of, marked
-from device.agent.shadow import shadow_refusal
-from device.agent.shadow_process import TAP, ShadowEnded
-from device.protocol.documents import InstallPolicy, Reported
+from device.agent.shadow import ShadowRun, shadow_refusal
+from device.agent.shadow_process import START_S, TAP, ShadowEnded, ShadowLimits, ShadowProcess
+from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec, Reported
 from device.protocol.messages import Shadow
 from device.update import slots
 from device.update.bundle import write_bundle
@@ -269,6 +275,108 @@ def test_without_a_limit_the_agreement_is_only_measured() -> None:
     assert shadow_refusal(ShadowEnded(1, result), InstallPolicy(shadow_s=1.0), 30) is None
     ended = ShadowEnded(1, None, "it held 900 MiB of memory")
     assert "it held 900 MiB" in str(shadow_refusal(ended, POLICY, 30))
+
+
+class Process:
+    """A double of the shadow process."""
+
+    running = False
+    starts = 0
+
+    def start(self, *_: object) -> None:
+        self.running = True
+        self.starts += 1
+
+    def stop(self) -> None:
+        self.running = False
+
+    def ended(self, _event: ShadowEnded) -> bool:
+        self.running = False
+        return True
+
+
+class Kept:
+    """The state of the slots, in memory alone."""
+
+    def __init__(self, state: SlotState) -> None:
+        self.state = state
+
+    def save(self, state: SlotState) -> None:
+        self.state = state
+
+    note = save
+
+    def record(self, slot: str | None) -> SlotRecord:
+        record = self.state.record(slot)  # type: ignore[arg-type]
+        assert record is not None
+        return record
+
+
+def test_a_release_that_became_live_meanwhile_is_not_compared_and_nothing_is_tried() -> None:
+    """The live release crashes in a loop: the board goes back to the one that is in shadow."""
+    state = staged()
+    assert state.b is not None
+    kept = Kept(msgspec.structs.replace(state, b=msgspec.structs.replace(state.b, good=True)))
+    blob = BlobSpec(sha256="b" * 64, bytes=1, chunk_bytes=4096, index_sha256="c" * 64)
+    release = ReleaseSpec(name="app", version="b", profile="p", blob=blob)
+    desired = Desired(format=2, request="r1", release=release, policy=POLICY)
+    process, tried = Process(), []
+    for event in (None, ShadowEnded(0, Shadow(frames=99, agreement=1.0, counted=99, done=True))):
+        run = ShadowRun(
+            UpdateTable(), store=mock.Mock(), kept=kept, order=Order(desired=desired),
+            process=process, begin=tried.append,
+        )  # type: ignore[arg-type]  # fmt: skip
+        assert run.waits(desired)
+        before, kept.state = kept.state, slots.give_up_active(kept.state, "it crashed")
+        if event is None:
+            run.keep_for(desired)
+            assert not process.running
+        else:
+            run.on_ended(event)
+        assert kept.record("a").shadow_agreement is None
+        kept.state = before
+    assert process.starts == 2
+    assert tried == []
+
+
+def started(command: tuple[str, ...], folder: Path, put: Callable[[object], None]) -> ShadowProcess:
+    process = ShadowProcess(put, folder, "laptop", command=command)
+    process.start(folder, ShadowLimits(1.0, 1, 1.0, 1.0))
+    return process
+
+
+def test_what_could_not_be_started_does_not_end_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: queue.Queue[object] = queue.Queue()
+    with monkeypatch.context() as patched:
+        patched.setattr("subprocess.Popen", mock.Mock(side_effect=OSError(11, "try again")))
+        process = started((sys.executable, "-c", "import time; time.sleep(600)"), tmp_path,
+            events.put)  # fmt: skip
+    process.start(tmp_path, ShadowLimits(600.0, 1, 1.0, 1.0))
+    stale = events.get(timeout=LONG_S)
+    assert isinstance(stale, ShadowEnded)
+    assert not process.ended(stale)
+    assert process.running
+    process.stop()
+
+
+def test_a_shadow_that_has_ended_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by then."""
+    events: queue.Queue[object] = queue.Queue()
+    process = started((sys.executable, "-c", ""), tmp_path, events.put)
+    assert isinstance(events.get(timeout=LONG_S), ShadowEnded)
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.killpg", lambda *row: killed.append(row))
+    process.stop()
+    assert killed == []
+
+
+def test_a_shadow_that_keeps_its_limits_is_not_ended_early() -> None:
+    """It waits for the first frame as long as it looks from then on (`compare_live`)."""
+    assert ShadowLimits(600.0, 30, 30.0, 10.0).longest_s >= START_S + 2 * (600.0 + 30.0)
 
 
 # -- what the disk keeps

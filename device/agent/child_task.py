@@ -45,6 +45,8 @@ def start_task(
         return lambda: None
 
     def end() -> None:
+        if child.returncode is not None:
+            return  # its number may be another process's by now
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(child.pid, signal.SIGKILL)
 

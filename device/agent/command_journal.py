@@ -29,7 +29,7 @@ class CommandJournal:
     """The journal of one state folder."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Read it. One that is damaged is kept aside: then only `expires` tells old commands."""
+        """Read it. One that is damaged counts as none: then only `expires` tells old commands."""
         self._path = state_dir / JOURNAL
         self.taken = Taken()
         try:

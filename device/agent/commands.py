@@ -120,10 +120,10 @@ class Commands:
         return min(order.arrived_s for order in self._waiting.values()) + GATHER_S
 
     def on_link_up(self) -> None:
-        """Say which operations are taken."""
+        """Say which operations are taken; one that is not allowed any more is cleared."""
         for row in OPERATIONS:
-            if row.name in self._table.allow:
-                self._unsent[self._topics.capability(row.name)] = b"{}"
+            allowed = row.name in self._table.allow
+            self._unsent[self._topics.capability(row.name)] = b"{}" if allowed else b""
         self._flush()
 
     def on_message(self, topic: str, payload: bytes, now_s: float) -> None:
@@ -175,7 +175,7 @@ class Commands:
     def advance(self, now_s: float) -> None:
         """Do what is due: publish, check, begin the next command."""
         self._flush()
-        self._on_verdict(self._verification.advance(now_s))
+        self._on_verdict(self._verification.advance(now_s), now_s)
         if self._reboot_by_s is not None and now_s >= self._reboot_by_s:
             self._finish(f"the board did not reboot within {REBOOT_S:g} s")
         order = self._current
@@ -183,13 +183,13 @@ class Commands:
             self._verification.forget()
             self._finish(late)
         if self._current is None and self._waiting and now_s >= self._begins_s():
-            topic = min(self._waiting, key=lambda one: self._waiting[one].command.counter)
+            topic = min(self._waiting, key=lambda topic: self._waiting[topic].command.counter)
             self._begin(self._waiting.pop(topic), now_s)
 
     def on_event(self, event: CommandEvent, now_s: float) -> None:
         """Take the end of a child."""
         if isinstance(event, CommandCheck):
-            self._on_verdict(self._verification.on_event(event.event, now_s))
+            self._on_verdict(self._verification.on_event(event.event, now_s), now_s)
         elif self._current is not None and event.id == self._current.command.id:
             self._finish(event.problem, event.result)
 
@@ -213,9 +213,9 @@ class Commands:
         elif order.signed:
             self._checking = True
             self._verification.forget()
-            self._on_verdict(self._verification.take(order.payload, now_s))
+            self._on_verdict(self._verification.take(order.payload, now_s), now_s)
         else:
-            self._execute(order)
+            self._execute(order, now_s)
 
     def _refusal(self, order: _Order) -> str:
         """Return why a command is not executed, as far as that is known without its signatures."""
@@ -234,20 +234,20 @@ class Commands:
             )
         return expired(command)
 
-    def _on_verdict(self, verdict: Verdict | None) -> None:
+    def _on_verdict(self, verdict: Verdict | None, now_s: float) -> None:
         order = self._current
         if verdict is None or order is None or not self._checking:
             return
         if isinstance(verdict, Trusted):
             self._verification.forget()
-            self._execute(order)
+            self._execute(order, now_s)
         elif isinstance(verdict, Refused) and not verdict.again:
             self._verification.forget()
             self._finish(verdict.reason)
         elif isinstance(verdict, Unverified | Refused) and verdict.reason:
             LOG.info("the command %s waits: %s", order.command.id, verdict.reason)
 
-    def _execute(self, order: _Order) -> None:
+    def _execute(self, order: _Order, now_s: float) -> None:
         """Write the command down, then do it."""
         self._checking = False
         command = order.command
@@ -269,10 +269,10 @@ class Commands:
                 max_bytes=MAX_RESULT_BYTES,
             )  # fmt: skip
         else:
-            self._reboot(command.id, order)
+            self._reboot(command.id, now_s)
 
-    def _reboot(self, command_id: str, order: _Order) -> None:
-        self._reboot_by_s = order.arrived_s + REBOOT_S
+    def _reboot(self, command_id: str, now_s: float) -> None:
+        self._reboot_by_s = now_s + REBOOT_S
         try:
             child = subprocess.Popen(
                 self._table.reboot_command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.protocol.control import MAX_LINE_BYTES, Answer, Ask, SlotRow, socket_address
+from device.protocol.control import MAX_LINE_BYTES, Answer, Ask, SlotRow, listen, socket_address
 from device.update.slots import SlotState
 
 LOG = logging.getLogger("tandem.agent")
@@ -44,23 +44,12 @@ class Door:
 
     def open(self) -> None:
         """Listen. An agent without a door works on, and says so in its log."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with socket_address(self._folder) as address:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(address)  # of an agent that was killed
-                mask = os.umask(0o177)
-                try:
-                    listener.bind(address)
-                finally:
-                    os.umask(mask)
-            listener.listen(MAX_CONNECTIONS)
+            self._socket = listener = listen(self._folder, backlog=MAX_CONNECTIONS)
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         except (OSError, RuntimeError) as error:
-            listener.close()
+            self.close()
             LOG.error("`tandem-agent control` cannot reach this agent: %s", error)
-            return
-        self._socket = listener
 
     def close(self) -> None:
         """Take no more connections."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
+import msgspec
+
 from device.protocol.documents import LogLine
 
 MAX_LINES = 2000
@@ -21,10 +23,12 @@ LOOK_S = 0.25  # between two looks while lines are followed
 HIDDEN = "***"
 # What may hold a secret -> what is kept of it.
 SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(\w://)[^/@\s]+@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(\w://)[^/\s]+@"), rf"\1{HIDDEN}@"),  # up to the last @: passwords may have one
     (
         re.compile(
-            r"(?i)\b(password|passwd|passphrase|secret|token|api[_-]?key)(\"?\s*[=:]\s*)\S+"
+            # Also within a name, such as access_token; a value in quotes may have spaces.
+            r"(?i)(password|passwd|passphrase|secret|token|api[_-]?key)([\"']?\s*[=:]\s*)"
+            r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|\S+)"
         ),
         rf"\1\2{HIDDEN}",
     ),
@@ -67,11 +71,13 @@ class LogLines:
             return [line for line in self._lines if line.number > number]
 
     def last(self, count: int, source: str, max_bytes: int) -> list[Line]:
-        """Return the last lines of a source ("all": of both), oldest first, of so many bytes."""
+        """Return the last lines of a source ("all": of both), oldest first, of so many bytes in
+        JSON."""
         lines: deque[Line] = deque()
         with self._lock:
             for line in reversed(self._lines):
-                max_bytes -= len(line.text.encode()) + len(line.at) + 64
+                # In JSON, as it is sent: an unprintable character takes six bytes there.
+                max_bytes -= len(msgspec.json.encode(line.text)) + len(line.at) + 64
                 if len(lines) == count or max_bytes < 0:
                     break
                 if source in ("all", line.source):

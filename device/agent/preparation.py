@@ -133,7 +133,7 @@ class Preparation:
         except (BundleError, BundleReadError) as error:
             LOG.error("the segments cannot be prepared: %s", error)
             return False
-        engines = dict.fromkeys(str(folder / one.engine) for one in runs)
+        engines = dict.fromkeys(str(folder / run.engine) for run in runs)
         command = (*self._command, *engines, *self._options)
         try:
             child = subprocess.Popen(

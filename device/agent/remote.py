@@ -70,7 +70,8 @@ class Remote:
 
     def due_s(self, now_s: float) -> tuple[float | None, ...]:
         """Return when `advance` has something to do without an event."""
-        return self.commands.due_s, self._stream.due_s(now_s)
+        lines_s = self._stream.due_s(now_s) if self._presence.online else None
+        return self.commands.due_s, lines_s
 
     def advance(self, now_s: float) -> None:
         """Go on with commands, and publish the lines that are due."""

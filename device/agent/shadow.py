@@ -105,17 +105,20 @@ class ShadowRun:
         process.start(self._store.slot_folder(self._kept.state.idle), self._limits(desired.policy))
 
     def keep_for(self, desired: Desired | None) -> None:
-        """End a comparison that is not for this desired state."""
+        """End a comparison that is not for this desired state, or whose release does not wait any
+        more: the live one crashed in a loop, and the board went back to it."""
         if self._process is None or not self._process.running:
             return
-        if desired is None or desired.request != self._request:
+        if desired is None or desired.request != self._request or not self._is_idle(desired):
             self.stop()
 
     def stop(self) -> None:
         """End the child in good order: its attempt does not count."""
         if self._process is not None and self._process.running:
             self._process.stop()
-            self._kept.note(slots.suspend_shadow(self._kept.state))
+            record = self._kept.state.record(self._kept.state.idle)
+            if record is not None and record.shadow_request == self._request:
+                self._kept.note(slots.suspend_shadow(self._kept.state))
             self._request = ""
 
     def on_said(self, event: ShadowSaid) -> Shadow | None:
@@ -138,7 +141,7 @@ class ShadowRun:
             return
         desired, request = self._order.desired, self._request
         self._request = ""
-        if desired is None or desired.request != request or self._kept.state.trial is not None:
+        if desired is None or desired.request != request or not self._is_idle(desired):
             return
         reason = shadow_refusal(event, desired.policy, self._config.shadow_frames)
         if reason is not None:
@@ -154,6 +157,16 @@ class ShadowRun:
         self._kept.note(slots.end_shadow(self._kept.state, result.agreement, result.frames))
         if self._order.trusted is not None:  # else once its signatures are checked again
             self._begin(desired)
+
+    def _is_idle(self, desired: Desired) -> bool:
+        """Whether the desired release is in the idle slot, and not on trial."""
+        state = self._kept.state
+        record = state.record(state.idle)
+        return (
+            state.trial is None
+            and record is not None
+            and record.sha256 == desired.release.blob.sha256
+        )
 
     def _limits(self, policy: InstallPolicy) -> ShadowLimits:
         config = self._config

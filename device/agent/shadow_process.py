@@ -65,8 +65,9 @@ class ShadowLimits:
 
     @property
     def longest_s(self) -> float:
-        """The longest that a child may take that keeps its limits."""
-        return START_S + self.seconds + 2.0 * self.timeout_s
+        """The longest that a child may take that keeps its limits: it waits as long for the first
+        frame as it looks at frames from then on."""
+        return START_S + 2.0 * (self.seconds + self.timeout_s)
 
 
 @dataclass(slots=True)
@@ -82,6 +83,8 @@ class _Run:
     def end(self, problem: str) -> None:
         """Kill the child and all that it started, for a reason."""
         self.problem = self.problem or problem
+        if self.process.returncode is not None:
+            return  # its number may be another process's by now
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -115,6 +118,7 @@ class ShadowProcess:
     def start(self, folder: Path, limits: ShadowLimits) -> None:
         """Compare the release in a slot; a child that cannot be started ends at once."""
         self.stop()
+        self._number += 1  # what an earlier one, which could not be started, still says is stale
         command = (
             *self._command, "--bundle", str(folder), "--profile", self._profile,
             "--tap", str(self._tap), "--seconds", f"{limits.seconds:g}",

@@ -1,6 +1,7 @@
 """The agent's SMP server: its lines, its inbox, and what passes between their threads and the
 agent's own."""
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -50,8 +51,9 @@ class LogTail(logging.Handler):
         self.setFormatter(logging.Formatter(PLAIN))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self._lines.append(redacted(self.format(record), self._secrets))
+        """Keep a line; what cannot be formatted is not."""
+        with contextlib.suppress(TypeError, ValueError):
+            self._lines.append(redacted(self.format(record), self._secrets))
 
     def read(self) -> bytes:
         """Return the lines."""

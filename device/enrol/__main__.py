@@ -165,10 +165,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument("--claim", type=Path, help="the claim certificate (PEM)")
     parser.add_argument("--claim-key", type=Path, help="its key (PEM)")
-    parser.add_argument(
+    other_ways = parser.add_mutually_exclusive_group()
+    other_ways.add_argument(
         "--request", action="store_true", help="write the request (PEM) instead, for another way"
     )
-    parser.add_argument(
+    other_ways.add_argument(
         "--accept", action="store_true", help="read the certificate (PEM) from standard input"
     )
     parser.add_argument("--again", action="store_true", help="replace a certificate that is there")

@@ -5,6 +5,7 @@ agent alone owns the slots: whoever has brought a bundle onto the board's disk (
 line, a USB stick) hands it over with `Install`.
 """
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -89,6 +90,26 @@ def socket_address(folder: Path, name: str = SOCKET) -> Iterator[str]:
         yield f"/proc/self/fd/{handle}/{name}"
     finally:
         os.close(handle)
+
+
+def listen(folder: Path, name: str = SOCKET, *, backlog: int = 1) -> socket.socket:
+    """Return a socket that listens in a folder, for its owner alone; what an earlier process left
+    there is replaced. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket_address(folder, name) as address:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address)  # of a process that was killed
+            mask = os.umask(0o177)
+            try:
+                listener.bind(address)
+            finally:
+                os.umask(mask)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def connect(folder: Path, timeout_s: float) -> socket.socket:

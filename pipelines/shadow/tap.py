@@ -6,7 +6,6 @@ sends it. A shadow that is slow, hangs or dies costs the pipeline nothing more t
 
 import contextlib
 import logging
-import os
 import queue
 import select
 import socket
@@ -17,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from device.protocol.control import socket_address
+from device.protocol.control import listen
 from pipelines.frame import Frame
 from pipelines.results import Decoded
 from pipelines.shadow.wire import Hello, Sample, encode
@@ -47,25 +46,14 @@ class Tap:
 
     def __enter__(self) -> "Tap":
         """Listen."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with socket_address(self._path.parent, self._path.name) as address:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(address)  # of a pipeline that was killed
-                mask = os.umask(0o177)
-                try:
-                    listener.bind(address)
-                finally:
-                    os.umask(mask)
-            listener.listen(1)
+            self._listener = listener = listen(self._path.parent, self._path.name)
             threading.Thread(
                 target=self._accept, args=(listener,), name="shadow-tap", daemon=True
             ).start()
         except (OSError, RuntimeError) as error:
-            listener.close()
+            self._close()
             _log.warning("no release can run in the shadow of this one: %s", error)
-            return self
-        self._listener = listener
         return self
 
     def __exit__(
@@ -76,10 +64,14 @@ class Tap:
     ) -> None:
         """Listen no more."""
         self._closing.set()
-        if self._listener is not None:
+        self._close()
+
+    def _close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
             with contextlib.suppress(OSError):
                 self._path.unlink()
 

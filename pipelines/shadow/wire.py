@@ -89,31 +89,31 @@ TASKS: tuple[_Task, ...] = (
     _Task(
         "detections",
         Detections,
-        lambda found: (found.boxes, found.scores, found.class_ids),
+        lambda decoded: (decoded.boxes, decoded.scores, decoded.class_ids),
         lambda _head, arrays: _detections(arrays),
     ),
     _Task(
         "classes",
         ClassScores,
-        lambda found: (found.scores, found.class_ids),
+        lambda decoded: (decoded.scores, decoded.class_ids),
         lambda _head, arrays: ClassScores(*_rows(arrays, 2)),
     ),
     _Task(
         "segmentation",
         SegmentationMap,
-        lambda found: (found.class_ids,),
+        lambda decoded: (decoded.class_ids,),
         lambda head, arrays: SegmentationMap(_map(arrays), head.region),
     ),
     _Task(
         "depth",
         DepthMap,
-        lambda found: (found.depth,),
+        lambda decoded: (decoded.depth,),
         lambda head, arrays: DepthMap(_map(arrays), head.region, head.metric),
     ),
     _Task(
         "texts",
         Texts,
-        lambda found: (found.scores,),
+        lambda decoded: (decoded.scores,),
         lambda head, arrays: Texts(head.lines, *_rows(arrays, 1)),
     ),
 )

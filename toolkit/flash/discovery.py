@@ -4,9 +4,10 @@ Finding is one thing, asking is another: whatever a place says of itself, the bo
 asked by its way before it counts, and one that is there by several ways counts once.
 """
 
+import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
@@ -24,6 +25,11 @@ CONNECT_S = 1.0
 MDNS_S = 2.0
 MAX_ASKED = 16  # boards that are asked at once
 _SHOWN = 64  # characters of a name that a stranger announces
+# A board says where its agent is. Anybody can say so for a known host: no other program is run.
+_ANNOUNCED = {
+    "agent": re.compile(r"/[A-Za-z0-9_./-]*/tandem-agent\Z"),
+    "config": re.compile(r"/[A-Za-z0-9_./-]*\.toml\Z"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +134,16 @@ def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
         text = {key: _text(value) for key, value in info.decoded_properties.items()}
         host = _host(info.server or "", addresses)
         user = options.user or text.get("user", "")
-        parts = {key: text[key] for key in ("agent", "config") if text.get(key)}
+        parts = announced_paths(text)
         way = _ssh_way(host, info.port, options, user=user, parts=parts)
         label = _text(name.removesuffix(f".{SERVICE}")[:_SHOWN])
         places.append(Place(way, text.get("device") or label))
     return tuple(places)
+
+
+def announced_paths(text: Mapping[str, str]) -> dict[str, str]:
+    """Return where a board's agent and its agent.toml are, of what an mDNS record says."""
+    return {key: text[key] for key, form in _ANNOUNCED.items() if form.match(text.get(key, ""))}
 
 
 def _text(value: str | None) -> str:

@@ -44,8 +44,7 @@ def make_command(
 
     `words`: its arguments, KEY=VALUE. Raises RolloutError.
     """
-    if load_device(database, device) is None:
-        raise RolloutError(unknown_device(database, device))
+    _check_known(database, device)
     expires = datetime.now(timezone.utc) + timedelta(seconds=expires_s)
     values = {
         "op": op,
@@ -63,6 +62,12 @@ def make_command(
     with database.write():
         log.append(database, [log.Note(who, COMMAND, body)], database.now_s())
     return command
+
+
+def _check_known(database: Database, device: str) -> None:
+    """Refuse what is no device of the fleet: as part of a topic, "+" would be all devices."""
+    if load_device(database, device) is None:
+        raise RolloutError(unknown_device(database, device))
 
 
 def payload_of(fleet: Fleet, command: Command) -> bytes:
@@ -150,8 +155,14 @@ def _await_end(
 def clear_ended(fleet: Fleet, device: str, *, quiet_s: float = 1.0) -> list[CommandState]:
     """Clear the commands of a device that have ended; return them.
 
-    `quiet_s`: after so long without another retained message all have come.
+    `quiet_s`: after so long without another retained message all have come. Raises RolloutError:
+    the fleet does not know the device, or the broker cannot be reached.
     """
+    database = fleet.open_store()
+    try:
+        _check_known(database, device)
+    finally:
+        database.close()
     events: queue.Queue[LinkEvent] = queue.Queue(1024)
     ended = threading.Event()
     topics = Topics(device)

@@ -69,8 +69,8 @@ def pack_bundle(
     """
     config = load_pipeline(pipeline)
     manifests = {}
-    for model, its_files in files.items():
-        with open_engine(its_files.engine) as opened:
+    for model, members in files.items():
+        with open_engine(members.engine) as opened:
             manifests[model] = opened.manifest
     profile = _profile(files, manifests)
     warnings = _check(config, pipeline, files, manifests)
@@ -80,18 +80,18 @@ def pack_bundle(
         sources = []
         limits: dict[str, GoldenLimit] = {}
         for network in config.networks:
-            its_files = files[network.name]
-            engine = its_files.engine if portable else slim.engine(its_files.engine)
+            members = files[network.name]
+            engine = members.engine if portable else slim.engine(members.engine)
             golden_file = None
             if golden is not None:
                 golden_file, samples, limit = stack.enter_context(
-                    golden_of(its_files.engine, network, golden, output)
+                    golden_of(members.engine, network, golden, output)
                 )
                 limits[network.name if config.models[1:] else ""] = limit
                 facts = msgspec.structs.replace(
                     facts, golden=Golden(samples=samples, tolerance=TOLERANCE, limits=limits)
                 )
-            sources.append(ModelSource(network.name, engine, its_files.labels, golden_file))
+            sources.append(ModelSource(network.name, engine, members.labels, golden_file))
         facts = with_provenance(facts, manifests)
         kept = manifests
         if not portable:

@@ -143,7 +143,7 @@ def definitions(roster: Roster) -> str:
     read_own, write_own = _pattern(_own("read")), _pattern(_own("write"))
     for device in roster.admitted:
         users.append(_user(device))
-        rights.append(_rights(device, _own_queues(device)))
+        rights.append(_rights(device, _own_queues(device, roster.admitted)))
         topics.append(_topics(device, read_own, write_own))
     for device in roster.revoked:
         users.append(_user(device))
@@ -182,12 +182,19 @@ def _own(right: str) -> tuple[str, ...]:
     return (*topics, f"{CAST}/#") if right == "read" else tuple(topics)
 
 
-def _own_queues(device: str) -> str:
+def _own_queues(device: str, devices: Sequence[str]) -> str:
     """Return the names of the queues of a device: those of clients with its name in their id.
 
-    Another device cannot read a queue by taking this one's client id.
+    Another device cannot read a queue by taking this one's client id, not even one whose name
+    begins as this one's does.
     """
-    return f"mqtt-subscription-tandem-(agent-)?{re.escape(device)}(-[0-9]+)?qos[01]"
+    name = re.escape(device)
+    clients = f"agent-{name}"
+    # Of the device agent-x, as long as there is no x-1: tandem-agent-x-1 is the agent of that.
+    agents = (f"agent-{row}" for row in devices) if device.startswith("agent-") else ()
+    if not any(re.fullmatch(f"{name}-[0-9]+", agent) for agent in agents):
+        clients += f"|{name}-[0-9]+"
+    return f"mqtt-subscription-tandem-({clients})qos[01]"
 
 
 def _pattern(filters: Sequence[str]) -> str:

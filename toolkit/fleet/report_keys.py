@@ -4,6 +4,7 @@ from pathlib import Path
 
 from securesystemslib.signer import Key, SSlibKey
 
+from device.errors import TrustError
 from device.protocol.documents import Reported
 from device.protocol.signed import open_reported
 from toolkit.errors import FleetError
@@ -22,9 +23,16 @@ class ReportKeys:
     def read(self, device: str, payload: bytes) -> Reported:
         """Return a report; of a device that was enrolled only one that it has signed.
 
-        Raises ValueError: it is not understood. Raises TrustError: the device did not sign it.
+        Raises ValueError: it is not understood. Raises TrustError: the device did not sign it, or
+        the CA's folder cannot be read.
         """
-        return open_reported(payload, self._keys(device))
+        try:
+            keys = self._keys(device)
+        except (FleetError, OSError) as error:
+            raise TrustError(
+                f"whether {device} signed a report cannot be checked: {error}"
+            ) from error
+        return open_reported(payload, keys)
 
     def _keys(self, device: str) -> dict[str, Key] | None:
         """Return the keys of a device that are not revoked; None: it was never enrolled."""

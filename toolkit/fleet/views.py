@@ -151,9 +151,9 @@ def _group_view(group: v.GroupState, members: Iterable[DeviceRow | None], sha256
         if row is not None and row.reported is not None and row.reported.measured is not None
     ]
     shadows = [
-        (one.shadow_agreement, one.shadow_frames)
-        for one in measured
-        if one.sha256 == sha256 and one.shadow_agreement is not None
+        (figures.shadow_agreement, figures.shadow_frames)
+        for figures in measured
+        if figures.sha256 == sha256 and figures.shadow_agreement is not None
     ]
     return GroupView(
         name=group.name,

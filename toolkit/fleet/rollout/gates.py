@@ -172,7 +172,7 @@ def _parse_choice(name: str, text: str, part: str) -> Gate:
         )
     if not all(choices):
         raise RolloutError(f"the gate {part!r} has an empty choice: write {name} in [ONE, ANOTHER]")
-    if fact in HASHES and (wrong := [one for one in choices if not _HASH.match(one)]):
+    if fact in HASHES and (wrong := [choice for choice in choices if not _HASH.match(choice)]):
         raise RolloutError(
             f"{wrong[0]!r} in the gate {part!r} is no SHA-256: write {MIN_HASH_DIGITS} to 64 of "
             "its hexadecimal digits, in lower case, from the beginning"

@@ -34,10 +34,11 @@ def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
     if as_json:
         row = {"device": device, "serial": str(issued.serial), "not_after": issued.not_after}
         click.echo(msgspec.json.encode(row))
-        return
-    click.echo(f"{device} has a certificate until {issued.not_after:%Y-%m-%d}: copy {output} to it")
+    else:
+        until = f"{issued.not_after:%Y-%m-%d}"
+        click.echo(f"{device} has a certificate until {until}: copy {output} to it")
     if untold:
-        click.echo(untold)
+        click.echo(untold, err=as_json)
 
 
 @identity.command(epilog=EPILOG)
@@ -61,10 +62,10 @@ def expect(
     untold = _admit(folder)
     if as_json:
         click.echo(msgspec.json.encode({"expected": names}))
-        return
-    click.echo(f"{len(names)} devices may enrol themselves, once each")
+    else:
+        click.echo(f"{len(names)} devices may enrol themselves, once each")
     if untold:
-        click.echo(untold)
+        click.echo(untold, err=as_json)
 
 
 def _admit(folder: Path) -> str:
