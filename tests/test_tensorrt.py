@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -179,12 +178,13 @@ def test_fp16_segments_run_with_half_ports(
         assert np.allclose(actual, session.infer(feeds)["y"], rtol=0.01, atol=0.01)
 
 
-def test_a_plan_is_built_once(engine: Path, either_era: str, tmp_path: Path) -> None:
+def test_a_plan_is_built_once(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(engine, tmp_path / "plans")
-    begin = time.monotonic()
+    monkeypatch.delattr(prepare_module, "run_child")  # nothing may build any more
     row = prepare(engine, tmp_path / "plans")
     assert row.cached
-    assert time.monotonic() - begin < 5
     assert not list((tmp_path / "plans").glob(".build-*"))
 
 
