@@ -98,11 +98,14 @@ def sqnr_db(recorded: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) ->
         finite = np.isfinite(first) & np.isfinite(second)
         if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
             return -MAX_SQNR_DB
-        signal += float(np.sum(first[finite] ** 2))
-        noise += float(np.sum((second[finite] - first[finite]) ** 2))
+        with np.errstate(over="ignore"):  # it becomes inf, which is the answer
+            signal += float(np.sum(first[finite] ** 2))
+            noise += float(np.sum((second[finite] - first[finite]) ** 2))
     if noise == 0.0:
         return MAX_SQNR_DB
-    ratio = 10.0 * math.log10(signal / noise) if signal else -MAX_SQNR_DB
+    if signal == 0.0 or not math.isfinite(noise):
+        return -MAX_SQNR_DB
+    ratio = 10.0 * (math.log10(signal) - math.log10(noise))  # the quotient may be too small
     return max(-MAX_SQNR_DB, min(MAX_SQNR_DB, ratio))
 
 

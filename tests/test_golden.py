@@ -1,6 +1,7 @@
 """Golden inputs: what a bundle recorded, and what a board makes of it before a trial."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from model_fixtures import small_convnet
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
 from device.protocol.documents import InstallPolicy
 from device.runtime.golden import agreement, check_golden
+from device.runtime.golden import main as golden_main
 from device.session import open_session
 from device.update.bundle import ENGINE, GOLDEN, extract_bundle, hash_folder, read_bundle_info
 from toolkit.build import BuildOptions, build_engine
@@ -104,6 +106,24 @@ def test_an_option_that_is_wrong_is_one_sentence(
     assert result.exit_code != 0
     assert says in str(result.exception or result.output)
     assert not (folder / "x.bundle").exists()
+
+
+def test_no_engine_hides_behind_another_one_whose_file_has_the_same_name(
+    engines: tuple[Path, Path],
+    slot: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    same, changed = engines
+    shutil.copy(slot / GOLDEN, tmp_path / GOLDEN)
+    pairs = (changed, slot / GOLDEN, same, tmp_path / GOLDEN)
+    words = ["golden", *map(str, pairs), "--tolerance", "0.02"]
+    monkeypatch.setattr("sys.argv", words)
+    assert golden_main() == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["agreement"] < 1.0
+    assert result["samples"] == 8
 
 
 def test_the_same_engine_agrees_and_one_with_other_weights_does_not(

@@ -35,7 +35,7 @@ from pipelines.golden import (
 )
 from pipelines.model_config import PipelineModel
 from toolkit.cli.commands.bundle import bundle as bundle_command
-from toolkit.fleet.golden import limit_of
+from toolkit.fleet.golden import _random, limit_of
 
 PATIENCE_S = 120.0
 HEAD = """
@@ -111,6 +111,17 @@ def test_the_ratio_of_signal_and_difference() -> None:
     assert sqnr_db([special], [special]) == MAX_SQNR_DB
     assert sqnr_db([special], [np.array([np.nan, np.inf, np.inf, 1.0])]) == -MAX_SQNR_DB
     assert sqnr_db([np.array([1, 2])], [np.array([1, 2])]) == MAX_SQNR_DB
+    assert sqnr_db([np.array([1e-160])], [np.array([1e10])]) == -MAX_SQNR_DB
+    huge = np.array([1e200])
+    assert sqnr_db([huge], [-huge]) == -MAX_SQNR_DB
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_noise_has_the_size_of_the_input_in_any_layout(layout: str) -> None:
+    head = HEAD.replace("height = 64", f'height = 48\nlayout = "{layout}"')
+    text = head + 'kind = "classification"\nscores = "o"\n'
+    (image,) = _random(parse_pipeline(text, Path("pipeline.toml")).first, 1)
+    assert image.shape == (48, 64, 3)
 
 
 # -- limits

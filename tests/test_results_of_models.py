@@ -3,7 +3,9 @@
 import json
 import os
 import pty
+import select
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from test_several_models import (
     config_of,
     pictures,
 )
-from video_fixtures import LABELS, ColourDetector
+from video_fixtures import LABELS, PATIENCE_S, ColourDetector
 
 from device.errors import ConfigError, PipelineError
 from pipelines.changes import changes
@@ -287,11 +289,10 @@ def test_a_serial_line_has_the_objects_of_the_models_that_it_names(
     assert sorted(one.class_id for one in out._targets(result)) == classes
     out = SerialOut(msgspec.structs.replace(sink, max_hz=1000.0), context)
     with out:
-        heard = b""
+        heard, end_s = b"", time.monotonic() + PATIENCE_S
         while b"DET" not in heard or not heard.endswith(b"\r\n"):
+            assert time.monotonic() < end_s
             out.write(result)
-            import select
-
             if select.select([master], [], [], 0.05)[0]:
                 heard += os.read(master, 4096)
     said = {row.split(",")[3] for row in heard.decode().split("\r\n") if row.startswith("$DET")}

@@ -410,6 +410,43 @@ def test_stop_ends_a_stream_whose_consumer_is_too_slow(policy):
         assert next(frames, None) is None
 
 
+class OneFrame(FastCamera):
+    """Gives one frame, and no other one until `over` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.over = threading.Event()
+        self.gave = False
+
+    def read(self):
+        if self.gave:
+            assert self.over.wait(PATIENCE_S)
+        self.gave = True
+        return super().read()
+
+
+def test_a_frame_wakes_all_that_wait_for_something():
+    """A source that reads a file ahead waits there for room, and the loop for frames."""
+    camera, waiting = OneFrame(), Waiting(threading.Event())
+    waits, woken = threading.Semaphore(0), []
+
+    def wait():
+        with waiting.arrived:
+            waits.release()
+            woken.append(waiting.arrived.wait(PATIENCE_S))
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert waits.acquire(timeout=PATIENCE_S)
+    config = SourceConfig(uri="v4l2:///dev/video0")
+    with LiveSource("camera", lambda _: camera, config, waiting):
+        for thread in threads:
+            thread.join()
+        camera.over.set()
+    assert woken == [True, True]
+
+
 @pytest.mark.parametrize("fault", [SourceError("lost"), ValueError("a fault of our own")])
 def test_camera_without_a_first_frame_is_let_go(fault):
     camera = FastCamera(fault)

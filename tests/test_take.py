@@ -20,7 +20,7 @@ from video_fixtures import (
 )
 
 from device.engine.manifest import DimRange, TensorInfo
-from device.errors import ConfigError, PipelineError
+from device.errors import ConfigError, PipelineError, SourceError
 from pipelines.config import PipelineConfig, SourceConfig, load_pipeline
 from pipelines.frame import Away, Frame, Stamp
 from pipelines.runtime.batch import Model
@@ -28,7 +28,7 @@ from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting
-from pipelines.sources.take import Admission, Pace, batches_of
+from pipelines.sources.take import Admission, IdleEngines, Pace, batches_of
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 
@@ -183,6 +183,35 @@ def test_the_gap_between_frames_is_the_shortest_of_late_and_none_of_several_came
     assert pace.gap_s() == 0.02
     pace.arrived(Frame(IMAGE, 0, stamp, stamp, "b", "b"))
     assert pace.gap_s() == 0.0
+
+
+def test_what_is_gathered_when_a_run_stops_is_the_last_batch() -> None:
+    stop, engines = threading.Event(), IdleEngines()
+
+    def admits(frame: Frame) -> bool:
+        engines.has_results = True  # of a batch before
+        return True
+
+    sources = [Scripted("a", [0.0, 60.0]), Scripted("b", [60.0])]
+    taken = batches_of(sources, Waiting(stop), 2, LongWindow(), Admission(admits), engines=engines)
+    assert next(taken) == []
+    stop.set()
+    assert [[frame.camera for frame in batch] for batch in taken] == [["a"]]
+
+
+class Broken(Scripted):
+    """A source that fails."""
+
+    def poll(self) -> Frame | None:
+        raise SourceError("unplugged")
+
+
+def test_what_is_gathered_when_a_source_fails_is_the_last_batch() -> None:
+    sources = [Scripted("a", [0.0, 60.0]), Broken("b", [0.0])]
+    taken = batches_of(sources, Waiting(threading.Event()), 2, LongWindow())
+    assert [frame.camera for frame in next(taken)] == ["a"]
+    with pytest.raises(SourceError, match="unplugged"):
+        next(taken)
 
 
 def test_lost_frames_do_not_make_a_camera_look_slower() -> None:

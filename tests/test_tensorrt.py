@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -53,6 +52,7 @@ from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sinks.result import FrameResult
+from pipelines.sources.take import Pace
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.tensorrt import tensorrt_segment
 from toolkit.graph.extract import extract_segments
@@ -178,12 +178,13 @@ def test_fp16_segments_run_with_half_ports(
         assert np.allclose(actual, session.infer(feeds)["y"], rtol=0.01, atol=0.01)
 
 
-def test_a_plan_is_built_once(engine: Path, either_era: str, tmp_path: Path) -> None:
+def test_a_plan_is_built_once(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(engine, tmp_path / "plans")
-    begin = time.monotonic()
+    monkeypatch.delattr(prepare_module, "run_child")  # nothing may build any more
     row = prepare(engine, tmp_path / "plans")
     assert row.cached
-    assert time.monotonic() - begin < 5
     assert not list((tmp_path / "plans").glob(".build-*"))
 
 
@@ -348,6 +349,9 @@ def test_a_pipeline_has_a_session_for_each_core_and_says_which_ran_a_frame(
     meeting = threading.Barrier(2, timeout=30)  # passes only if both are inside
     is_warm = threading.Event()
     enqueue, warm_up = LoadedPlan.enqueue, BatchRunner.warm_up
+    # Two frames between which this process had no CPU look like those of a slow camera, which would
+    # be inferred one by one.
+    monkeypatch.setattr(Pace, "gap_s", lambda self: 0.0)
 
     def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
         if is_warm.is_set():

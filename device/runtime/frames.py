@@ -100,7 +100,8 @@ class _Kernel:
 
 
 class FrameInput:
-    """The input of a session on the GPU, for up to `room` frames. One thread uses it."""
+    """The input of a session on the GPU, for up to `room` frames. One thread at a time uses it: it
+    may be filled in one and run in another."""
 
     def __init__(
         self, engine: Engine, session: Session, room: int, others: Mapping[str, Array]

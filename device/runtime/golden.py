@@ -145,14 +145,14 @@ def _read(path: Path, inputs: int, outputs: int) -> tuple[list[list[Array]], lis
     return first, second
 
 
-def worst_of(results: Mapping[str, GoldenResult]) -> GoldenResult:
-    """Return what several checks have measured together, by the names of their engines."""
-    name, worst = min(results.items(), key=lambda item: item[1].agreement)
+def worst_of(results: Sequence[tuple[str, GoldenResult]]) -> GoldenResult:
+    """Return what several checks have measured together, each with the name of its model."""
+    name, worst = min(results, key=lambda row: row[1].agreement)
     return GoldenResult(
-        samples=sum(result.samples for result in results.values()),
+        samples=sum(result.samples for _, result in results),
         agreement=worst.agreement,
         worst=worst.worst if len(results) == 1 else f"{name}: {worst.worst}",
-        latency_p95_ms=max(result.latency_p95_ms for result in results.values()),
+        latency_p95_ms=max(result.latency_p95_ms for _, result in results),
     )
 
 
@@ -166,7 +166,7 @@ def main() -> int:
     files: list[Path] = arguments.files
     if len(files) % 2:
         parser.error("name a file of golden inputs behind each engine")
-    results: dict[str, GoldenResult] = {}
+    results: list[tuple[str, GoldenResult]] = []
     for engine, golden in zip(files[::2], files[1::2], strict=True):
         try:
             with open_session(engine, plans=arguments.plans) as session:
@@ -175,7 +175,7 @@ def main() -> int:
             name = "" if len(files) == 2 else f"{engine.stem}: "
             sys.stderr.write(f"{name}{error}\n")
             return 1
-        results[golden.name.partition(".")[0]] = result  # models may share an engine
+        results.append((golden.name.partition(".")[0], result))  # models may share an engine
     sys.stdout.write(msgspec.json.encode(worst_of(results)).decode() + "\n")
     return 0
 

@@ -80,14 +80,14 @@ class Started:
 
     def infer_s(self) -> float:
         """Return how long the first model's engine took. It is done."""
-        times = [future.result()[0].times for future in self.first]
-        return sum(one.infer_ns[1] - one.infer_ns[0] for one in times) / 1e9
+        spans_ns = [future.result()[0].times.infer_ns for future in self.first]
+        return sum(end_ns - begin_ns for begin_ns, end_ns in spans_ns) / 1e9
 
     def collect(self) -> list[_Looks]:
         """Wait for the models; return what they gave. Raises what an engine has raised."""
-        seen = [one for future in self.first for one in future.result()]
-        for row, one in zip(self.first_rows, seen, strict=True):
-            self.looks[row].first = one
+        seen_by_first = [seen for future in self.first for seen in future.result()]
+        for row, seen in zip(self.first_rows, seen_by_first, strict=True):
+            self.looks[row].first = seen
         for name, (rows, future) in self.beside.items():
             for row, decided in zip(rows, future.result(), strict=True):
                 self.looks[row].beside[name] = decided

@@ -88,9 +88,7 @@ class Flight:
         self._runner = runner
         self._arrived = waiting.arrived
         self._flying: deque[_Flying] = deque()
-        # When the last batches were done, one for each that runs at the same time: the first of
-        # them had the engine that the oldest batch in flight has.
-        self._done_s: deque[float] = deque(maxlen=runner.lanes)
+        self._done_s: deque[float] = deque(maxlen=RECENT)  # when the last batches were done
         self._costs = _Costs()
 
     @property
@@ -120,7 +118,9 @@ class Flight:
 
     def _engine_from_s(self, oldest: _Flying) -> float:
         """Return when the oldest batch got its engine."""
-        before_s = self._done_s[0] if len(self._done_s) == self._done_s.maxlen else -inf
+        lanes = self._runner.lanes  # another network may have more or fewer
+        # The engine had the batch before which so many others were begun, as batches take turns.
+        before_s = self._done_s[-lanes] if len(self._done_s) >= lanes else -inf
         return max(oldest.begin_s + oldest.own_s, before_s)
 
     def took(self, read_s: float) -> None:

@@ -265,14 +265,14 @@ class Network:
 
     def _decide(self, lane: Lane, pictures: Sequence[Picture]) -> list[Decided]:
         begin_ns = time.monotonic_ns()
-        seen = [
-            one
+        seen_all = [
+            seen
             for chunk in self._chunks(pictures)
-            for one in self._infer(lane, lane.prepare(chunk))
+            for seen in self._infer(lane, lane.prepare(chunk))
         ]
-        decoded = [one.decoded() for one in seen]
+        decoded = [seen.decoded() for seen in seen_all]
         span_ns = (begin_ns, time.monotonic_ns())
-        return [Decided(one, results, span_ns) for one, results in zip(seen, decoded, strict=True)]
+        return [Decided(*pair, span_ns) for pair in zip(seen_all, decoded, strict=True)]
 
     def _chunks(self, pictures: Sequence[Picture]) -> Iterator[Sequence[Picture]]:
         for start in range(0, len(pictures), self.room):

@@ -205,7 +205,7 @@ class LiveSource:
             self._seq += 1
             self._fault = None
             self._alive_s = time.monotonic()
-            self._arrived.notify()
+            self._arrived.notify_all()  # a thread that reads ahead may wait there, too
 
     def _read_frames(self, first: Capture | None) -> None:
         capture = first

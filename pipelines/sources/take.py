@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
 from pipelines.sources.live import Waiting
@@ -133,6 +134,8 @@ def batches_of(
     """Yield batches of up to `room` frames until all sources have ended or the stop event is set,
     and empty lists while `engines` have results.
 
+    What was gathered until then, or until a source fails, is a last batch.
+
     Sources take turns, so that none starves the others. The frames of a source stay in order;
     those that `admission` refuses are left out, and no batch waits for a camera that it does not
     expect. A frame is taken no sooner than `engines` want it: until then a newer one may come.
@@ -142,15 +145,20 @@ def batches_of(
     gathering = _Gathering(
         sources, waiting, room=room, pace=pace, admission=admission, engines=engines
     )
-    while not waiting.stop.is_set():
-        if engines.has_results:
-            yield []
-            continue
-        batch = gathering.gather()
-        if batch:
-            yield batch
-        elif all(source.ended for source in sources):
-            return
+    try:
+        while not waiting.stop.is_set():
+            if engines.has_results:
+                yield []
+                continue
+            batch = gathering.gather()
+            if batch:
+                yield batch
+            elif all(source.ended for source in sources):
+                return
+    except SourceError:
+        yield from gathering.rest()
+        raise
+    yield from gathering.rest()
 
 
 class _Gathering:
@@ -204,6 +212,11 @@ class _Gathering:
             self._engines.took(read_s)
         self._begin()
         return batch
+
+    def rest(self) -> Iterator[list[Frame]]:
+        """Yield what is gathered when no more frames are taken: these were taken, and counted."""
+        if self._batch:
+            yield self._batch
 
     def _add(self, frame: Frame) -> None:
         """Add a frame that is to be run."""

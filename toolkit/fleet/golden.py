@@ -103,8 +103,7 @@ def _shaken(image: Array, chance: np.random.Generator) -> Array:
 def _random(model: PipelineModel, count: int) -> list[Array]:
     """Return pictures of noise, the same for the same numbers."""
     rng = np.random.default_rng(0)
-    height, width = model.feeding.input_shape[-2:]
-    shape = (height, width, 3)
+    shape = (model.feeding.height, model.feeding.width, 3)
     return [rng.integers(0, 256, shape, np.uint8) for _ in range(min(count, MAX_SAMPLES + 1))]
 
 

@@ -90,7 +90,7 @@ class Job:
 class _Part:
     """A segment to finish, as one of its implementations, with its place in the store.
 
-    `kernels`: those that the plan is timed against. `end_s`: when the time of the engine is over.
+    `kernels`: those that the plan is timed against. `end_s`: when the time of all is over.
     """
 
     segment: Segment

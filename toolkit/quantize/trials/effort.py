@@ -23,6 +23,5 @@ def affordable_runs(model: ir.Model, most: int, least: int = 1) -> int:
 
 def affordable_samples(model: ir.Model, most: int, least: int) -> int:
     """Return how many samples may validate a model, from `least` to `most`."""
-    return affordable_runs(model, most * RUNS_OF_A_SAMPLE, least * RUNS_OF_A_SAMPLE) // (
-        RUNS_OF_A_SAMPLE
-    )
+    runs = affordable_runs(model, most * RUNS_OF_A_SAMPLE, least * RUNS_OF_A_SAMPLE)
+    return runs // RUNS_OF_A_SAMPLE
