@@ -270,6 +270,14 @@ def test_a_release_is_judged_at_the_limits(
     assert refusal is None if reason is None else reason in str(refusal)
 
 
+def test_frames_in_which_nobody_sees_anything_prove_nothing() -> None:
+    empty = ShadowEnded(1, Shadow(frames=60, agreement=1.0, counted=0, done=True))
+    assert "neither release saw anything" in str(shadow_refusal(empty, POLICY, 30))
+    assert shadow_refusal(empty, InstallPolicy(shadow_s=1.0), 30) is None
+    one_object = ShadowEnded(1, Shadow(frames=60, agreement=1.0, counted=1, done=True))
+    assert shadow_refusal(one_object, POLICY, 30) is None
+
+
 def test_without_a_limit_the_agreement_is_only_measured() -> None:
     result = Shadow(frames=30, agreement=0.0, counted=30, done=True)
     assert shadow_refusal(ShadowEnded(1, result), InstallPolicy(shadow_s=1.0), 30) is None

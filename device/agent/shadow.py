@@ -42,6 +42,12 @@ def shadow_refusal(event: ShadowEnded, policy: InstallPolicy, min_frames: int) -
             "look whether the pipeline has frames"
         )
     least = policy.min_shadow_agreement
+    if least is not None and not result.counted:
+        return (
+            f"on {result.frames} live frames neither release saw anything, so that nothing shows "
+            f"whether {least:.2%} agree (min_shadow_agreement): deploy it again while the camera "
+            "has something to see"
+        )
     if least is not None and result.agreement < least:
         return (
             f"on {result.frames} live frames {result.agreement:.2%} of {result.counted} results "
