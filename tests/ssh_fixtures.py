@@ -53,7 +53,8 @@ class Sshd:
 
     def way(self, board: AgentBox) -> str:
         """The address of a board whose agent is that of this checkout."""
-        agent = self._folder / f"{board.config.parent.name}-agent"
+        agent = self._folder / f"{board.config.parent.name}-bin" / "tandem-agent"
+        agent.parent.mkdir(exist_ok=True)
         agent.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m device.agent "$@"')
         agent.chmod(0o755)
         options = f"agent={agent}&config={board.config}&ssh_config={self.config}"
