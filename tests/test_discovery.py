@@ -225,6 +225,15 @@ def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> 
     assert "/dev/does-not-exist cannot be opened" in absent.sentence
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard. A shell that starts the tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_of_all_found_ends_a_trial_at_the_end_of_a_cable(
     tmp_path: Path, line: Cable
 ) -> None:
