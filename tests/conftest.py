@@ -7,6 +7,8 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import logging
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -50,3 +52,11 @@ def light_models() -> Path:
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build as on a host without Triton: for tests of what is not compiled, which takes minutes."""
     monkeypatch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard. A shell that starts the tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

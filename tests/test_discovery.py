@@ -159,6 +159,7 @@ main()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_leaves_every_board_on_its_old_release(
     tmp_path: Path, sshd: Sshd, boards: list[AgentBox]
 ) -> None:
@@ -223,14 +224,6 @@ def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> 
     assert (silent.answers, silent.sentence[:19]) == (False, "nobody answers SMP ")
     absent = serial_ports.ask_serial("/dev/does-not-exist")
     assert "/dev/does-not-exist cannot be opened" in absent.sentence
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C is heard. A shell that starts the tests in the background has them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c")

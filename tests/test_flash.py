@@ -134,6 +134,7 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_release_that_fails_is_rolled_back_and_ctrl_c_leaves_the_old_one(
     tmp_path: Path, sshd: Sshd, board: AgentBox
 ) -> None:
