@@ -10,6 +10,7 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -127,7 +128,7 @@ class RescueBoard:
             bundle.symlink_to(shipment.bundle.resolve())
             script.write_bytes(installer(shipment, self._device, self._control))
             for path in (bundle, script):
-                shell.send(path, f"~/{FOLDER}", lambda size, name=path.name: show(name, size))  # type: ignore[misc]
+                shell.send(path, f"~/{FOLDER}", partial(show, path.name))
         status, lines = shell.run(f"sha256sum ~/{FOLDER}/{spec.sha256}.bundle", INSTALL_S)
         if status or not lines or not lines[0].startswith(spec.sha256):
             shell.run(f"rm -f ~/{FOLDER}/{spec.sha256}.bundle")
