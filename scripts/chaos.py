@@ -185,7 +185,7 @@ class Chaos:
             online=self._watcher.online,
             camera_up=self._parts["camera"].alive
             and all(row.part != "camera" for row in self._open),
-            state_bytes=_bytes_below(state),
+            state_bytes=bytes_below(state),
             slots=sum(1 for slot in ("a", "b") if (state / "slots" / slot).is_dir()),
         )
 
@@ -327,11 +327,13 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _bytes_below(folder: Path) -> int:
+def bytes_below(folder: Path) -> int:
+    """The bytes of all files below `folder`; the agent may remove any of them meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
+    for parent, _, names in os.walk(folder):  # skips a folder that is gone, unlike Path.rglob
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 

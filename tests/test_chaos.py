@@ -1,6 +1,7 @@
 """Faults of all kinds at once: schedules by seed, and short and long runs of `scripts/chaos.py`."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from device.protocol.mqtt import MAX_PACKET_BYTES
 from device.start.child import guarded
 from device.start.command import module_command
 from pipelines.sources.gst import CHILD
-from scripts.chaos import TOPICS, Chaos
+from scripts.chaos import TOPICS, Chaos, bytes_below
 from scripts.chaos_checks import (
     CHECKS,
     Sight,
@@ -112,6 +113,22 @@ def test_a_frozen_pipeline_must_not_stay() -> None:
 
 def test_every_fault_can_be_done() -> None:
     assert [fault for fault in FAULTS if not hasattr(Chaos, f"_{fault.action}")] == []
+
+
+def test_a_folder_that_goes_while_its_bytes_are_counted_has_none(tmp_path: Path) -> None:
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    for folder in (state / "slot", state / "kept"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"12345")
+    scan = os.scandir
+
+    def remove_before_scan(path: str) -> object:
+        if Path(path).name == "slot":  # as the agent does between a listing and a look
+            (state / "slot").rename(elsewhere)
+        return scan(path)
+
+    with mock.patch("os.scandir", remove_before_scan):
+        assert bytes_below(state) == 5
 
 
 def test_hostile_messages_go_to_topics_of_the_board() -> None:
