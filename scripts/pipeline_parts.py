@@ -197,7 +197,7 @@ class BrokerProcess:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} 127.0.0.1\nallow_anonymous true\n")
+        self._config.write_text(f"listener {self.port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """An image becomes a network input, [1, channels, height, width] or [1, height, width, channels].
 
-Resize, split into planes, then multiply each plane straight into its place in the input. Measured
+Resize, split into planes, then convert each plane straight into its place in the input. Measured
 on 1080p -> 640x640: 0.66 ms, against 1.3 to 1.7 ms for the usual chains with a transpose. The
 images on the way are kept for the next frame: fresh memory costs OpenCV's split six times its work.
 """
@@ -167,7 +167,8 @@ def _normalise(plane: NDArray[Any], config: PreprocessConfig, channel: int, out:
     if config.dtype == "float16":  # rounded once, at the end
         out[:] = plane.astype(np.float32) * np.float32(factor) - np.float32(shift)
         return
-    np.multiply(plane, factor, out=out, dtype=np.float32, casting="unsafe")
+    out[:] = plane  # then in place: a product that also converts goes through a small buffer
+    out *= np.float32(factor)
     if shift:
         out -= np.float32(shift)
 
