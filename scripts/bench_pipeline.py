@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.config import PreprocessConfig, SourceConfig
 from pipelines.decode_config import UltralyticsDetect
@@ -49,10 +50,12 @@ from scripts.pipeline_parts import (
     arrivals,
     broker,
     camera,
+    clock_of,
     detector_pipeline,
     head,
     listener,
     made_ns,
+    read_clock,
 )
 from scripts.pipeline_peers import PEERS, Peer
 
@@ -90,7 +93,7 @@ class Effort:
 
 def stream(effort: Effort) -> list[Figure]:
     """G1, G2, G10, G12: one run from RTSP to a subscriber."""
-    made_at_ns: dict[int, int] = {}
+    clocks: dict[int, NDArray[np.uint8]] = {}
     overhead_ms: list[float] = []
     first_s: list[float] = []
     count = max(60, int(effort.seconds * 30))
@@ -100,7 +103,7 @@ def stream(effort: Effort) -> list[Figure]:
 
         def watch(result: FrameResult) -> None:
             first_s.append(time.monotonic() - begin_s)
-            made_at_ns[result.frame.seq] = made_ns(result.frame.image)
+            clocks[result.frame.seq] = clock_of(result.frame.image)  # read later: not ours to pay
             latency = result.event.latency_ms
             overhead_ms.append(latency["total"] - latency["infer"])
 
@@ -120,7 +123,7 @@ def stream(effort: Effort) -> list[Figure]:
             time.sleep(0.5)  # the last messages are under way
         ends = arrivals(out)
     glass_ms = [
-        (ends[seq] - made_at_ns[seq]) / 1e6 for seq in sorted(made_at_ns)[30:] if seq in ends
+        (ends[seq] - read_clock(clocks[seq])) / 1e6 for seq in sorted(clocks)[30:] if seq in ends
     ]
     settled = overhead_ms[30:]
     return [

@@ -36,7 +36,7 @@ START_S = 30.0
 # Runs under the system's Python, which has GStreamer's bindings and no NumPy. The clock of
 # time.monotonic() is one for all processes.
 CAMERA = """
-import sys, threading, time
+import socket, sys, threading, time
 import gi
 gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
@@ -69,6 +69,11 @@ class Factory(GstRtspServer.RTSPMediaFactory):
                 return
 
 
+def send_at_once(server, client):
+    # Nagle's algorithm holds a picture back until the one before is acknowledged: up to 40 ms.
+    client.get_connection().get_write_socket().set_option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 factory = Factory()
 caps = "video/x-raw,format=I420,width=%d,height=%d,framerate=%d/1" % (width, height, fps)
 factory.set_launch(
@@ -80,6 +85,7 @@ server = GstRtspServer.RTSPServer()
 server.set_address("127.0.0.1")
 server.set_service(str(port))
 server.get_mount_points().add_factory("/cam", factory)
+server.connect("client-connected", send_at_once)
 server.attach(None)
 print("ready", flush=True)
 GLib.MainLoop().run()
@@ -197,7 +203,9 @@ class BrokerProcess:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
+        self._config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n"
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -264,9 +272,19 @@ def arrivals(path: Path) -> dict[int, int]:
 
 def made_ns(image: NDArray[np.uint8]) -> int:
     """Read when a picture was made, in ns of time.monotonic(), from the clock in it."""
+    return read_clock(clock_of(image))
+
+
+def clock_of(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a copy of the pixels that `read_clock` needs of a picture."""
     middle = CELL // 2
-    cells = image[middle - 1 : middle + 1, middle : BITS * CELL : CELL].mean(axis=(0, 2))
-    return sum(1 << i for i, level in enumerate(cells) if level > 128) * 1000
+    return image[middle - 1 : middle + 1, middle : BITS * CELL : CELL].copy()
+
+
+def read_clock(cells: NDArray[np.uint8]) -> int:
+    """Return the time in a picture's clock, in ns of time.monotonic()."""
+    levels = cells.mean(axis=(0, 2))
+    return sum(1 << i for i, level in enumerate(levels) if level > 128) * 1000
 
 
 class _Report(NamedTuple):
