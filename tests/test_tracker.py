@@ -84,8 +84,8 @@ def test_four_small_filters_are_the_one_large_one():
         states = kalman.update(kalman.predict(states, step * kalman.STEP_S), measured)
     for track in range(7):
         mean, covariance = dense_filter(boxes[:, track], steps)
-        np.testing.assert_allclose(states[track, :2].ravel(), mean, rtol=1e-9, atol=1e-9)
-        ours = states[track, [kalman.VAR_P, kalman.COV_PV, kalman.VAR_V]]
+        np.testing.assert_allclose(states[:2, track].ravel(), mean, rtol=1e-9, atol=1e-9)
+        ours = states[[kalman.VAR_P, kalman.COV_PV, kalman.VAR_V], track]
         dense = [np.diag(covariance)[:4], np.diag(covariance, 4), np.diag(covariance)[4:]]
         np.testing.assert_allclose(ours, dense, rtol=1e-9, atol=1e-9)
 

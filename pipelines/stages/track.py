@@ -43,7 +43,7 @@ class Tracks:
     def take(self, rows: NDArray[Any]) -> "Tracks":
         """Return the tracks of these rows."""
         return Tracks(
-            self.states[rows],
+            self.states[:, rows],
             self.ids[rows],
             self.class_ids[rows],
             self.scores[rows],
@@ -114,7 +114,7 @@ class Tracker:
         rows = np.flatnonzero((tracks.status == SEEN) & (tracks.ids >= 0))
         rows = rows[np.argsort(-tracks.scores[rows], kind="stable")]
         return Detections(
-            kalman.corners(tracks.states[rows]),
+            kalman.corners(tracks.states[:, rows]),
             tracks.scores[rows],
             tracks.class_ids[rows],
             tracks.ids[rows],
@@ -176,8 +176,8 @@ class Tracker:
         status[rows] = np.where(tracks.status[rows] == NEW, NEW, SEEN)
         states, scores = tracks.states.copy(), tracks.scores.copy()
         class_ids, seen_s = tracks.class_ids.copy(), tracks.seen_s.copy()
-        states[rows] = kalman.update(states[rows], kalman.centres(detections.boxes[columns]))
-        states[status == LOST, kalman.VELOCITY, 2:] = 0.0
+        states[:, rows] = kalman.update(states[:, rows], kalman.centres(detections.boxes[columns]))
+        states[kalman.VELOCITY][status == LOST, 2:] = 0.0
         scores[rows] = detections.scores[columns]
         class_ids[rows] = detections.class_ids[columns]
         seen_s[rows] = time_s
@@ -222,7 +222,7 @@ def _among(ious: NDArray[np.float32], rows: Indices, columns: Indices, least: fl
     """Return the assignment of some rows and columns, as indices of all."""
     if not len(rows) or not len(columns):
         return rows[:0], columns[:0]
-    chosen_rows, chosen_columns = assign(ious[np.ix_(rows, columns)], least)
+    chosen_rows, chosen_columns = assign(ious[rows[:, None], columns], least)
     return rows[chosen_rows], columns[chosen_columns]
 
 
@@ -247,10 +247,11 @@ def _start(
 
 def _joined(first: Tracks, second: Tracks) -> Tracks:
     return Tracks(
+        np.concatenate([first.states, second.states], axis=1),
         *(
             np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-            for field in fields(Tracks)
-        )
+            for field in fields(Tracks)[1:]
+        ),
     )
 
 

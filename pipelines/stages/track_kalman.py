@@ -13,47 +13,48 @@ from numpy.typing import NDArray
 STEP_S = 1.0 / 30.0
 POSITION_NOISE = 1.0 / 20.0  # of the size of the box
 VELOCITY_NOISE = 1.0 / 160.0
-# Rows of a state, float64 [N, 5, 4]; the columns are centre x, centre y, width, height.
+# States are float64 [5, N, 4], a plane for each of these: a step is then a few operations on whole
+# planes. The columns are centre x, centre y, width, height.
 POSITION, VELOCITY, VAR_P, COV_PV, VAR_V = range(5)
 
 States = NDArray[np.float64]
 
 
 def start(measured: NDArray[np.float64]) -> States:
-    """Return states [N, 5, 4] at rest for boxes [N, 4] as centre x, centre y, width, height."""
-    states = np.zeros((len(measured), 5, 4))
+    """Return states [5, N, 4] at rest for boxes [N, 4] as centre x, centre y, width, height."""
+    states = np.zeros((5, len(measured), 4))
     size = _sizes(measured)
-    states[:, POSITION] = measured
-    states[:, VAR_P] = (2.0 * POSITION_NOISE * size) ** 2
-    states[:, VAR_V] = (10.0 * VELOCITY_NOISE * size) ** 2
+    states[POSITION] = measured
+    states[VAR_P] = (2.0 * POSITION_NOISE * size) ** 2
+    states[VAR_V] = (10.0 * VELOCITY_NOISE * size) ** 2
     return states
 
 
 def predict(states: States, seconds: float) -> States:
     """Return the states so much later; their uncertainty grows."""
     steps = seconds / STEP_S
-    size = _sizes(states[:, POSITION])
+    size = _sizes(states[POSITION])
     later: States = states.copy()
-    later[:, POSITION] += steps * states[:, VELOCITY]
-    later[:, VAR_P] += steps * (2.0 * states[:, COV_PV] + steps * states[:, VAR_V])
-    later[:, VAR_P] += steps * (POSITION_NOISE * size) ** 2
-    later[:, COV_PV] += steps * states[:, VAR_V]
-    later[:, VAR_V] += steps * (VELOCITY_NOISE * size) ** 2
+    later[POSITION] += steps * states[VELOCITY]
+    later[VAR_P] += steps * (2.0 * states[COV_PV] + steps * states[VAR_V])
+    later[VAR_P] += steps * (POSITION_NOISE * size) ** 2
+    later[COV_PV] += steps * states[VAR_V]
+    later[VAR_V] += steps * (VELOCITY_NOISE * size) ** 2
     return later
 
 
 def update(states: States, measured: NDArray[np.float64]) -> States:
     """Return the states after one measurement [N, 4] each."""
-    variance = states[:, VAR_P] + (POSITION_NOISE * _sizes(states[:, POSITION])) ** 2
-    gain_p = states[:, VAR_P] / variance
-    gain_v = states[:, COV_PV] / variance
-    error = measured - states[:, POSITION]
+    variance = states[VAR_P] + (POSITION_NOISE * _sizes(states[POSITION])) ** 2
+    gain_p = states[VAR_P] / variance
+    gain_v = states[COV_PV] / variance
+    error = measured - states[POSITION]
     known = np.empty_like(states)
-    known[:, POSITION] = states[:, POSITION] + gain_p * error
-    known[:, VELOCITY] = states[:, VELOCITY] + gain_v * error
-    known[:, VAR_P] = states[:, VAR_P] - gain_p * states[:, VAR_P]
-    known[:, COV_PV] = states[:, COV_PV] - gain_p * states[:, COV_PV]
-    known[:, VAR_V] = states[:, VAR_V] - gain_v * states[:, COV_PV]
+    known[POSITION] = states[POSITION] + gain_p * error
+    known[VELOCITY] = states[VELOCITY] + gain_v * error
+    known[VAR_P] = states[VAR_P] - gain_p * states[VAR_P]
+    known[COV_PV] = states[COV_PV] - gain_p * states[COV_PV]
+    known[VAR_V] = states[VAR_V] - gain_v * states[COV_PV]
     return known
 
 
@@ -67,9 +68,9 @@ def centres(boxes: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def corners(states: States) -> NDArray[np.float32]:
     """Return the boxes of states as x1, y1, x2, y2."""
-    place = states[:, POSITION]
+    place = states[POSITION]
     half = 0.5 * np.maximum(place[:, 2:], 1.0)
-    boxes = np.empty((len(states), 4), np.float32)
+    boxes = np.empty((len(place), 4), np.float32)
     boxes[:, :2] = place[:, :2] - half
     boxes[:, 2:] = place[:, :2] + half
     return boxes
