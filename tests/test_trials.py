@@ -168,8 +168,9 @@ def test_a_first_release_that_waits_gives_way_to_a_newer_one(
     port = address(broker.port)
     waiting = make_bundle(tmp_path / "waiting", "waits")
     try:
-        first = deploy_bundle(waiting, DEVICE, port, timeout_s=1.5)
-        again = deploy_bundle(waiting, DEVICE, port, timeout_s=1.5)
+        # Long enough for a busy machine to start the pipeline.
+        first = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
+        again = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
         newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
     finally:
         box.close()
