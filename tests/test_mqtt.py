@@ -92,6 +92,29 @@ def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitt
         broker.signal(signal.SIGCONT)
 
 
+def test_a_topic_named_while_the_connection_comes_up_is_subscribed(
+    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe = mqtt.Client.subscribe
+    with link_to(broker.port) as (link, events):
+
+        def meanwhile(client: mqtt.Client, rows: list[tuple[str, int]]) -> object:
+            if rows == [("first", 0)]:
+                link.listen((("first", 0), ("second", 0)))  # as another thread may
+            return subscribe(client, rows)
+
+        monkeypatch.setattr(mqtt.Client, "subscribe", meanwhile)
+        link.listen((("first", 0),))
+        broker.kill()
+        while not isinstance(events.get(timeout=WAIT_S), LinkDown):
+            pass
+        broker.start()
+        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
+            pass
+        publish_retained(broker.port, "second", b"heard")
+        assert events.get(timeout=WAIT_S) == Message("second", b"heard")
+
+
 def test_two_clients_of_one_name_back_off(broker: Mosquitto) -> None:
     with link_to(broker.port, "same") as (_one, events), link_to(broker.port, "same"):
         begun_s = time.monotonic()

@@ -397,7 +397,6 @@ class _Connection:
             where = f"{self._settings.host}:{self._settings.port}"
             self._reason = f"the broker at {where} refused the connection: {reason}"
         elif not self._subscribe(self._left_out.connect(time.monotonic())):
-            self.listen((), self.listened())
             self._up()
 
     def _subscribe(self, names: tuple[str, ...]) -> bool:
@@ -448,11 +447,11 @@ class _Connection:
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)
         if not self.was_up:
-            self.listen((), self.listened())
             self._up()
 
     def _up(self) -> None:
-        self.was_up = True
+        self.was_up = True  # first: what Link.listen() names from here on, it subscribes to itself
+        self.listen((), self.listened())
         self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
 
     def _on_message(
