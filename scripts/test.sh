@@ -69,9 +69,10 @@ oldest_numpy() {
     esac
 }
 
-# Run the tests of INT8 and of sessions with the oldest NumPy, in .venv-oldest.
-test_oldest_numpy() {
-    local version numpy stamp
+# Run the demo with what the host's extra brings and no more, and the tests of INT8 and of sessions
+# with the oldest NumPy, both in .venv-oldest.
+test_host_and_oldest_numpy() {
+    local version numpy stamp out
     version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     numpy=$(oldest_numpy "$version")
     stamp=.venv-oldest/.tandem-$numpy-$(sha256sum pyproject.toml | cut -c 1-16)
@@ -85,6 +86,13 @@ test_oldest_numpy() {
             'opencv-python-headless<4.12' 'onnx<1.20' 'onnxruntime<1.24' 'scipy<1.15'
         touch "$stamp"
     fi
+    heading "tandem demo with the packages of the host and NumPy $numpy"
+    out=$(mktemp -d)
+    .venv-oldest/bin/tandem demo --out "$out" >"$out/log" 2>&1 || {
+        cat "$out/log" >&2
+        fail "tandem demo ended with an error: its output is above"
+    }
+    rm -rf "$out"
     heading "pytest with NumPy $numpy"
     .venv-oldest/bin/python -m pytest -q tests/test_quantize.py tests/test_threshold.py \
         tests/test_trial.py tests/test_output_losses.py tests/test_accept_loss.py \
@@ -160,7 +168,7 @@ heading "mypy"
 heading "lint-imports"
 .venv/bin/lint-imports
 if (($# == 0)); then
-    test_oldest_numpy
+    test_host_and_oldest_numpy
     test_python_310
 fi
 if (($# == 0)) && [[ -n ${TANDEM_TUF_CONFORMANCE:-} ]]; then
