@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 from click.testing import CliRunner, Result
 from test_plan_pipeline import classifier
@@ -52,6 +53,40 @@ def test_the_decoder_of_a_model_is_guessed(tmp_path: Path) -> None:
     assert load_pipeline(path).preprocess.width == 320
 
 
+def test_a_new_pipeline_has_labels_and_fits_at_once(tmp_path: Path) -> None:
+    engine, path = tmp_path / "models" / "m.engine", tmp_path / "p.toml"
+    engine.parent.mkdir()
+    options = BuildOptions(precision="fp32")
+    build_engine(classifier(tmp_path / "m.onnx", 4), "laptop", engine, options)
+    done = invoke("new", "--model", engine, "--source", "test://", "-o", path)
+    labels = tmp_path / "m.labels.txt"
+    assert f"{labels}: 2 classes, which the model does not name" in done.output
+    assert labels.read_text() == "class 0\nclass 1\n"
+    assert "it fits" in invoke("check", path).output
+    labels.write_text("dark\nbright\n")  # by the user
+    assert invoke("new", "--model", engine, "--source", "test://", "-o", path,
+                  "--overwrite").exit_code == 0  # fmt: skip
+    assert labels.read_text() == "dark\nbright\n"
+    beside = engine.with_suffix(".labels.txt")
+    beside.write_text("0\n1\n")
+    assert invoke("new", "--model", engine, "--source", "test://", "-o", path,
+                  "--overwrite").exit_code == 0  # fmt: skip
+    assert load_pipeline(path).labels == "models/m.labels.txt"
+
+
+def test_a_new_pipeline_takes_class_names_of_the_metadata(tmp_path: Path) -> None:
+    model, path = classifier(tmp_path / "m.onnx", 4), tmp_path / "p.toml"
+    proto = onnx.load(model)
+    proto.metadata_props.add(key="names", value="{0: 'dark', 1: 'bright'}")
+    onnx.save(proto, model)
+    done = invoke("new", "--model", model, "--source", "test://", "-o", path)
+    assert "2 classes, named by the model's metadata" in done.output
+    assert (tmp_path / load_pipeline(path).labels).read_text() == "dark\nbright\n"
+    unchecked = invoke("check", path)
+    assert "the file names no `engine`: write what is missing there" in unchecked.output
+    assert "`--engine`" in unchecked.output
+
+
 def test_a_new_pipeline_of_several_models_is_one_that_is_taken(
     engine: Path, tmp_path: Path
 ) -> None:
@@ -65,6 +100,7 @@ def test_a_new_pipeline_of_several_models_is_one_that_is_taken(
     assert (first.name, scene.name, shade.name) == ("robot-objects", "scene", "shade")
     assert (scene.on, shade.on, shade.feeding.width) == ("", "robot-objects", 64)
     assert (path.parent / first.labels).resolve() == ROBOT.with_suffix(".labels.txt")
+    assert (scene.labels, shade.labels) == ("scene.labels.txt", "shade.labels.txt")
     wrong = invoke("new", "--model", shades, "--on-crops", f"robots={ROBOT}", "--source", "test://",
                    "-o", path, "--overwrite")  # fmt: skip
     assert "says nothing of one object: use 'classification'" in str(wrong.exception)
@@ -100,9 +136,6 @@ def test_a_new_pipeline_names_the_files_that_are_known(tmp_path: Path) -> None:
     result = invoke("new", "--model", engine, "--source", "test://", "-o", path)
     assert result.exit_code == 0, result.output
     assert load_pipeline(path).engine == str(engine)  # not below the folder of the file
-    labels = tmp_path / "labels.txt"
-    labels.write_text("dark\nbright\n")
-    assert "it fits" in invoke("check", path, "--labels", labels).output
     result = invoke("new", "--model", ROBOT, "--source", "test://", "-o", tmp_path / "r.toml")
     assert load_pipeline(tmp_path / "r.toml").labels.endswith("robot-objects.labels.txt")
 

@@ -114,3 +114,13 @@ def classes_of(facts: ModelFacts, candidate: Candidate) -> int | None:
 def labels_of(facts: ModelFacts) -> tuple[str, ...]:
     """Return the class names of the metadata; empty if it has none."""
     return class_names(facts.metadata)
+
+
+def names_of_classes(
+    facts: ModelFacts, proposal: Proposal, candidate: Candidate
+) -> tuple[str, ...]:
+    """Return the names of the metadata, or a number for each class of the outputs."""
+    if proposal.labels:
+        return proposal.labels
+    classes = classes_of(facts, candidate)
+    return tuple(f"class {number}" for number in range(classes or 1))

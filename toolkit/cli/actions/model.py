@@ -11,7 +11,7 @@ import msgspec
 from device.files import replacing
 from toolkit.errors import GuessError
 from toolkit.guess.facts import ModelFacts
-from toolkit.guess.proposal import Proposal, classes_of, preprocess_of
+from toolkit.guess.proposal import Proposal, classes_of, names_of_classes, preprocess_of
 from toolkit.guess.rules import guess
 from toolkit.guess.toml_text import model_text, proposal_text, relative_path
 
@@ -85,20 +85,13 @@ def _write_files(facts: ModelFacts, proposal: Proposal, request: GuessRequest) -
         if path is not None and path.exists():
             raise GuessError(f"{path} exists: give a name that is free, or remove it.")
     if request.labels_out is not None:
-        _write(request.labels_out, "".join(f"{name}\n" for name in _labels(facts, proposal)))
+        names = names_of_classes(facts, proposal, proposal.best)
+        _write(request.labels_out, "".join(f"{name}\n" for name in names))
     if request.output is not None:
         folder = request.output.absolute().parent
         labels = request.labels_out or folder / "labels.txt"
         text = model_text(facts, proposal, relative_path(labels, folder), folder)
         _write(request.output, text)
-
-
-def _labels(facts: ModelFacts, proposal: Proposal) -> tuple[str, ...]:
-    """Return the names of the metadata, or a number for each class."""
-    if proposal.labels:
-        return proposal.labels
-    classes = classes_of(facts, proposal.best)
-    return tuple(f"class {number}" for number in range(classes or 1))
 
 
 def _write(path: Path, text: str) -> None:

@@ -27,6 +27,7 @@ from pipelines.sources.uri import redact
 from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
 from toolkit.errors import GuessError
+from toolkit.guess.proposal import names_of_classes
 from toolkit.guess.rules import guess
 from toolkit.guess.toml_text import (
     model_settings_text,
@@ -63,17 +64,46 @@ class NewPipeline:
     overwrite: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelText:
+    """What pipeline.toml says of a model; `settings` are its [preprocess] and [decode].
+
+    `names`: the classes, for the file `labels`, which is not there yet; else empty.
+    """
+
+    name: str
+    settings: str
+    labels: Path
+    names: tuple[str, ...] = ()
+    named: bool = True
+
+    @property
+    def of_labels(self) -> str:
+        """What is said of the labels that are written."""
+        count = f"{len(self.names)} class{'es' if len(self.names) > 1 else ''}"
+        if self.named:
+            return f"{self.labels}: {count}, named by the model's metadata"
+        return f"{self.labels}: {count}, which the model does not name: name them there"
+
+
 def write_pipeline(request: NewPipeline) -> str:
-    """Write the file whole or not at all; return what is said of it. Raises TandemError."""
+    """Write the file whole or not at all; return what is said of it. Raises TandemError.
+
+    Labels that are in no file yet are written beside it, first.
+    """
     if request.output.exists() and not request.overwrite:
         raise ConfigError(
             f"{request.output} is there already: choose another -o, or give"
             " `tandem pipeline new --overwrite`."
         )
-    text = _text(request)
+    text, models = _text(request)
     config = parse_pipeline(text, request.output)
+    new_labels = [model for model in models if model.names]
+    for model in new_labels:
+        _write(model.labels, "".join(f"{name}\n" for name in model.names))
     _write(request.output, text)
-    return f"{request.output}: {_summary(config)}\nNext: tandem pipeline check {request.output}"
+    lines = [f"{request.output}: {_summary(config)}", *(model.of_labels for model in new_labels)]
+    return "\n".join([*lines, f"Next: tandem pipeline check {request.output}"])
 
 
 def check_pipeline(
@@ -94,9 +124,12 @@ def check_pipeline(
         notes = _check_engines(config, files_of(config, path.parent, engines, labels))
     else:
         check_tracking(config)
+        files = {"engine": engines or first.engine, "labels": labels or first.labels}
+        unnamed = [key for key, file in files.items() if not file]
+        keys, options = (" and ".join(f"`{dash}{key}`" for key in unnamed) for dash in ("", "--"))
         notes = [
-            "whether an engine fits was not checked: give `tandem pipeline check --engine` and"
-            " `--labels`"
+            f"whether an engine fits was not checked, as the file names no {keys}: write what is"
+            f" missing there, or give `tandem pipeline check` {options}"
         ]
     if as_json:
         return msgspec.json.encode(config).decode()
@@ -150,59 +183,64 @@ def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> l
     return [*notes, *check_engines(config, facts)]
 
 
-def _text(request: NewPipeline) -> str:
-    path, folder = request.model, request.output.parent
+def _text(request: NewPipeline) -> tuple[str, list[_ModelText]]:
+    """Return the text of the file, and what it says of each model."""
+    folder = request.output.parent
     several = bool(request.beside or request.on_crops)
     prefix = PREFIX if several else ""
-    name, settings = _model_settings(path, prefix, request.choose)
-    head = f"name = {string_text(request.name or name)}\n"
+    first = _model_text(request.model, request.model.stem, folder, prefix, request.choose)
+    models = [first]
+    head = f"name = {string_text(request.name or first.name)}\n"
     if several:
-        first = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
-        models = [_model_table(first, path, folder) + settings]
-        for others, keys in ((request.beside, ""), (request.on_crops, _on(first))):
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", first.name)[:64]
+        tables = [_model_table(name, request.model, first, folder)]
+        for others, keys in ((request.beside, ""), (request.on_crops, _on(name))):
             for other, file in others.items():
-                _, text = _model_settings(file, prefix)
-                models.append(_model_table(other, file, folder, keys) + text)
+                models.append(_model_text(file, other, folder, prefix))
+                tables.append(_model_table(other, file, models[-1], folder, keys))
     else:
-        head += _files_text(path, folder)
-        models = [settings]
+        head += _files_text(request.model, first.labels, folder)
+        tables = [first.settings]
     parts = [
         head,
         f"[source]\nuri = {string_text(request.source)}\n",
-        *models,
+        *tables,
         *(["[tracker]\n"] if request.track else []),
         *(f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}" for kind in request.sinks),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts), models
 
 
-def _model_table(name: str, path: Path, folder: Path, keys: str = "") -> str:
-    """Return the table of one of [[models]] up to its [models.preprocess]."""
-    return f"[[models]]\nname = {string_text(name)}\n{keys}{_files_text(path, folder)}"
+def _model_table(name: str, path: Path, model: _ModelText, folder: Path, keys: str = "") -> str:
+    """Return the table of one of [[models]]."""
+    files = _files_text(path, model.labels, folder)
+    return f"[[models]]\nname = {string_text(name)}\n{keys}{files}{model.settings}"
 
 
 def _on(detector: str) -> str:
     return f"on = {string_text(detector)}\n"
 
 
-def _files_text(path: Path, folder: Path) -> str:
-    """Return the keys of the files that are known: the engine, or a model's labels."""
-    if path.suffix == ".engine":
-        return f"engine = {string_text(relative_path(path, folder))}\n"
-    if path.suffix == ".toml":
-        labels = path.parent / load_model(path).labels
-        return f"labels = {string_text(relative_path(labels, folder))}\n"
-    return ""
+def _files_text(path: Path, labels: Path, folder: Path) -> str:
+    """Return the keys of a model's files: the engine, if it is one, and the labels."""
+    files = {"engine": path} if path.suffix == ".engine" else {}
+    return "".join(
+        f"{key} = {string_text(relative_path(file, folder))}\n"
+        for key, file in {**files, "labels": labels}.items()
+    )
 
 
-def _model_settings(path: Path, prefix: str, choose: int | None = None) -> tuple[str, str]:
-    """Return a model's name, and [preprocess] and [decode], with a prefix of these tables.
+def _model_text(
+    path: Path, name: str, folder: Path, prefix: str, choose: int | None = None
+) -> _ModelText:
+    """Return what is said of a model in a pipeline.toml in `folder`, with a prefix of the tables.
 
-    `choose`: which of several readings.
+    `name` is that of new labels, `choose`: which of several readings.
     """
     if path.suffix == ".toml":
         model = load_model(path)
-        return model.name, model_settings_text(model, prefix)
+        labels = path.parent / model.labels
+        return _ModelText(model.name, model_settings_text(model, prefix), labels)
     facts, proposal = guess(path, None)
     count = len(proposal.candidates)
     if choose is None and proposal.sureness == "ask":
@@ -215,7 +253,13 @@ def _model_settings(path: Path, prefix: str, choose: int | None = None) -> tuple
     if choose is not None and choose > count:
         raise GuessError(f"{path} has {count} readings, and --choose is {choose}.")
     candidate = proposal.candidates[(choose or 1) - 1]
-    return path.stem, settings_text(facts, candidate, prefix)
+    settings = settings_text(facts, candidate, prefix)
+    labels = folder / f"{name}.labels.txt"
+    for file in (path.with_suffix(".labels.txt"), labels):
+        if file.exists():
+            return _ModelText(path.stem, settings, file)
+    names = names_of_classes(facts, proposal, candidate)
+    return _ModelText(path.stem, settings, labels, names, bool(proposal.labels))
 
 
 def _summary(config: PipelineConfig) -> str:
