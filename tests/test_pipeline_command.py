@@ -82,6 +82,11 @@ def test_a_new_pipeline_takes_class_names_of_the_metadata(tmp_path: Path) -> Non
     done = invoke("new", "--model", model, "--source", "test://", "-o", path)
     assert "2 classes, named by the model's metadata" in done.output
     assert (tmp_path / load_pipeline(path).labels).read_text() == "dark\nbright\n"
+    build_engine(model, "laptop", tmp_path / "e.engine", BuildOptions(precision="fp32"))
+    of_engine = tmp_path / "e.toml"
+    invoke("new", "--model", tmp_path / "e.engine", "--source", "test://", "-o", of_engine)
+    assert (tmp_path / load_pipeline(of_engine).labels).read_text() == "dark\nbright\n"
+    assert "it fits" in invoke("check", of_engine).output
     unchecked = invoke("check", path)
     assert "the file names no `engine`: write what is missing there" in unchecked.output
     assert "`--engine`" in unchecked.output

@@ -169,8 +169,9 @@ class Measurement(_Value, frozen=True, kw_only=True):
 class Provenance(_Value, frozen=True, kw_only=True):
     """What the engine was made from and with; no times and no paths, so builds can be compared.
 
-    `licence`: what the model's metadata say. `measured`: what the build has measured of the engine.
-    Unset where there is none, and then not in the file.
+    `licence`: what the model's metadata say. `metadata`: those that name its classes, as they are
+    written there. `measured`: what the build has measured of the engine. Unset where there is none,
+    and then not in the file.
     """
 
     model: str
@@ -180,6 +181,7 @@ class Provenance(_Value, frozen=True, kw_only=True):
     versions: dict[str, str]
     calibration: CalibrationInfo | None = None
     licence: str | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
     measured: tuple[Measurement, ...] | UnsetType = UNSET
 
 

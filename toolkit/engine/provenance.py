@@ -20,6 +20,8 @@ from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges.measure import Ranges
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
+CLASS_KEYS = ("names", "character")  # what Ultralytics' and PaddleOCR's exports call them
+MAX_NAMES_BYTES = 64 * 1024  # 1000 classes of ImageNet have 30 KiB
 
 
 def provenance_of(calibrated: Calibrated, built: BuiltSegments, job: BuildJob) -> Provenance:
@@ -46,6 +48,7 @@ def provenance_of(calibrated: Calibrated, built: BuiltSegments, job: BuildJob) -
         ),
         calibration=info,
         licence=_licence(job.imported.model.metadata_props),
+        metadata=_class_names(job.imported.model.metadata_props),
     )
 
 
@@ -53,6 +56,13 @@ def _licence(metadata: Mapping[str, str]) -> str | UnsetType:
     """Return the licence that a model's metadata name, as it is written there."""
     texts = (text for key, text in metadata.items() if key.lower() in LICENCE_KEYS)
     return next((text for text in map(printable, texts) if text), UNSET)
+
+
+def _class_names(metadata: Mapping[str, str]) -> dict[str, str] | UnsetType:
+    """Return the metadata that name the classes, for labels of a pipeline of this engine."""
+    names = {key: metadata[key] for key in CLASS_KEYS if key in metadata}
+    size = sum(len(text.encode(errors="replace")) for text in names.values())
+    return names if names and size <= MAX_NAMES_BYTES else UNSET
 
 
 def with_measured(

@@ -24,7 +24,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known; an engine has no metadata, operators and producers.
+    """What is known; an engine has no operators and producers, and of the metadata the classes.
 
     `input_size`: (height, width) that the caller gave, or None.
     """
@@ -102,6 +102,7 @@ def _of_engine(path: Path) -> ModelFacts:
         path,
         tuple(tensors[name] for name in manifest.inputs),
         tuple(tensors[name] for name in manifest.outputs),
+        manifest.provenance.metadata or {},
     )
 
 
