@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from device.protocol.documents import Desired, PipelineReport, Reported, Running, Update, decode
-from device.protocol.mqtt import MAX_PACKET_BYTES
+from device.protocol.mqtt_client import MAX_PACKET_BYTES
 from device.start.child import guarded
 from device.start.command import module_command
 from pipelines.sources.gst import CHILD

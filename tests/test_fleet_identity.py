@@ -30,7 +30,7 @@ from mqtt_fixtures import WAIT_S, free_port, wait_for_port, write_profile
 from device.enrol.__main__ import main as enrol_main
 from device.enrol.request import EnrolRequest, fits_key, make_request, new_key
 from device.errors import BrokerError
-from device.protocol import mqtt
+from device.protocol import mqtt_connection, topics
 from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
@@ -206,7 +206,7 @@ def test_who_takes_another_device_s_client_id_gets_nothing_of_that_device(
 
 def test_the_access_list_names_every_topic_that_an_agent_and_its_pipeline_use() -> None:
     text = acl_text()
-    source = "".join(path.read_text() for path in Path(mqtt.__file__).parent.glob("topics.py"))
+    source = Path(topics.__file__).read_text()
     suffixes = re.findall(r'\{self\.(?:root|prefix)\}/([a-z_/]+)"', source)
     assert "reported" in suffixes
     for suffix in suffixes:
@@ -276,7 +276,7 @@ def test_a_revoked_device_is_shut_out_at_once_and_for_good(fleet: FleetBroker) -
 def test_a_renewed_certificate_is_used_without_a_restart(
     fleet: FleetBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt, "RENEWAL_S", 0.1)
+    monkeypatch.setattr(mqtt_connection, "RENEWAL_S", 0.1)
     certificates.issue_device(fleet.authority, "renews", tmp_path)
     tls = TlsFiles(tmp_path / "ca.crt", tmp_path / "renews.crt", tmp_path / "renews.key")
     with Client(fleet, tls) as client:

@@ -19,10 +19,6 @@ from paho.mqtt import publish
 from device.protocol import left_out, mqtt
 from device.protocol.left_out import AGAIN_S, STEADY_S, LeftOut
 from device.protocol.mqtt import (
-    CLOSE_WAIT_S,
-    MAX_MESSAGE_BYTES,
-    MAX_PACKET_BYTES,
-    MAX_UNSENT,
     Link,
     LinkDown,
     LinkEvent,
@@ -31,6 +27,8 @@ from device.protocol.mqtt import (
     Message,
     queue_putter,
 )
+from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
+from device.protocol.mqtt_connection import CLOSE_WAIT_S, MAX_UNSENT
 from device.protocol.topics import Topics
 
 PATIENCE_S = 2.0  # for a loaded machine
@@ -95,15 +93,15 @@ def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitt
 def test_a_topic_named_while_the_connection_comes_up_is_subscribed(
     broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe = mqtt.Client.subscribe
+    subscribe = Client.subscribe
     with link_to(broker.port) as (link, events):
 
-        def meanwhile(client: mqtt.Client, rows: list[tuple[str, int]]) -> object:
+        def meanwhile(client: Client, rows: list[tuple[str, int]]) -> object:
             if rows == [("first", 0)]:
                 link.listen((("first", 0), ("second", 0)))  # as another thread may
             return subscribe(client, rows)
 
-        monkeypatch.setattr(mqtt.Client, "subscribe", meanwhile)
+        monkeypatch.setattr(Client, "subscribe", meanwhile)
         link.listen((("first", 0),))
         broker.kill()
         while not isinstance(events.get(timeout=WAIT_S), LinkDown):
