@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,13 @@ def plays(browser: Browser, path: Path) -> None:
     assert duration_s == pytest.approx(FRAMES / FPS, abs=0.1)
     assert stopped_s == pytest.approx(duration_s, abs=0.1)
     assert frames >= FRAMES // 2  # a busy machine may drop some
+
+
+def test_an_encoder_closes_what_it_opened(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        write(tmp_path / "annotated.mp4")
+    assert [str(one.message) for one in said if one.category is ResourceWarning] == []
 
 
 def test_an_annotated_video_plays(

@@ -69,6 +69,7 @@ class _ProcessWriter:
                 start_new_session=True,  # Ctrl-C ends the pipeline, which ends the video
             )
         except OSError as error:
+            self._errors.close()
             raise PipelineError(f"{self._program} cannot be started: {error.strerror}") from error
 
     def write(self, image: Image) -> None:
@@ -79,14 +80,15 @@ class _ProcessWriter:
             raise PipelineError(f"{self._program} ended: {self._said()}") from error
 
     def close(self) -> None:
-        try:
-            self._process.communicate(timeout=FINISH_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            self._process.kill()
-            self._process.wait()
-            raise PipelineError(f"{self._program} did not finish: {self._said()}") from error
-        if self._process.returncode != 0:
-            raise PipelineError(f"{self._program} failed: {self._said()}")
+        with self._errors:
+            try:
+                self._process.communicate(timeout=FINISH_S)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                self._process.kill()
+                self._process.wait()
+                raise PipelineError(f"{self._program} did not finish: {self._said()}") from error
+            if self._process.returncode != 0:
+                raise PipelineError(f"{self._program} failed: {self._said()}")
 
     def _said(self) -> str:
         self._errors.seek(0)
