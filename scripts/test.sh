@@ -99,39 +99,40 @@ test_host_and_oldest_numpy() {
         tests/test_session_arrays.py
 }
 
-# A Python 3.10, the oldest that Tandem runs on, from the PATH or pyenv; empty if there is none.
-find_python_310() {
+# A Python of this version, from the PATH or pyenv; empty if there is none.
+find_python_version() {
     local candidate
-    for candidate in python3.10 "$HOME"/.pyenv/versions/3.10.*/bin/python3.10; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null; then
+    for candidate in "python$1" "$HOME"/.pyenv/versions/"$1".*/bin/"python$1"; do
+        if "$candidate" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])' \
+            "$1" 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
 }
 
-# What a board and a fleet's server install, on Python 3.10 in .venv-3.10: the command starts, every
-# module imports, and real agents take signed releases.
-test_python_310() {
-    local python stamp
-    python=$(find_python_310)
+# What a board and a fleet's server install, on a version of Python in .venv-VERSION: the command
+# starts, every module imports, and real agents take signed releases.
+test_python() {
+    local version=$1 python stamp venv=.venv-$1
+    python=$(find_python_version "$version")
     if [[ -z $python ]]; then
-        echo "There is no Python 3.10 here: that Tandem starts on it is not tested." >&2
+        echo "There is no Python $version here: that Tandem starts on it is not tested." >&2
         return
     fi
-    stamp=.venv-3.10/.tandem-$(cat pyproject.toml scripts/test.sh | sha256sum | cut -c 1-16)
+    stamp=$venv/.tandem-$(cat pyproject.toml scripts/test.sh | sha256sum | cut -c 1-16)
     if [[ ! -e $stamp ]]; then
-        heading "pip install -e '.[camera,fleet]' on Python 3.10"
-        rm -rf .venv-3.10
-        "$python" -m venv .venv-3.10
-        .venv-3.10/bin/python -m pip install -q --disable-pip-version-check \
+        heading "pip install -e '.[camera,fleet]' on Python $version"
+        rm -rf "$venv"
+        "$python" -m venv "$venv"
+        "$venv"/bin/python -m pip install -q --disable-pip-version-check \
             -e '.[camera,fleet]' hypothesis pytest pytest-timeout
         touch "$stamp"
     fi
-    heading "tandem --help on Python 3.10"
-    .venv-3.10/bin/tandem --help >/dev/null
-    heading "import every module of the board on Python 3.10"
-    .venv-3.10/bin/python - <<'END'
+    heading "tandem --help on Python $version"
+    "$venv"/bin/tandem --help >/dev/null
+    heading "import every module of the board on Python $version"
+    "$venv"/bin/python - <<'END'
 from importlib import import_module
 from pathlib import Path
 
@@ -139,9 +140,9 @@ for package in ("configs", "device", "pipelines"):
     for path in sorted(Path(package).rglob("*.py")):
         import_module(".".join(path.with_suffix("").parts))
 END
-    heading "pytest of updates and fleets on Python 3.10"
+    heading "pytest of updates and fleets on Python $version"
     # conftest.py is for models: it needs onnx.
-    .venv-3.10/bin/python -m pytest -q --noconftest -m "not slow" tests/test_stolen_parts.py \
+    "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/test_stolen_parts.py \
         tests/test_trust_attacks.py tests/test_rollout_machine.py tests/test_rollout_rules.py \
         tests/test_release_decisions.py tests/test_transfer.py tests/test_update_sources.py \
         tests/test_fleet_folder.py tests/test_fleet_endings.py \
@@ -169,7 +170,8 @@ heading "lint-imports"
 .venv/bin/lint-imports
 if (($# == 0)); then
     test_host_and_oldest_numpy
-    test_python_310
+    test_python 3.10 # of JetPack 6, the oldest that Tandem runs on
+    test_python 3.12 # of JetPack 7
 fi
 if (($# == 0)) && [[ -n ${TANDEM_TUF_CONFORMANCE:-} ]]; then
     heading "TUF's conformance suite"
