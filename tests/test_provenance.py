@@ -102,7 +102,8 @@ def test_licences_of_several_models_all_hold(model: Path, tmp_path: Path) -> Non
         return with_provenance(BundleFacts(), manifests).licence
 
     assert under("MIT OR Apache-2.0", "BSD-3-Clause") == "(MIT OR Apache-2.0) AND BSD-3-Clause"
-    assert under("MIT OR Apache-2.0", "", "MIT OR Apache-2.0") == "MIT OR Apache-2.0"
+    assert under("MIT OR Apache-2.0", "MIT OR Apache-2.0") == "MIT OR Apache-2.0"
+    assert under("MIT", "", "MIT") == ""  # that of the second is not known
     assert (under("MIT", "GPL-2.0-only"), under("", "")) == ("MIT AND GPL-2.0-only", "")
 
 

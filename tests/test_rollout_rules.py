@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Measured, ReleaseSpec
 from toolkit.errors import RolloutError
-from toolkit.fleet.rollout.gates import Gate, broken_by_bundle, judge_gates, parse_gates
+from toolkit.fleet.rollout.gates import (
+    BundleStatements,
+    Gate,
+    broken_by_bundle,
+    judge_gates,
+    parse_gates,
+)
 from toolkit.fleet.rollout.groups import assign, parse_groups
 from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
 from toolkit.fleet.rollout.rates import parse_rate
@@ -69,8 +75,8 @@ def test_figures_that_are_missing_are_said() -> None:
 
 def test_gates_ask_what_the_bundle_says_of_itself() -> None:
     gates = parse_gates("bundle.map50>=0.4, bundle.size<3, fps>1")
-    assert broken_by_bundle(gates, {"map50": 0.4, "size": 2.0}, {}) == ()
-    assert broken_by_bundle(gates, {"map50": 0.39}, {}) == (
+    assert broken_by_bundle(gates, BundleStatements({"map50": 0.4, "size": 2.0}, {})) == ()
+    assert broken_by_bundle(gates, BundleStatements({"map50": 0.39}, {})) == (
         "the bundle's map50 is 0.39, the gate is bundle.map50>=0.4",
         "the bundle does not say its size (it says: map50)",
     )
@@ -96,16 +102,13 @@ HASH = "0123456789abcdef" * 4
         (f"model in [{HASH}]", {}, {"model": HASH}, ""),
         (f"model in [{HASH[:12]}]", {}, {"model": HASH}, ""),
         (f"data in [{HASH[:12]}]", {}, {"data": HASH[::-1]}, "the bundle's data is 'fedcba"),
-        # of a bundle with several models: each that says it
-        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.91}, {}, ""),
-        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.9}, {}, "b.agreement is 0.9,"),
     ],
 )
 def test_a_gate_on_the_bundle_is_judged_by_what_it_says(
     gate: str, metrics: dict[str, float], texts: dict[str, str], broken: str
 ) -> None:
     (parsed,) = parse_gates(gate)
-    sentences = broken_by_bundle([parsed], metrics, texts)
+    sentences = broken_by_bundle([parsed], BundleStatements(metrics, texts))
     assert bool(sentences) == bool(broken)
     assert broken in "; ".join(sentences)
     (again,) = parse_gates(str(parsed))
@@ -113,6 +116,34 @@ def test_a_gate_on_the_bundle_is_judged_by_what_it_says(
     stored = msgspec.json.decode(msgspec.json.encode(parsed), type=Gate)
     assert stored == parsed
     assert judge_gates([parsed], {"d": None}) == ()
+
+
+@pytest.mark.parametrize(
+    ("gate", "metrics", "broken"),
+    [
+        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.91}, ""),
+        ("agreement>0.9", {"a.agreement": 0.95, "b.agreement": 0.9}, "b.agreement is 0.9,"),
+        ("agreement>0.9", {"a.agreement": 0.95}, "does not say its b.agreement (it says: a.agr"),
+        ("agreement>0.9", {"a.sqnr_db": 9.0}, "does not say its agreement (it says: a.sqnr_db)"),
+        ("bundle.a.agreement>90%", {"a.agreement": 0.95}, ""),
+        ("bundle.map50>0.4", {"map50": 0.5, "a.agreement": 0.95}, ""),  # of all, by --metric
+    ],
+)
+def test_every_model_of_a_bundle_must_say_what_a_gate_asks(
+    gate: str, metrics: dict[str, float], broken: str
+) -> None:
+    statements = BundleStatements(metrics, {}, ("a", "b"))
+    sentences = broken_by_bundle(parse_gates(gate), statements)
+    assert bool(sentences) == bool(broken)
+    assert broken in "; ".join(sentences)
+
+
+def test_a_hash_of_each_model_must_be_among_the_choices() -> None:
+    hashes = {"a.model": HASH, "b.model": HASH[::-1]}
+    statements = BundleStatements({}, hashes, ("a", "b"))
+    assert broken_by_bundle(parse_gates(f"model in [{HASH}, {HASH[::-1]}]"), statements) == ()
+    (broken,) = broken_by_bundle(parse_gates(f"model in [{HASH}]"), statements)
+    assert broken.startswith("the bundle's b.model is 'fedcba")
 
 
 @given(st.text(alphabet="abfps_.<>=in[], %019MIT-x", max_size=40))
@@ -125,7 +156,7 @@ def test_any_text_is_gates_or_refused(text: str) -> None:
     assert [(gate.name, gate.compare) for gate in again] == [
         (gate.name, gate.compare) for gate in gates
     ]
-    broken_by_bundle(gates, {"agreement": 0.5}, {"licence": "MIT"})
+    broken_by_bundle(gates, BundleStatements({"agreement": 0.5}, {"licence": "MIT"}))
 
 
 def test_commas_in_brackets_part_no_gates() -> None:

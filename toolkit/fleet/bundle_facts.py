@@ -13,7 +13,7 @@ from device.engine.manifest import Manifest, Measurement
 from device.errors import BundleError
 from device.update.admission import REQUIREMENTS
 from device.update.bundle import BundleFacts, BundleInfo
-from toolkit.fleet.rollout.gates import LICENCE
+from toolkit.fleet.rollout.gates import LICENCE, BundleStatements
 
 PREDICTED_LATENCY = "predicted_latency_ms"
 STATED = "stated with `tandem bundle --metric`"
@@ -97,8 +97,13 @@ def with_provenance(facts: BundleFacts, manifests: Mapping[str, Manifest]) -> Bu
 
 
 def _all_of(licences: Sequence[str]) -> str:
-    """Return the licence of what holds parts under several. AND binds more tightly than OR."""
-    several = [text for text in dict.fromkeys(licences) if text]
+    """Return the licence of what holds these parts, "" if that of one is not known.
+
+    AND binds more tightly than OR.
+    """
+    several = list(dict.fromkeys(licences))
+    if "" in several:
+        return ""
     if len(several) > 1:
         several = [f"({text})" if " or " in text.lower() else text for text in several]
     return " AND ".join(several)
@@ -130,9 +135,10 @@ def _figures(manifest: Manifest) -> Iterator[Measurement]:
         yield Measurement(name=PREDICTED_LATENCY, value=value, how=how)
 
 
-def texts_of(info: BundleInfo) -> dict[str, str]:
-    """Return what a bundle says of itself in words, for gates: its licence and hashes."""
-    return {**info.hashes, **({LICENCE: info.licence} if info.licence else {})}
+def statements_of(info: BundleInfo) -> BundleStatements:
+    """Return what a bundle says of itself, for gates."""
+    texts = {**info.hashes, **({LICENCE: info.licence} if info.licence else {})}
+    return BundleStatements(info.metrics, texts, tuple(model.name for model in info.models))
 
 
 def golden_source(text: str) -> int | Path:

@@ -15,7 +15,7 @@ from device.protocol.documents import ReleaseSpec
 from toolkit.errors import RolloutError
 from toolkit.fleet.control import LABEL
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.gates import check_bundle_gates
+from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts
 from toolkit.fleet.rollout.targets import Target, unfit
@@ -65,7 +65,8 @@ def new_key() -> str:
 def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     """Return what a rollout would do with the devices that are known now."""
     release = f"{spec.release.name} {spec.release.version}"
-    check_bundle_gates(spec.gates, release, spec.metrics, spec.texts)
+    statements = BundleStatements(spec.metrics, spec.texts, spec.models)
+    check_bundle_gates(spec.gates, release, statements)
     targets = [target for row in load_devices(database) if (target := row.target()) is not None]
     if not targets:
         raise RolloutError(

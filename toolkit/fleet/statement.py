@@ -20,7 +20,7 @@ from device.trust.verify import verify
 from device.update.bundle import read_bundle_info
 from toolkit.errors import RolloutError
 from toolkit.fleet.blob import Blob
-from toolkit.fleet.bundle_facts import texts_of
+from toolkit.fleet.bundle_facts import statements_of
 from toolkit.fleet.director import addressed, next_counter, sign_desired
 from toolkit.fleet.publish import publish_bundle
 from toolkit.fleet.repository import FleetRepository
@@ -87,7 +87,7 @@ def _check_gates(bundle: Path, gates: Sequence[Gate]) -> None:
             "any has: `tandem fleet rollout start` takes it"
         )
     info = read_bundle_info(bundle)
-    check_bundle_gates(gates, f"{info.name} {info.version}", info.metrics, texts_of(info))
+    check_bundle_gates(gates, f"{info.name} {info.version}", statements_of(info))
 
 
 def _files(document: str, device: str, fleet: Path) -> dict[str, str]:

@@ -6,7 +6,8 @@
 A comma-separated list of NAME OPERATOR NUMBER, or NAME in [TEXT, ...]. A figure of devices holds if
 it holds for each of the group's live devices; `errors` is a share of all their frames together.
 `bundle.NAME` is what the bundle says of itself, the names in BUNDLE_METRICS and BUNDLE_TEXTS do
-without `bundle.`; where it holds several models, it must hold for each that says it.
+without `bundle.`. Where the bundle holds several models, each must say it and pass;
+`bundle.MODEL.NAME` asks one alone.
 """
 
 import operator
@@ -139,7 +140,7 @@ def _parse_gate(part: str, text: str) -> Gate:
         raise RolloutError(
             f"{name} in the gate {part.strip()!r} is a text: write {name} in [ONE, ANOTHER]"
         )
-    plain = name.removeprefix(BUNDLE)
+    plain = name.removeprefix(BUNDLE).rpartition(".")[2]  # without a model's name
     is_share = name in SHARES or plain in BUNDLE_SHARES
     if name in BUNDLE_METRICS:
         name = f"{BUNDLE}{name}"
@@ -180,69 +181,61 @@ def _parse_choice(name: str, text: str, part: str) -> Gate:
     return Gate(name=f"{BUNDLE}{fact}", compare="in", choices=choices)
 
 
-def check_bundle_gates(
-    gates: Sequence[Gate], release: str, metrics: Mapping[str, float], texts: Mapping[str, str]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class BundleStatements:
+    """What a bundle says of itself: figures, and texts by LICENCE and HASHES.
+
+    `models`: the names of several. Then the names of what is said of one begin with its name and a
+    dot.
+    """
+
+    metrics: Mapping[str, float]
+    texts: Mapping[str, str]
+    models: tuple[str, ...] = ()
+
+
+def check_bundle_gates(gates: Sequence[Gate], release: str, statements: BundleStatements) -> None:
     """Raise RolloutError if a bundle does not pass the gates on what it says of itself."""
-    if broken := broken_by_bundle(gates, metrics, texts):
+    if broken := broken_by_bundle(gates, statements):
         raise RolloutError(f"{release} is not rolled out: {'; '.join(broken)}")
 
 
-def broken_by_bundle(
-    gates: Sequence[Gate], metrics: Mapping[str, float], texts: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return a sentence for each gate on the bundle that it does not pass.
-
-    `metrics`, `texts`: what it says of itself, the texts by LICENCE and HASHES. Those of one of
-    several models begin with its name and a dot.
-    """
+def broken_by_bundle(gates: Sequence[Gate], statements: BundleStatements) -> tuple[str, ...]:
+    """Return a sentence for each gate on the bundle that it does not pass."""
     sentences: list[str] = []
     for gate in gates:
         if gate.name.startswith(BUNDLE):
             sentences += (
-                _broken_by_texts(gate, texts)
+                _broken(gate, statements.texts, statements.models, gate.holds_text)
                 if gate.compare == "in"
-                else (_broken_by_metrics(gate, metrics))
+                else _broken(gate, statements.metrics, statements.models, gate.holds)
             )
     return tuple(sentences)
-
-
-def _broken_by_metrics(gate: Gate, metrics: Mapping[str, float]) -> list[str]:
-    said = _said(gate, metrics)
-    if not said:
-        return [_unsaid(gate, metrics)]
-    return [
-        f"the bundle's {name} is {value:g}, the gate is {gate}"
-        for name, value in said.items()
-        if not gate.holds(value)
-    ]
-
-
-def _broken_by_texts(gate: Gate, texts: Mapping[str, str]) -> list[str]:
-    said = _said(gate, texts)
-    if not said:
-        return [_unsaid(gate, texts)]
-    return [
-        f"the bundle's {name} is {text!r}, the gate is {gate}"
-        for name, text in said.items()
-        if not gate.holds_text(text)
-    ]
 
 
 Said = TypeVar("Said", float, str)
 
 
-def _said(gate: Gate, statements: Mapping[str, Said]) -> dict[str, Said]:
-    """Return what the bundle says under a gate's name, or each of its models does."""
+def _broken(
+    gate: Gate, said: Mapping[str, Said], models: Sequence[str], holds: Callable[[Said], bool]
+) -> list[str]:
+    """Return what is said and does not hold, and what is not said and should be."""
     name = gate.name.removeprefix(BUNDLE)
-    if name in statements:
-        return {name: statements[name]}
-    return {key: value for key, value in statements.items() if key.endswith(f".{name}")}
+    names = [name] if name in said or not models else [f"{model}.{name}" for model in models]
+    if not any(one in said for one in names):
+        names = [name]
+    known = ", ".join(sorted(said)) or "nothing"
+    return [
+        f"the bundle's {one} is {_text(said[one])}, the gate is {gate}"
+        if one in said
+        else f"the bundle does not say its {one} (it says: {known})"
+        for one in names
+        if one not in said or not holds(said[one])
+    ]
 
 
-def _unsaid(gate: Gate, statements: Mapping[str, object]) -> str:
-    known = ", ".join(sorted(statements)) or "nothing"
-    return f"the bundle does not say its {gate.name.removeprefix(BUNDLE)} (it says: {known})"
+def _text(value: float | str) -> str:
+    return repr(value) if isinstance(value, str) else f"{value:g}"
 
 
 def judge_gates(

@@ -53,7 +53,7 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     `success`: the share (0 to 1) of a group that must be live before the next one begins.
     `timeout_s`: so long a device has for a final answer, the wait for its window not counted.
     `late_joiners`: devices that appear later and fit enter the last group.
-    `metrics` and `texts`: what the bundle says of itself, for gates on it.
+    `metrics`, `texts` and `models`: what the bundle says of itself, for gates on it.
     """
 
     key: str
@@ -68,6 +68,7 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     requires: tuple[Requirement, ...] = ()
     metrics: dict[str, float] = {}
     texts: dict[str, str] = {}
+    models: tuple[str, ...] = ()
     timeout_s: float = 3600.0
     approval: bool = False
     late_joiners: bool = True

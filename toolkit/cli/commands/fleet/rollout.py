@@ -152,7 +152,7 @@ def start(
     from device.update.bundle import read_bundle_info
     from toolkit.cli.commands.fleet.tables import plan_table
     from toolkit.fleet.admission import admit, release_of
-    from toolkit.fleet.bundle_facts import texts_of
+    from toolkit.fleet.bundle_facts import statements_of
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.operations import make_plan, new_key, start_rollout
     from toolkit.fleet.rollout import values as v
@@ -163,7 +163,7 @@ def start(
     from toolkit.fleet.rollout.rates import parse_rate
     from toolkit.fleet.rollout.targets import parse_requirements
 
-    rows, info = parse_gates(gates), read_bundle_info(bundle)
+    rows, said = parse_gates(gates), statements_of(read_bundle_info(bundle))
     policy = InstallPolicy(
         confirm_after_s=confirm_after_s, shadow_s=shadow_s, max_bytes_per_s=max_bytes_per_s
     )
@@ -179,8 +179,9 @@ def start(
         on_failure=msgspec.convert(on_failure, v.OnFailure),
         gates=rows,
         requires=parse_requirements(requires),
-        metrics=info.metrics,
-        texts=texts_of(info),
+        metrics=dict(said.metrics),
+        texts=dict(said.texts),
+        models=said.models,
         timeout_s=timeout_s,
         approval=approval,
         late_joiners=not no_late_joiners,
