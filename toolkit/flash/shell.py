@@ -145,7 +145,11 @@ class Shell:
         except BaseException:
             self._give_up(sender, pump)
             raise
-        pump.join()
+        finally:
+            pump.join()  # ends with the sender
+            sender.stdout.close()
+            with contextlib.suppress(OSError):  # an answer that the sender did not take
+                sender.stdin.close()
         if status:
             self._give_up(sender, pump)
             raise WayError(f"ZMODEM to {self.name} was broken off: flash again, it goes on there")

@@ -334,7 +334,7 @@ def _stdout(child: "subprocess.Popen[bytes]") -> IO[bytes]:
 
 
 def _drain(stream: IO[bytes], into: list[bytes]) -> None:
-    with contextlib.suppress(OSError, ValueError):
+    with stream, contextlib.suppress(OSError, ValueError):
         into.append(stream.read())
 
 
