@@ -10,6 +10,17 @@ Point = tuple[float, float]
 Units = Literal["relative", "px"]
 Anchor = Literal["bottom", "centre", "top", "left", "right"]
 Seconds = Annotated[float, Meta(ge=0.0)]
+FARTHEST = 1.0  # outside of the frame, in its sides: beyond that a fraction is a pixel by mistake
+
+
+def _check_points(points: tuple[Point, ...], units: Units) -> None:
+    """Raise ValueError if points that are said to be fractions of the frame are pixels."""
+    for x, y in points:
+        if units == "relative" and not all(-FARTHEST <= one <= 1 + FARTHEST for one in (x, y)):
+            raise ValueError(
+                f"[{x:g}, {y:g}] is no fraction of the frame's width and height: "
+                'write units = "px" for pixels'
+            )
 
 
 class TrackerConfig(Value, frozen=True, kw_only=True):
@@ -51,6 +62,10 @@ class ZoneConfig(Value, frozen=True, kw_only=True):
     inertia_frames: Positive = 3
     loitering_s: Seconds = 0.0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for pixels among fractions."""
+        _check_points(self.polygon, self.units)
+
 
 class LineConfig(Value, frozen=True, kw_only=True):
     """A line that objects cross, from `start` to `end`; `in` is from its left to its right.
@@ -67,6 +82,12 @@ class LineConfig(Value, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
     settle_frames: Positive = 3
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for pixels among fractions, and for a line without a length."""
+        _check_points((self.start, self.end), self.units)
+        if self.start == self.end:
+            raise ValueError("start and end are the same point")
+
 
 class RoiConfig(Value, frozen=True, kw_only=True):
     """The part of the frame that matters: what has its `anchor` outside of it is left out.
@@ -78,3 +99,7 @@ class RoiConfig(Value, frozen=True, kw_only=True):
     units: Units = "relative"
     anchor: Anchor = "centre"
     crop: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for pixels among fractions."""
+        _check_points(self.polygon, self.units)

@@ -109,6 +109,27 @@ def test_wrong_value_is_named_with_its_key_path(tmp_path, old, new, says):
     assert says in error_of(tmp_path, GOOD.replace(old, new))
 
 
+ZONE = '[[zones]]\nname = "z"\npolygon = [[0, 0], [{x}, 0], [1, 1]]\n'
+LINE = '[[lines]]\nname = "l"\nstart = [0, 0]\nend = [{x}, 0]\n'
+ROI = "[roi]\npolygon = [[0, 0], [{x}, 0], [1, 1]]\n"
+
+
+@pytest.mark.parametrize("table", [ZONE, LINE, ROI])
+def test_pixels_among_fractions_are_refused(tmp_path, table):
+    def text(x, units=""):
+        return GOOD.replace("[preprocess]", f"{table}{units}[preprocess]".replace("{x}", x), 1)
+
+    assert "[2.01, 0] is no fraction of the frame's" in error_of(tmp_path, text("2.01"))
+    assert 'write units = "px" for pixels' in error_of(tmp_path, text("-1.01"))
+    for good in (text("2"), text("-1"), text("640", 'units = "px"\n')):  # an edge may be outside
+        load_pipeline(write(tmp_path, good))
+
+
+def test_a_line_has_a_length(tmp_path):
+    text = GOOD.replace("[preprocess]", LINE.replace("{x}", "0") + "[preprocess]", 1)
+    assert "start and end are the same point" in error_of(tmp_path, text)
+
+
 def test_text_that_is_not_toml_names_the_file(tmp_path):
     assert "is not valid TOML" in error_of(tmp_path, "name = ")
 

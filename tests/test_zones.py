@@ -173,4 +173,4 @@ def test_names_and_classes_are_checked():
     with pytest.raises(PipelineError, match=r"2 .* are called 'room'"):
         Zones([ROOM], [LineConfig(name="room", start=(0, 0), end=(1, 1))], LABELS, 1.0)
     with pytest.raises(PipelineError, match=r"'cat', which is none of the labels \(person, car\)"):
-        one_zone(ZoneConfig(name="a", polygon=SQUARE, classes=("cat",)))
+        one_zone(ZoneConfig(name="a", polygon=SQUARE, units="px", classes=("cat",)))
