@@ -29,7 +29,13 @@ from device.runtime.line_steps import Format, format_of
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan, core_count
-from device.runtime.tensorrt.plans import Plan, default_folder, find_plan, read_plan
+from device.runtime.tensorrt.plans import (
+    Plan,
+    default_folder,
+    find_plan,
+    read_plan,
+    why_unusable,
+)
 from device.runtime.tensorrt.releases import find_release
 
 Array = npt.NDArray[Any]
@@ -55,13 +61,7 @@ def misfit(context: SegmentContext, implementation: TensorRT) -> str | None:
         plan = _find(context, implementation)
     except SessionError as error:  # of this segment: no form of it is for this TensorRT
         return str(error)
-    if plan.record is None:
-        return f"it has no plan for this board: run `tandem-agent prepare {context.engine.path}`"
-    if plan.record.problem is not None:
-        return f"TensorRT refused it on this board: {plan.record.problem}"
-    if read_plan(plan) is None:
-        return f"its plan is damaged: run `tandem-agent prepare {context.engine.path}`"
-    return None
+    return why_unusable(plan, context.engine.path)
 
 
 def load(context: SegmentContext, implementation: TensorRT) -> Executor:

@@ -39,6 +39,7 @@ from device.runtime.tensorrt.plans import (
     find_plan,
     kernels_digest,
     read_plan,
+    why_unusable,
 )
 from device.runtime.tensorrt.releases import find_gpu_release
 
@@ -66,23 +67,21 @@ def misfit(context: SegmentContext, implementation: TensorRTGpu) -> str | None:
         plan = _find(context, implementation)
     except SessionError as error:  # of this segment: no form of it is for this TensorRT
         return str(error)
-    prepare = f"run `tandem-agent prepare {context.engine.path}`"
-    if plan.record is None:
-        return f"it has no plan for this board: {prepare}"
-    if plan.record.problem is not None:
-        return f"TensorRT refused it on this board: {plan.record.problem}"
-    if read_plan(plan) is None:
-        return f"its plan is damaged: {prepare}"
-    return _slower(context, plan.record.compared, prepare)
+    problem = why_unusable(plan, context.engine.path)
+    compared = None if plan.record is None else plan.record.compared
+    return problem or _slower(context, compared)
 
 
-def _slower(context: SegmentContext, compared: Comparison | None, prepare: str) -> str | None:
-    """Return why the kernels of a segment run in the place of its plan; `prepare`: what to do."""
+def _slower(context: SegmentContext, compared: Comparison | None) -> str | None:
+    """Return why the kernels of a segment run in the place of its plan."""
     kernels = _kernels(context)
     if kernels is None:
         return None
     if compared is None or compared.kernels != kernels_digest(context.engine, kernels):
-        return f"its plan was not timed against these kernels on this board: {prepare}"
+        return (
+            "its plan was not timed against these kernels on this board: run `tandem-agent prepare"
+            f" {context.engine.path}`"
+        )
     return None if compared.tensorrt_is_faster else f"the kernels are faster: {_times(compared)}"
 
 

@@ -176,6 +176,16 @@ def read_plan(plan: Plan) -> bytes | None:
     return data if hashlib.sha256(data).hexdigest() == plan.record.sha256 else None
 
 
+def why_unusable(plan: Plan, engine: Path) -> str | None:
+    """Return why a plan cannot run here and what to do, or None if it can."""
+    prepare = f"run `tandem-agent prepare {engine}`"
+    if plan.record is None:
+        return f"it has no plan for this board: {prepare}"
+    if plan.record.problem is not None:
+        return f"TensorRT refused it on this board: {plan.record.problem}"
+    return None if read_plan(plan) is not None else f"its plan is damaged: {prepare}"
+
+
 def keep_plan(plan: Plan, record: Record, built: Path | None) -> None:
     """Move a plan that was built into its place, then write its record. Raises OSError."""
     if built is not None:
