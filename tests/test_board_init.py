@@ -154,7 +154,7 @@ def test_a_wrong_password_and_a_board_that_does_not_fit_are_refused(
     bench = ("--dev", "--broker", "127.0.0.1:1", "--profile", "laptop", "--wheel", str(wheel))
     monkeypatch.setenv("TANDEM_SUDO_PASSWORD", "wrong")
     done = board("init", fresh.way, *bench)
-    assert f"sudo does not take the password of {LOGIN}" in str(done.exception)
+    assert f"does not take the password in TANDEM_SUDO_PASSWORD for {LOGIN}" in str(done.exception)
     monkeypatch.delenv("TANDEM_SUDO_PASSWORD")
     assert "there is no terminal to ask you" in str(board("init", fresh.way, *bench).exception)
     monkeypatch.setenv("TANDEM_SUDO_PASSWORD", PASSWORD)

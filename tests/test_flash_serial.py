@@ -22,7 +22,7 @@ from test_control import client_of
 from test_flash import MEGABYTE, bundle_of, flash, run
 from test_smp import Board, serve
 
-from device.protocol.control import AskProgress
+from device.protocol.control import AskProgress, Rollback
 from device.smp.intake import RECORD, ChunkList
 from device.smp.message import HEADER, SmpError
 from device.smp.server import UdpServer
@@ -34,7 +34,7 @@ from toolkit.flash.records import Records, numbers_of
 from toolkit.flash.rescue import RescueBoard
 from toolkit.flash.shipment import Shipment
 from toolkit.flash.smp_board import SmpBoard
-from toolkit.flash.smp_client import SmpClient
+from toolkit.flash.smp_client import TRIES, SmpClient
 from toolkit.flash.ssh import ControlBoard
 from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.blob import Blob
@@ -451,13 +451,21 @@ def test_a_file_beside_the_bundle_that_cannot_be_read_is_no_base(tmp_path: Path)
 @pytest.fixture
 def bench(tmp_path: Path, wire: Cable) -> Iterator[AgentBox]:
     """A board on a bench, without a broker, at the end of a cable."""
-    box = AgentBox(tmp_path, free_port())
+    with started(tmp_path, wire, confirm_after_s=0.3) as box:
+        yield box
+
+
+@contextlib.contextmanager
+def started(folder: Path, wire: Cable, confirm_after_s: float) -> Iterator[AgentBox]:
+    box = AgentBox(folder, free_port(), confirm_after_s=confirm_after_s)
     with box.config.open("a") as file:
         file.write(f'[smp]\ndevice = "{wire.board}"\nframing = "raw"\n')
     box.start()
-    client_of(box).close()
-    yield box
-    box.close()
+    try:
+        client_of(box).close()
+        yield box
+    finally:
+        box.close()
 
 
 def test_a_release_goes_live_by_cable_and_the_next_one_comes_as_a_difference(
@@ -513,6 +521,84 @@ def test_a_slot_is_chosen_and_a_release_waits_for_its_commit(
     reported = client_of(bench).ask(AskProgress()).reported
     assert reported is not None
     assert "was not committed before the agent was started again" in reported.update.reason
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many more answers to what installs or commits are lost; none at first."""
+    left, read = [0], SerialLine.read
+
+    def lossy(self: SerialLine, timeout_s: float) -> list[bytes]:
+        kept = []
+        for message in read(self, timeout_s):
+            _, _, _, group, _, command = HEADER.unpack_from(message)
+            if (group, command) == (65, smp_board.INSTALL) and left[0]:
+                left[0] -= 1
+            else:
+                kept.append(message)
+        return kept
+
+    monkeypatch.setattr(SerialLine, "read", lossy)
+    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.4)
+    yield left
+    assert left[0] == 0, "so many were not sent"
+
+
+@pytest.mark.parametrize("count", [1, TRIES])
+def test_a_board_that_installs_though_its_answer_is_lost_is_followed(
+    tmp_path: Path, wire: Cable, losing: list[int], count: int
+) -> None:
+    bundle, losing[0] = make_bundle(tmp_path / "in"), count
+    with started(tmp_path, wire, confirm_after_s=4.0) as box:  # it is asked again in the trial
+        done = run(str(bundle), "--to", f"serial://{wire.host}?framing=raw")
+        assert (done.exit_code, "is live on" in done.stdout) == (0, True), done.output
+        assert roles(box) == {"1": "active"}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("count", [1, TRIES])
+def test_a_board_that_commits_though_its_answer_is_lost_is_believed(
+    tmp_path: Path, wire: Cable, bench: AgentBox, losing: list[int], full: bool, count: int
+) -> None:
+    to = ("--to", f"serial://{wire.host}?framing=raw")
+    done = run(str(make_bundle(tmp_path / "in")), *to, "--no-commit")
+    assert done.exit_code == 0, done.output
+    losing[0] = count
+    bench.fill_disk(full=full)  # which holds the commit up, so that the next one finds a trial
+    done = run("--commit", *to)
+    assert (done.exit_code, "keeps the release on trial" in done.stdout) == (0, True), done.output
+    bench.fill_disk(full=False)
+    wait_for(lambda: roles(bench) == {"1": "active"}, bench)
+
+
+def test_a_commit_that_does_not_arrive_is_said(
+    tmp_path: Path, wire: Cable, bench: AgentBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = ("--to", f"serial://{wire.host}?framing=raw")
+    first, second = (make_bundle(tmp_path / "in", version=version) for version in "12")
+    assert run(str(first), *to).exit_code == 0
+    assert run(str(second), *to, "--no-commit").exit_code == 0
+    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    monkeypatch.setattr(smp_board, "COMMIT_S", 0.2)
+    act: list[Callable[[], object]] = []
+    write = SerialLine.write
+
+    def lossy(self: SerialLine, message: bytes) -> None:
+        _, _, _, group, _, command = HEADER.unpack_from(message)
+        if (group, command) != (65, smp_board.INSTALL):
+            write(self, message)
+        elif act:
+            act.pop()()
+
+    monkeypatch.setattr(SerialLine, "write", lossy)
+    done = run("--commit", *to, "--json")
+    assert (done.exit_code, "does not answer any more" in done.stdout) == (1, True), done.output
+    assert roles(bench) == {"1": "active", "2": "trial"}
+    with contextlib.closing(client_of(bench)) as client:
+        act.append(lambda: client.ask(Rollback()))
+        done = run("--commit", *to, "--json")
+    assert (done.exit_code, "did not keep the release on trial" in done.stdout) == (4, True)
+    assert roles(bench) == {"1": "active", "2": "idle"}
 
 
 def roles(box: AgentBox) -> dict[str, str]:

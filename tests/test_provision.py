@@ -32,6 +32,7 @@ from toolkit.board.line import (
 from toolkit.board.probe import Package, Probe, changed_packages
 from toolkit.board.provision import check_serial
 from toolkit.board.setup import InitOptions, Setup, State
+from toolkit.board.shell import AskPassword, Done, Shell
 from toolkit.board.texts import ETC, AgentSettings, agent_toml, announcement_text, unit_text
 from toolkit.board.trust import CA, look_trust
 from toolkit.board.wheels import (
@@ -42,8 +43,10 @@ from toolkit.board.wheels import (
     platform_tags,
     requirements_of,
 )
+from toolkit.cli.commands.board.provision import _AskOnce
 from toolkit.cli.main import tandem
 from toolkit.errors import BoardError
+from toolkit.flash.ways import parse_address
 from toolkit.fleet.folder import make_fleet
 
 TABLE = """serial,device,address,group,labels
@@ -353,6 +356,80 @@ def test_the_files_of_a_board_say_whose_they_are() -> None:
     announced = announcement_text("a<b", "me", 2222)
     assert "<name>a&lt;b</name>" in announced
     assert "<port>2222</port>" in announced
+
+
+# -- sudo's password
+
+
+class SudoBoard(Shell):
+    """A board whose sudo takes one password; `tried` has all that it was given."""
+
+    def __init__(self, ask: AskPassword, password: str) -> None:
+        super().__init__(parse_address("ssh://robot@b"), ask)
+        self.tried: list[str] = []
+        self._right = password
+
+    def run(self, script: str, stdin: bytes = b"") -> Done:
+        if script.startswith("id -u"):
+            return Done(0, b"1000\nrobot\nsudo\n", "")
+        if " -S " not in script:
+            return Done(1, b"", "sudo: a password is required")
+        self.tried.append(stdin.decode().rstrip("\n"))
+        right = self.tried[-1] == self._right
+        return Done(0 if right else 1, b"", "" if right else "Sorry, try again.")
+
+    def become_root(self) -> list[str]:
+        """Become root on a new connection; return the passwords that were tried for it."""
+        self.tried, self._sudo = [], None
+        self._become_root()
+        return self.tried
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What an operator types, in this order."""
+    words: list[str] = []
+    monkeypatch.delenv("TANDEM_SUDO_PASSWORD", raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("toolkit.cli.options.board.click.prompt", lambda *_, **__: words.pop(0))
+    return words
+
+
+def test_a_password_that_was_mistyped_is_asked_for_again(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = _AskOnce()
+    typed += ["rigth", "right"]
+    board, next_board = SudoBoard(once.ask, "right"), SudoBoard(once.ask, "right")
+    assert board.become_root() == ["rigth", "right"]
+    assert "sudo did not take this password of robot on robot@b: type it again" in (
+        capsys.readouterr().err
+    )
+    assert next_board.become_root() == ["right"]  # nobody is asked any more
+    other = SudoBoard(once.ask, "another")
+    typed += ["another"]
+    assert other.become_root() == ["right", "another"]
+    typed += ["a", "b", "c"]
+    with pytest.raises(BoardError, match="sudo does not take the password of robot"):
+        SudoBoard(once.ask, "none").become_root()
+    assert typed == ["c"]  # the one that was known counts, too
+
+
+def test_what_one_operator_typed_is_taken_by_boards_that_waited(typed: list[str]) -> None:
+    once = _AskOnce()
+    typed += ["x", "y"]
+    assert (once.ask("a"), once.ask("b")) == ("x", "x")
+    assert (once.ask("a", "x"), once.ask("b", "x")) == ("y", "y")
+
+
+def test_the_password_of_the_environment_is_tried_once(
+    typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_SUDO_PASSWORD", "wrong")
+    board = SudoBoard(_AskOnce().ask, "right")
+    with pytest.raises(BoardError, match="the password in TANDEM_SUDO_PASSWORD for robot on"):
+        board.become_root()
+    assert (board.tried, typed) == (["wrong"], [])
 
 
 # -- the whole line

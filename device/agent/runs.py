@@ -157,6 +157,8 @@ class Runs:
         if self._kept.record(state.trial).policy.manual:
             self._kept.note(slots.accept(state))
             self._limits = replace(self._limits, manual=False)
+            # A disk without room may hold the commit up, but nobody is waited for any more.
+            self._order.update = msgspec.structs.replace(self._order.update, waits_for_commit=False)
             self._judge_at_s = time.monotonic()
         return ""
 

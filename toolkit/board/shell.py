@@ -17,7 +17,8 @@ SSH_FAILED = 255  # what ssh itself exits with
 PASSWORD_TRIES = 3
 # Jetsons keep nvpmodel there, which the PATH of a login without a terminal may lack.
 _PATH = "PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH\n"
-AskPassword = Callable[[str], str]
+# From a login, and its password that sudo has just refused (None at first), to a password.
+AskPassword = Callable[[str, str | None], str]
 
 
 class UnreachableError(BoardError):
@@ -47,8 +48,8 @@ class Done:
 class Shell:
     """Runs commands on one board over one connection, which is kept; `close` it.
 
-    `ask_password` is called with the name of the login when sudo wants a password, once: it is
-    kept in memory and goes to sudo's standard input alone.
+    `ask_password` is called when sudo wants a password, and again while sudo does not take it, up
+    to PASSWORD_TRIES times. It is kept in memory and goes to sudo's standard input alone.
     """
 
     def __init__(self, address: Address, ask_password: AskPassword) -> None:
@@ -138,12 +139,12 @@ class Shell:
         return self._sudo
 
     def _checked_password(self, user: str) -> bytes:
-        last_line = ""
+        last_line, password = "", None
         for _ in range(PASSWORD_TRIES):
-            password = self._ask_password(f"{user} on {self.name}").encode()
-            done = self.run("sudo -k -S -p '' true", password + b"\n")
+            password = self._ask_password(f"{user} on {self.name}", password)
+            done = self.run("sudo -k -S -p '' true", password.encode() + b"\n")
             if done.status == 0:
-                return password
+                return password.encode()
             last_line = done.last_line
         raise BoardError(
             f"{self.name}: sudo does not take the password of {user} ({last_line}): it needs one "

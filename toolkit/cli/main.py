@@ -20,6 +20,7 @@ import click
 
 from device.errors import TandemError
 from device.start.packages import claim
+from toolkit.cli.failures import failure_of
 from toolkit.cli.log import add_log_options, log_options, start
 
 LOG = logging.getLogger("tandem")
@@ -91,25 +92,6 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 
-EXTRA_OF_MODULE: Mapping[str, str] = {
-    "onnx": "host",
-    "onnx_ir": "host",
-    "onnxscript": "host",
-    "cyclonedx": "host",
-    "highspy": "host",
-    "threadpoolctl": "host",
-    "amqtt": "host",
-    "onnxruntime": "portable",
-    "cv2": "camera",
-    "torch": "torch",
-    "tuf": "fleet",
-    "securesystemslib": "fleet",
-    "cryptography": "fleet",
-    "urllib3": "fleet",
-    "packaging": "host",
-    "serial": "serial",
-}
-
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself
 
 
@@ -161,22 +143,17 @@ def main() -> None:
     begin = time.perf_counter()
     try:
         tandem(standalone_mode=True)
-    except TandemError as err:
-        LOG.debug("failed: %s", err, exc_info=err)
-        _fail(str(err), err.exit_status)
-    except ModuleNotFoundError as err:
-        extra = EXTRA_OF_MODULE.get((err.name or "").split(".")[0])
-        if extra is None:
+    except (TandemError, ModuleNotFoundError) as err:
+        failure = failure_of(err)
+        if failure is None:
             raise
-        _fail(
-            f"this needs the package {err.name!r}, which is not installed; "
-            f"pip install 'tandem-edge[{extra}]'"
-        )
+        LOG.debug("failed: %s", err, exc_info=err)
+        _fail(failure.sentence, failure.status)
     finally:
         LOG.info("ended after %.2f s", time.perf_counter() - begin)
 
 
-def _fail(message: str, status: int = 1) -> NoReturn:
+def _fail(message: str, status: int) -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 

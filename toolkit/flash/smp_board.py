@@ -8,7 +8,9 @@ from contextlib import ExitStack, suppress
 import msgspec
 
 from device.control.parcel import REPOSITORY, BoardFacts
+from device.errors import TandemError
 from device.protocol.control import Answer
+from device.protocol.documents import Reported
 from device.smp.cbor import Scalar
 from device.smp.inbox import Statement
 from device.smp.intake import ChunkList
@@ -32,6 +34,7 @@ STATEMENT, CHUNK_LIST = 1, 2  # images
 REPORT = "/report.json"
 PATIENCE_S = 30.0  # a line that is gone, or a board that starts again, may come back for so long
 LOOK_S = 0.3
+COMMIT_S = 5.0  # a commit is on the disk by then, unless that is full
 PLAN_S = 300.0  # the board hashes its slots meanwhile
 _SHA256_BYTES = 32
 
@@ -49,9 +52,8 @@ class SmpBoard:
         """Return what the board is."""
         self._client.connect()
         answer = self._report()
-        assert answer.reported is not None
         self._device = answer.device
-        return BoardFacts(facts=answer.reported.facts, answer=answer)
+        return BoardFacts(facts=_reported(answer).facts, answer=answer)
 
     def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
         """Send, install and follow; see `toolkit.flash.board.Board`."""
@@ -61,9 +63,8 @@ class SmpBoard:
             self._client.ask(WRITE, IMAGE, 5, {"slot": 1})
         statement = _statement(shipment, self._device)
         self._send_patiently(shipment, statement, on_progress)
-        digest = bytes.fromhex(shipment.blob.spec.sha256)
         try:
-            self._client.ask(WRITE, TANDEM, INSTALL, {"hash": digest})
+            self._install(shipment)
             waits = self._follow(shipment, on_progress)
         except KeyboardInterrupt:
             with suppress(SmpRefusedError):  # it has not begun
@@ -71,21 +72,60 @@ class SmpBoard:
             raise
         except SmpRefusedError as error:
             raise RefusedError(f"{self._device} refused {shipment.named}: {error}") from error
-        report = self._report().reported
-        return Delivered(self._sent_bytes, None if report is None else report.measured, waits)
+        return Delivered(self._sent_bytes, _reported(self._report()).measured, waits)
 
     def commit(self) -> Answer:
-        """Keep the release on trial."""
+        """Keep the release on trial; the board's slots tell whether it did."""
         self._client.connect()
-        status = self._client.ask(READ, TANDEM, STATUS, {})
-        if not status.get("waits"):
+        update = _reported(self._report()).update
+        if not update.waits_for_commit:
             raise RefusedError(f"no release on {self.name} waits for a commit")
-        self._client.ask(WRITE, TANDEM, INSTALL, {"confirm": True})
-        return self._report()
+        lost: TandemError | None = None
+        try:
+            self._client.ask(WRITE, TANDEM, INSTALL, {"confirm": True})
+        except (WayError, SmpRefusedError) as error:
+            # It may have committed, and its answer was lost: asked again it calls itself busy.
+            lost = error
+        return self._committed(update.sha256, lost)
 
     def close(self) -> None:
         """Close the line."""
         self._client.close()
+
+    def _committed(self, sha256: str, lost: TandemError | None) -> Answer:
+        """Return what the board says once it has kept a release.
+
+        `lost`: what was heard in place of the answer. It is raised where the release still waits.
+        """
+        until_s = time.monotonic() + COMMIT_S
+        while True:
+            answer = self._report_patiently()
+            update, role = _reported(answer).update, _role_of(sha256, answer)
+            if role not in ("active", "trial"):
+                raise RolledBackError(
+                    f"{answer.device} did not keep the release on trial: "
+                    f"{update.reason or 'it runs another one'}"
+                )
+            if role == "active" or not update.waits_for_commit:
+                return answer
+            if time.monotonic() >= until_s:
+                if lost is not None:
+                    raise lost
+                return answer  # it keeps the release once its disk has room for that
+            time.sleep(LOOK_S)
+
+    def _report_patiently(self) -> Answer:
+        try:
+            return self._report()
+        except WayError:  # the line may be gone for a moment
+            try:
+                self._reconnect(time.monotonic() + PATIENCE_S)
+                return self._report()
+            except WayError as error:
+                raise WayError(
+                    f"whether {self.name} has kept the release is not known: look with `tandem "
+                    f"board info` at the same address ({error})"
+                ) from error
 
     def _report(self) -> Answer:
         try:
@@ -137,6 +177,16 @@ class SmpBoard:
                 time.sleep(LOOK_S)
 
     # -- installing
+
+    def _install(self, shipment: Shipment) -> None:
+        """Ask for the release. Raises SmpRefusedError, or WayError: no answer comes."""
+        digest = bytes.fromhex(shipment.blob.spec.sha256)
+        try:
+            self._client.ask(WRITE, TANDEM, INSTALL, {"hash": digest})
+        except (WayError, SmpRefusedError):
+            # It may have begun, and its answer was lost: asked again it calls itself busy.
+            if self._status().get("request") != shipment.request:
+                raise
 
     def _follow(self, shipment: Shipment, on_progress: OnProgress) -> bool:
         """Follow the update until it is live; return whether it waits for a commit instead."""
@@ -250,6 +300,16 @@ def _statement(shipment: Shipment, device: str) -> bytes:
     }
     desired = shipment.desired(device).decode()
     return msgspec.json.encode(Statement(desired=desired, files=files))
+
+
+def _reported(answer: Answer) -> Reported:
+    assert answer.reported is not None
+    return answer.reported
+
+
+def _role_of(sha256: str, answer: Answer) -> str:
+    """Return what a release is on the board: "active", "trial", "idle"; "" if it is not there."""
+    return next((row.role for row in answer.slots if row.sha256 == sha256), "")
 
 
 def _number(answer: Mapping[str, Scalar], key: str) -> int:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import click
 import msgspec
@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 
 from device.control.parcel import BoardFacts
-from device.errors import TandemError
 from device.protocol.documents import InstallPolicy
 from toolkit.cli.commands.flash_all import flash_all
+from toolkit.cli.failures import JsonErrors
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.search import found_way, search_of, search_options
@@ -30,7 +30,7 @@ from toolkit.fleet.deploy import BrokerAddress, parse_broker
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=JsonErrors, epilog=EPILOG)
 @click.argument(
     "bundle", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
@@ -152,11 +152,6 @@ def flash(
                 "stopped: the board stays on its old release, and keeps what has arrived", err=True
             )
             sys.exit(INTERRUPTED)
-        except TandemError as error:
-            if as_json:
-                bars.stop()
-                _exit_json(error)
-            raise
         finally:
             board.close()
             shipment.close()
@@ -167,21 +162,12 @@ def _commit(board: Board, *, as_json: bool) -> None:
     """Keep the release on trial."""
     try:
         answer = board.commit()
-    except TandemError as error:
-        if as_json:
-            _exit_json(error)
-        raise
     finally:
         board.close()
     if as_json:
         click.echo(msgspec.json.encode(answer).decode())
     else:
         click.echo(f"{answer.device} keeps the release on trial")
-
-
-def _exit_json(error: TandemError) -> NoReturn:
-    click.echo(msgspec.json.encode({"error": str(error)}).decode())
-    sys.exit(error.exit_status)
 
 
 def _broker(

@@ -15,16 +15,27 @@ SUDO_PASSWORD = "TANDEM_SUDO_PASSWORD"  # the name of a variable
 address_argument = click.argument("address", default=USB, metavar="[ssh://USER@HOST]")
 
 
-def ask_password(login: str) -> str:
-    """Return the password of a login for sudo: of the environment, or asked for without echo."""
+def ask_password(login: str, refused: str | None = None) -> str:
+    """Return the password of a login for sudo: of the environment, or asked for without echo.
+
+    `refused`: the one that sudo has just not taken, None at first. Raises BoardError: nobody can be
+    asked, or the environment has no other.
+    """
     password = os.environ.get(SUDO_PASSWORD)
     if password is not None:
+        if password == refused:
+            raise BoardError(
+                f"sudo does not take the password in {SUDO_PASSWORD} for {login}: set that of an "
+                "administrator of the board"
+            )
         return password
     if not sys.stdin.isatty():
         raise BoardError(
             f"sudo asks for the password of {login}, and there is no terminal to ask you: set "
             f"{SUDO_PASSWORD}, or log in as root"
         )
+    if refused is not None:
+        click.echo(f"sudo did not take this password of {login}: type it again", err=True)
     text: str = click.prompt(f"password of {login} for sudo", hide_input=True, err=True)
     return text
 

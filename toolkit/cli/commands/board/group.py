@@ -6,6 +6,7 @@ from toolkit.cli.commands.board.care import info, logs, power_mode, reboot, shel
 from toolkit.cli.commands.board.find import find
 from toolkit.cli.commands.board.init import init
 from toolkit.cli.commands.board.provision import provision
+from toolkit.cli.failures import JsonErrorsGroup
 
 SUBCOMMANDS: tuple[click.Command, ...] = (
     find,
@@ -26,7 +27,7 @@ Examples:
 """
 
 
-@click.group(epilog=EXAMPLES)
+@click.group(cls=JsonErrorsGroup, epilog=EXAMPLES)
 def board() -> None:
     """Set a board up over SSH, look after it, and provision many at the line."""
 

@@ -131,17 +131,19 @@ def provision(
 
 
 class _AskOnce:
-    """The password of sudo is the same on all boards of a line: it is asked for once."""
+    """The password of sudo is the same on all boards of a line: it is asked for once, and again
+    where a board does not take it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._password: str | None = None
 
-    def ask(self, login: str) -> str:
+    def ask(self, login: str, refused: str | None = None) -> str:
         """Return it; who comes while it is asked for waits."""
         with self._lock:
-            if self._password is None:
-                self._password = ask_password(login)
+            # A board that was refused the one before takes what was typed meanwhile.
+            if self._password is None or self._password == refused:
+                self._password = ask_password(login, refused)
             return self._password
 
 
