@@ -31,6 +31,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "cryptography": "fleet",
     "urllib3": "fleet",
     "packaging": "host",
+    "zeroconf": "host",
+    "zstandard": "fleet",
     "serial": "serial",
 }
 
