@@ -1,16 +1,15 @@
 """pipeline.toml and the model files of `configs/models`, decoded once into frozen values."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from device.choices import list_choices
 from device.errors import ConfigError
-from device.toml_file import decode_toml
+from device.toml_file import convert, parse_toml
 from pipelines.decode_config import BOXLESS, DecodeConfig
 from pipelines.load_config import LoadConfig
 from pipelines.model_config import (
@@ -284,15 +283,13 @@ def _load(path: Path, kind: type[T]) -> T:
 
 def _parse(text: str, path: Path, kind: type[T]) -> T:
     try:
-        tree = decode_toml(text.encode(), object)
+        tree = parse_toml(text.encode())
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML ({error}): mend it there.") from error
     try:
-        return msgspec.convert(tree, kind)
-    except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deep: mend it there.") from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(path, tree, kind, str(error))) from error
+        return convert(tree, kind)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}.") from error
 
 
 def _read(path: Path) -> str:
@@ -304,61 +301,3 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8."
         ) from error
-
-
-def _explain(path: Path, tree: object, kind: type[_Value], message: str) -> str:
-    """Turn msgspec's words ("Object contains unknown field `x` - at `$.source`") into ours."""
-    reason, _, where = message.partition(" - at ")
-    key = where.strip("`").removeprefix("$").removeprefix(".")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
-    if unknown:
-        allowed = list_choices(unknown[1], _allowed_keys(kind, tree, key))
-        table = f"[{key}]" if key else "the top level"
-        return f"{path}: unknown key {unknown[1]!r} in {table}: use one of {allowed}."
-    value = re.fullmatch(r"Invalid (?:enum )?value '(.*)'", reason)
-    if value:
-        allowed = list_choices(value[1], _allowed_values(kind, tree, key))
-        return f"{path}: {key} is {value[1]!r}: use one of {allowed}."
-    missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
-    if missing:
-        table = f"[{key}]" if key else "the top level"
-        return f"{path}: {table} has no {missing[1]!r}: add it."
-    return f"{path}: {key or 'the top level'} is wrong: {reason[:1].lower()}{reason[1:]}."
-
-
-def _allowed_keys(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]:
-    """Return the keys of the table at a path such as `sinks[1]`."""
-    here = _type_at(kind, tree, key)
-    names = tuple(field.encode_name for field in here.fields)
-    return (here.tag_field, *names) if here.tag_field else names
-
-
-def _allowed_values(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]:
-    """Return the values of a literal, or the tags of a union, at a path such as `decode.kind`."""
-    here = _type_at(kind, tree, key)
-    if isinstance(here, msgspec.inspect.UnionType):
-        tables: Any = here.types
-        return tuple(table.tag for table in tables)
-    return tuple(map(str, here.values))
-
-
-def _type_at(kind: type[_Value], tree: object, key: str) -> Any:  # noqa: ANN401  (msgspec.inspect)
-    """Return the type at a path, walking types and data at once; the union for its tag."""
-    here: Any = msgspec.inspect.type_info(kind)
-    for step in re.findall(r"[^.\[\]]+", key):
-        if step.isdigit():
-            here, tree = here.item_type, _item(tree, int(step))
-        else:
-            here = next(f.type for f in here.fields if f.encode_name == step)
-            tree = _item(tree, step)
-        if isinstance(here, msgspec.inspect.UnionType):
-            tag = _item(tree, "kind")
-            here = next((t for t in here.types if getattr(t, "tag", None) == tag), here)
-            if isinstance(here, msgspec.inspect.UnionType):
-                break  # its tag is what is wrong
-    return here
-
-
-def _item(tree: object, step: str | int) -> object:
-    place: Any = tree  # msgspec named the path, so it is there
-    return place[step]

@@ -177,10 +177,14 @@ def test_a_profile_of_ones_own_is_loaded_from_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('arch = "Ampere"', 'archh = "Ampere"', r"mine\.toml.*archh.*\$\.gpu"),
+        (
+            'arch = "Ampere"',
+            'archh = "Ampere"',
+            r"mine\.toml: unknown key 'archh' in \[gpu\]: use one of arch,",
+        ),
         ('soc = "T234"', 'soc = "T234"\nsocket = 1', r"mine\.toml.*socket"),
-        ('generation = "v2"', 'generation = "v9"', r"v9.*\$\.dla\.generation"),
-        ("sm = 87", 'sm = "87"', r"\$\.gpu\.sm"),
+        ('generation = "v2"', 'generation = "v9"', r"dla\.generation is 'v9': use one of v1, v2"),
+        ("sm = 87", 'sm = "87"', r"gpu\.sm is wrong: expected `int`, got `str`"),
         ("value = 102.4", "value = 0", r"memory\.bandwidth_gbps is 0"),
         ("value = 102.4", "value = nan", r"memory\.bandwidth_gbps is nan"),
         ('name = "25W"', 'name = "maxn"', "two power modes"),
