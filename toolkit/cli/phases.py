@@ -20,6 +20,7 @@ SENDING = {
     "comparing": "the board compares",
     "sending": "sending",
     "reconnecting": "connecting again",
+    "withdrawing": "taking the release back",
 }
 
 

@@ -81,7 +81,7 @@ class Board(Protocol):
         be committed.
 
         Raises RefusedError or RolledBackError. KeyboardInterrupt leaves the board on its old
-        release.
+        release, or its text says what the board does.
         """
 
     def commit(self) -> Answer:

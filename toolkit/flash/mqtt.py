@@ -40,7 +40,11 @@ class MqttBoard:
         return BoardFacts(facts=reported.facts, answer=Answer(device=self.name, reported=reported))
 
     def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
-        """Deploy, and take the report at the end."""
+        """Deploy, and take the report at the end.
+
+        The text of KeyboardInterrupt says what has become of the release: see
+        `toolkit.fleet.withdrawal`.
+        """
         if shipment.erase:
             raise RefusedError(
                 "what a board has received is not erased through a broker: leave out `tandem flash "
@@ -59,6 +63,7 @@ class MqttBoard:
             retry=True,
             fleet=shipment.fleet,
             policy=shipment.policy,
+            withdraw=True,
             on_progress=show,
         )
         if result.phase == "refused":

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from device.protocol.topics import DeviceId
 from device.update.bundle import read_bundle_info
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.deployment import Deployment, DeployProgress, DeployResult, PendingPart
+from toolkit.fleet.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
     from toolkit.fleet.library import Library
@@ -82,7 +83,8 @@ class _Rollout:
     """The deployments of one release over one connection: one thread handles all events.
 
     `documents`: what is published to each device; `metadata` answers for what is signed; `earlier`:
-    the bundles that a chunk may be sent as a difference from.
+    the bundles that a chunk may be sent as a difference from; `fleet`: the folder that has signed;
+    `withdraw`: take the release back at Ctrl-C.
     """
 
     def __init__(
@@ -96,8 +98,11 @@ class _Rollout:
         earlier: "Library | None",
         timeout_s: float,
         on_progress: Callable[[DeployProgress], None],
+        fleet: Path | None,
+        withdraw: bool,
     ) -> None:
         now_s = time.monotonic()
+        self._fleet, self._withdraws = fleet, withdraw
         self._blob = blob
         self._desired = desired
         self._deployments = [
@@ -124,10 +129,40 @@ class _Rollout:
         try:
             while running := [d for d in self._deployments if d.result is None]:
                 self._step(running)
+        except KeyboardInterrupt:
+            if not self._withdraws:
+                raise
+            raise KeyboardInterrupt(self._withdraw()) from None
         finally:
             self._ended.set()
             self._link.close()
         return tuple(d.result for d in self._deployments if d.result is not None)
+
+    def _withdraw(self) -> str:
+        """Take the release back; return what has become of it. Ctrl-C ends that at once."""
+        try:
+            return "; ".join(filter(None, map(self._withdraw_one, self._deployments)))
+        except KeyboardInterrupt:
+            release = self._desired.release
+            devices = ", ".join(self._documents)
+            return (
+                f"{release.name} {release.version} may still be desired of {devices}, and be "
+                "installed: flash the release before"
+            )
+
+    def _withdraw_one(self, deployment: Deployment) -> str:
+        self._on_progress(replace(deployment.progress, phase="withdrawing"))
+        return Withdrawal(
+            deployment,
+            self._link,
+            self._events,
+            ours=self._documents[deployment.topics.device],
+            fleet=self._fleet,
+            serve=self._serve_metadata,
+        ).run()
+
+    def _serve_metadata(self, message: Message) -> bool:
+        return self._metadata is not None and self._metadata.handle(self._link, message)
 
     def _settings(self, broker: BrokerAddress) -> LinkSettings:
         return LinkSettings(
@@ -184,7 +219,7 @@ class _Rollout:
         self._on_progress(deployment.progress)
 
     def _on_message(self, message: Message) -> None:
-        if self._metadata is not None and self._metadata.handle(self._link, message):
+        if self._serve_metadata(message):
             return
         deployment = self._by_topic[message.topic]
         try:
@@ -237,6 +272,7 @@ def deploy_bundle(
     fleet: Path | None = None,
     earlier: Path | None = None,
     policy: InstallPolicy = DEFAULT_POLICY,
+    withdraw: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
     """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
@@ -249,6 +285,7 @@ def deploy_bundle(
         fleet=fleet,
         earlier=earlier,
         policy=policy,
+        withdraw=withdraw,
         on_progress=on_progress,
     )
     return result
@@ -264,6 +301,7 @@ def deploy_to_devices(
     fleet: Path | None = None,
     earlier: Path | None = None,
     policy: InstallPolicy = DEFAULT_POLICY,
+    withdraw: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
     """Deploy a bundle to all devices at once and return their results, in the same order.
@@ -271,7 +309,9 @@ def deploy_to_devices(
     `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
     devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
     bundle is published there if it is not. A device that runs a bundle of the fleet, or of the
-    folder `earlier`, gets the differences from it where those are smaller.
+    folder `earlier`, gets the differences from it where those are smaller. `withdraw`: Ctrl-C takes
+    the release back where its trial has not begun (`toolkit.fleet.withdrawal`), and the text of
+    KeyboardInterrupt says what has become of it; without, it stays desired.
 
     Raises BrokerError if the broker cannot be reached at the start (later interruptions are waited
     out), DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
@@ -304,6 +344,8 @@ def deploy_to_devices(
             earlier=library,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            fleet=fleet,
+            withdraw=withdraw,
         ).run()
     finally:
         blob.close()

@@ -4,14 +4,13 @@ It neither connects nor waits: `toolkit.fleet.deploy` passes it messages and the
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from device.protocol.documents import (
     AgentState,
     BlobGet,
     Desired,
-    Reported,
     StateDocument,
     Update,
     decode,
@@ -59,6 +58,15 @@ class DeployResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What was known of a device before a deployment: payloads of its retained topics, or b""."""
+
+    device: str
+    desired: bytes
+    reported: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PendingPart:
     """A part that the device waits for. `bases`: the SHA-256 of bundles that it has."""
 
@@ -67,13 +75,18 @@ class PendingPart:
 
 
 class Deployment:
-    """One device's share of a rollout. `result` is None until the device has said how it ended."""
+    """One device's share of a rollout. `result` is None until the device has said how it ended.
+
+    `published`: the device may know of it. `before`: what was retained then.
+    """
 
     def __init__(
         self, blob: Blob, desired: Desired, device: str, *, timeout_s: float, now_s: float
     ) -> None:
         self.topics = Topics(device)
         self.result: DeployResult | None = None
+        self.published = False
+        self.before = Before(device, b"", b"")
         self._blob = blob
         self._desired = desired
         self._timeout_s = timeout_s
@@ -82,7 +95,7 @@ class Deployment:
         self._problems: tuple[str, ...] = ()
         self._device_state: AgentState | None = None
         self._down_reason = ""
-        self._echoed = False  # our desired document came back: a later one supersedes it
+        self.echoed = False  # our desired document came back: a later one supersedes it
         self._sent_chunks = 0
         self._sent_bytes = 0
         self._started_s = now_s
@@ -92,6 +105,23 @@ class Deployment:
     def peer(self) -> str:
         """The name by which the device asks this server."""
         return self._desired.request[:8]
+
+    @property
+    def desired(self) -> Desired:
+        """What is published, without what binds it to one device."""
+        return self._desired
+
+    @property
+    def named(self) -> str:
+        """Name and version of the release, for sentences."""
+        return f"{self._desired.release.name} {self._desired.release.version}"
+
+    @property
+    def phase(self) -> str:
+        """The device's, "waiting" before its first report, or that of the result."""
+        if self.result is not None:
+            return self.result.phase
+        return "waiting" if self._update is None else self._update.phase
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -108,10 +138,9 @@ class Deployment:
     def progress(self) -> DeployProgress:
         """How far the device is."""
         update = self._update
-        phase = "waiting" if update is None else update.phase
         return DeployProgress(
             device=self.topics.device,
-            phase=phase if self.result is None else self.result.phase,
+            phase=self.phase,
             received_bytes=0 if update is None else update.received_bytes,
             total_bytes=self._blob.spec.bytes,
             sent_chunks=self._sent_chunks,
@@ -128,8 +157,8 @@ class Deployment:
             self._end("timeout", self._silence(), now_s)
 
     def on_link_up(self) -> None:
-        """A connection begins: what is retained comes again."""
-        self._echoed, self._down_reason = False, ""
+        """A connection begins, and the document is published: what is retained comes again."""
+        self.published, self.echoed, self._down_reason = True, False, ""
 
     def on_link_down(self, reason: str) -> None:
         """The connection was lost: the device asks again for what it lacks."""
@@ -146,11 +175,11 @@ class Deployment:
         if message.topic == self.topics.blob_get:
             self._on_request(decode(message.payload, BlobGet), now_s)
         elif message.topic == self.topics.reported:
-            return self._on_report(open_reported(message.payload), now_s)
+            return self._on_report(message.payload, now_s)
         elif message.topic == self.topics.state:
             self._device_state = decode(message.payload, StateDocument).state
         else:
-            self._on_desired(open_desired(message.payload)[0], now_s)
+            self._on_desired(message.payload, now_s)
         return self.result is not None
 
     def take_part(self) -> "PendingPart":
@@ -172,9 +201,11 @@ class Deployment:
             PendingPart(part, request.bases) for part in parts if part not in waiting
         )
 
-    def _on_report(self, report: Reported, now_s: float) -> bool:
+    def _on_report(self, payload: bytes, now_s: float) -> bool:
+        report = open_reported(payload)
         self._problems = report.problems
         if report.update.request != self._desired.request:
+            self.before = replace(self.before, reported=payload)
             return False
         self._heard_s = now_s
         self._update = report.update
@@ -185,13 +216,21 @@ class Deployment:
             self._end("trial", report.update.reason, now_s)
         return True
 
-    def _on_desired(self, desired: Desired, now_s: float) -> None:
+    def _on_desired(self, payload: bytes, now_s: float) -> None:
+        try:
+            desired = open_desired(payload)[0]
+        except ValueError:
+            if not self.echoed:  # of a newer host
+                self.before = replace(self.before, desired=payload)
+            raise
         if desired.request == self._desired.request:
-            self._echoed = True
-        elif self._echoed:
+            self.echoed = True
+        elif self.echoed:
             newer = desired.release
             reason = f"another deployment ({newer.name} {newer.version}) took its place"
             self._end("superseded", reason, now_s)
+        else:
+            self.before = replace(self.before, desired=payload)
 
     def _silence(self) -> str:
         """Return why the device is silent, as far as it is known."""

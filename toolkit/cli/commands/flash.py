@@ -27,6 +27,7 @@ from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
 
+STAYS = "the board stays on its old release, and keeps what has arrived"
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
 
 
@@ -146,11 +147,9 @@ def flash(
                 on_facts=_say_facts_json if as_json else _say_facts,
                 on_progress=_shower(bars),
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             bars.stop()
-            click.echo(
-                "stopped: the board stays on its old release, and keeps what has arrived", err=True
-            )
+            click.echo(f"stopped: {str(stop) or STAYS}", err=True)
             sys.exit(INTERRUPTED)
         finally:
             board.close()
