@@ -110,7 +110,9 @@ def test_a_run_that_failed_goes_on_and_a_changed_file_is_kept(
     nvpmodel.write_text(whole.replace("-m) test", "-m) echo 'NVPM ERROR: hot'; exit 1; test"))
     done = board("init", *bench, "--power-mode", "0")
     assert done.exit_code == 1
-    assert "nvpmodel does not take the mode MAXN: NVPM ERROR: hot" in str(done.exception)
+    assert (
+        "nvpmodel does not take the mode MAXN: NVPM ERROR: hot" in json.loads(done.stdout)["error"]
+    )
     nvpmodel.write_text(whole)
     fresh.run("echo '# mine' >> /etc/tandem/agent.toml")
     rest = board("init", *bench, "--power-mode", "40W")
