@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 import configs
 from device.errors import ConfigError, SourceError
@@ -50,7 +51,7 @@ def error_of(tmp_path, text):
 
 def test_pipeline_is_read_with_its_defaults(tmp_path):
     config = load_pipeline(write(tmp_path, GOOD))
-    assert config.source.frames == "latest"
+    assert config.source.frames is UNSET  # every one of a file, the latest of a camera
     assert config.source.stall_s == 2.0
     assert isinstance(config.decode, LtrbGrid)
     assert config.decode.strides == (8, 16)

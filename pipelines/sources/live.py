@@ -105,7 +105,7 @@ class LiveSource:
         self._alive_s = time.monotonic()  # of the last frame, or of the start
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
-        self._room = 1 if config.frames == "latest" else QUEUE_FRAMES
+        self._room = QUEUE_FRAMES if config.frames in ("bounded", "every") else 1
         bounded = config.frames == "bounded"
         self._max_age_ns = config.max_age_ms * 1e6 if bounded else float("inf")
         self._arrived = waiting.arrived
