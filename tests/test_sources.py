@@ -267,6 +267,17 @@ def test_damaged_caps_are_refused(payload):
         parse_caps(payload + b"format=(string)NV12")
 
 
+@pytest.mark.parametrize(("rate", "fps"), [("30000/1001", 30000 / 1001), ("0/1", None)])
+def test_caps_say_the_rate_if_the_camera_knows_it(rate, fps):
+    caps = f"video/x-raw, width=(int)64, height=(int)48, framerate=(fraction){rate}"
+    assert parse_caps(caps.encode() + b", format=(string)NV12") == Nv12(64, 48, fps)
+
+
+def test_a_file_says_its_rate(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(3), fps=12.0)
+    assert {frame.fps for frame in read_all(path, realtime=False)[0]} == {12.0}
+
+
 def test_text_on_the_pipe_is_refused():
     with pytest.raises(SourceError, match="not a frame"):
         parse_header(b"Setting pipeline to PLAYING ...".ljust(62))

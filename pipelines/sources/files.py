@@ -94,7 +94,8 @@ class VideoFile:
             self._dropped["corrupt"] += 1
             return None
         now = Stamp.now()
-        return Frame(np.asarray(image, np.uint8), seq, now, now, self.name, self.config.id)
+        pixels = np.asarray(image, np.uint8)
+        return Frame(pixels, seq, now, now, self.name, self.config.id, fps=self._fps)
 
     def _wind_back(self) -> None:
         """Begin again if `loop`, or end."""
@@ -117,6 +118,7 @@ class ImageFolder:
         self.name = str(path)
         self.config = config
         self.ended = False
+        self._fps = fps
         self._period_s = 0.0 if fps is None else 1.0 / fps
         self._due_s = -inf
         self._dropped: Counter[str] = Counter()
@@ -164,7 +166,7 @@ class ImageFolder:
             return None
         now = Stamp.now()
         self._due_s = now.mono_ns / 1e9 + self._period_s
-        return Frame(image, seq, now, now, str(path), self.config.id)
+        return Frame(image, seq, now, now, str(path), self.config.id, fps=self._fps)
 
     def _begin_again(self) -> None:
         """Begin again if `loop`, or end."""
