@@ -95,6 +95,12 @@ def test_a_region_beside_the_frame_is_refused():
         roi.crop(np.zeros((60, 80, 3), np.uint8))
 
 
+def test_an_object_that_the_border_cuts_off_is_in_a_region_that_ends_there():
+    roi = Roi(RoiConfig(polygon=((0, 0), (1, 0), (1, 1), (0, 1)), anchor="bottom"))
+    found = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
+    assert len(roi.keep(found, 80, 60)) == 1
+
+
 def test_results_of_a_crop_are_moved_with_all_their_parts():
     found = Detections(
         np.float32([[1, 2, 3, 4]]),

@@ -108,6 +108,15 @@ def test_relative_corners_are_fractions_of_the_frame():
     assert frame.inside == {"room": {"person": 1}}
 
 
+@pytest.mark.parametrize(("bottom", "units"), [(300, "relative"), (300, "px"), (320, "relative")])
+def test_an_object_that_the_border_cuts_off_is_in_a_zone_that_ends_there(bottom, units):
+    end = 1.0 if units == "relative" else 299.0  # the last row of pixels
+    whole = ((0.0, 0.0), (end, 0.0), (end, end), (0.0, end))
+    zone = one_zone(ZoneConfig(name="yard", polygon=whole, units=units, inertia_frames=1))
+    _, frame = play(zone, [[(150, bottom, 7), (310, 150, 8)]])
+    assert frame.inside == {"yard": {"person": 2}}
+
+
 def walk(*ys):
     return [[(150, y, 7)] for y in ys]
 

@@ -13,7 +13,7 @@ import numpy as np
 from device.errors import PipelineError
 from pipelines.frame import Image
 from pipelines.results import Decoded, DepthMap, Detections, SegmentationMap
-from pipelines.stages.zones import anchors, inside_polygon, polygon_px
+from pipelines.stages.zones import anchors_within, inside_polygon, polygon_px
 from pipelines.track_config import RoiConfig
 
 
@@ -53,7 +53,8 @@ class Roi:
         if not len(detections):
             return detections
         polygon = polygon_px(self._config.polygon, self._config.units, width, height)
-        inside = inside_polygon(anchors(detections.boxes, self._config.anchor), polygon)
+        points = anchors_within(detections.boxes, self._config.anchor, width, height)
+        inside = inside_polygon(points, polygon)
         return detections if inside.all() else detections[inside]
 
 

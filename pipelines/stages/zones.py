@@ -19,6 +19,8 @@ from device.errors import PipelineError
 from pipelines.results import Detections, label_of
 from pipelines.track_config import Anchor, LineConfig, Point, Units, ZoneConfig
 
+EDGE = 1e-3  # of a pixel: what is on the right or lower edge of a polygon is outside
+
 Key = tuple[int, int]  # track, class
 EventKind = Literal["enter", "leave", "dwell", "cross"]
 Counts = Mapping[str, Mapping[str, int]]
@@ -124,7 +126,7 @@ class Zones:
         keys: list[Key] = list(zip(ids, objects.class_ids.tolist(), strict=True))
         places: tuple[_Zone | _Line, ...] = (*self._zones, *self._lines)
         for place in places:
-            points = anchors(objects.boxes, place.config.anchor)
+            points = anchors_within(objects.boxes, place.config.anchor, width, height)
             scale = (width, height) if place.config.units == "relative" else (1.0, 1.0)
             place.update(keys, points, scale, time_s, events)
             place.forget(time_s - self._forget_s, events)
@@ -267,6 +269,15 @@ def anchors(boxes: NDArray[np.float32], anchor: Anchor) -> NDArray[np.float64]:
     """Return the point of each box [N, 4] that counts, float64 [N, 2]."""
     corners = boxes.astype(np.float64)
     return corners[:, :2] + (corners[:, 2:] - corners[:, :2]) * ANCHORS[anchor]
+
+
+def anchors_within(
+    boxes: NDArray[np.float32], anchor: Anchor, width: int, height: int
+) -> NDArray[np.float64]:
+    """Return `anchors`, moved to the last pixels of the frame: an object that the border cuts off
+    is inside a polygon that ends there."""
+    last = np.array([width, height]) - (1.0 + EDGE)
+    return np.clip(anchors(boxes, anchor), 0.0, np.maximum(last, 0.0))
 
 
 def inside_polygon(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.bool_]:
