@@ -110,6 +110,43 @@ def test_wrong_value_is_named_with_its_key_path(tmp_path, old, new, says):
     assert says in error_of(tmp_path, GOOD.replace(old, new))
 
 
+ZONE = '[[zones]]\nname = "a"\n'
+LINE = '[[lines]]\nname = "a"\n'
+TRIANGLE = "polygon = [[{0}, 0], [{0}, 1], [{1}, 1]]"
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            f"[roi]\n{TRIANGLE.format(100, 300)}",
+            "[100, 0] is far outside of the frame, whose sides",
+        ),
+        (
+            f"{ZONE}{TRIANGLE.format(1.1, 1.5)}",
+            "all of it is outside of the frame",
+        ),
+        (f"{ZONE}{TRIANGLE.format(100, 300)}", 'write units = "px" if these are'),
+        (f"{LINE}start = [-0.5, 0]\nend = [-0.1, 1]", "all of it is outside"),
+        (f"{LINE}start = [0.5, 0]\nend = [0.5, 0]", "which nothing crosses"),
+        ("[tracker]\nlow_score = 0.7", "low_score is 0.7, above high_score (0.5)"),
+    ],
+)
+def test_what_could_never_count_is_refused(tmp_path, table, says):
+    assert says in error_of(tmp_path, f"{GOOD}\n{table}")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        f"{ZONE}{TRIANGLE.format(-0.2, 1.2)}",  # it ends beyond the frame
+        f'{ZONE}units = "px"\n{TRIANGLE.format(100, 300)}',
+    ],
+)
+def test_a_zone_may_reach_beyond_the_frame(tmp_path, table):
+    assert load_pipeline(write(tmp_path, f"{GOOD}\n{table}")).zones[0].name == "a"
+
+
 def test_text_that_is_not_toml_names_the_file(tmp_path):
     assert "is not valid TOML" in error_of(tmp_path, "name = ")
 

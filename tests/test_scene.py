@@ -89,8 +89,9 @@ def test_a_crop_is_the_rectangle_around_the_polygon():
     assert np.shares_memory(part, image)
 
 
-def test_a_region_beside_the_frame_is_refused():
-    roi = Roi(RoiConfig(polygon=((100, 0), (200, 0), (200, 50)), units="px"))
+@pytest.mark.parametrize("crop", [True, False])
+def test_a_region_beside_the_frame_is_refused(crop):
+    roi = Roi(RoiConfig(polygon=((100, 0), (200, 0), (200, 50)), units="px", crop=crop))
     with pytest.raises(PipelineError, match="leaves 0 x 50 pixels of a frame of 80 x 60"):
         roi.crop(np.zeros((60, 80, 3), np.uint8))
 

@@ -117,6 +117,14 @@ def test_an_object_that_the_border_cuts_off_is_in_a_zone_that_ends_there(bottom,
     assert frame.inside == {"yard": {"person": 2}}
 
 
+def test_a_place_in_pixels_outside_of_the_frames_is_said_once_for_each_size(caplog):
+    far = ZoneConfig(name="far", polygon=((300, 0), (400, 0), (400, 9)), units="px")
+    zones = Zones([ROOM, far], [DOOR], LABELS, 1.0)
+    for size in (300, 300, 299, 299, 301):
+        zones.update(at(IN), 0.0, size, size)
+    assert [record.args for record in caplog.records] == [("far", 299, 299)]
+
+
 def walk(*ys):
     return [[(150, y, 7)] for y in ys]
 
@@ -182,4 +190,4 @@ def test_names_and_classes_are_checked():
     with pytest.raises(PipelineError, match=r"2 .* are called 'room'"):
         Zones([ROOM], [LineConfig(name="room", start=(0, 0), end=(1, 1))], LABELS, 1.0)
     with pytest.raises(PipelineError, match=r"'cat', which is none of the labels \(person, car\)"):
-        one_zone(ZoneConfig(name="a", polygon=SQUARE, classes=("cat",)))
+        one_zone(ZoneConfig(name="a", polygon=SQUARE, units="px", classes=("cat",)))
