@@ -44,14 +44,14 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
 
     `uri`: see `pipelines.sources.table`. `frames`: "latest" drops what the engine cannot keep up
     with, "bounded" keeps frames in order while they are younger than `max_age_ms`, "every" runs
-    each frame. `id` names the source where there are several. `loop` starts a file or folder again
-    at its end. `stall_s`: a live source that gives no frame for so long is opened again. `max_hz`:
-    at most so many frames a second are run.
+    each frame; unset: "every" of files, "latest" of cameras. `id` names the source where there are
+    several. `loop` starts a file or folder again at its end. `stall_s`: a live source that gives no
+    frame for so long is opened again. `max_hz`: at most so many frames a second are run.
     """
 
     uri: str
     id: Name = ""
-    frames: Literal["latest", "bounded", "every"] = "latest"
+    frames: Literal["latest", "bounded", "every"] | UnsetType = UNSET
     max_age_ms: PositiveFloat = 500.0
     loop: bool = False
     realtime: bool = True  # files: keep the pace of their frame rate

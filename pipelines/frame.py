@@ -46,7 +46,7 @@ class Frame:
     `image`. `seq`: the source's own count, so that gaps show drops. `t_capture`: the best estimate
     of when the camera took it; `t_recv`: when the whole image was in our memory. `source`: the
     address, without credentials; `camera`: the id that the pipeline gives it. `nv12`: what the
-    picture is made of, where the camera gives that.
+    picture is made of, where the camera gives that. `fps`: the source's rate, where it says so.
     """
 
     picture: Image | Callable[[], Image]
@@ -56,6 +56,7 @@ class Frame:
     source: str
     camera: str = ""
     nv12: Nv12 | None = None
+    fps: float | None = None
     _made: list[Image] = field(default_factory=list, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

@@ -6,7 +6,7 @@
 from typing import Annotated, Literal, Union
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from pipelines.value import Fraction, Name, Positive, PositiveFloat, Value
 
@@ -41,10 +41,13 @@ class JsonlSink(Value, frozen=True, kw_only=True, tag="jsonl", tag_field="kind")
 
 
 class VideoSink(Value, frozen=True, kw_only=True, tag="video", tag_field="kind"):
-    """Write an annotated video; of several sources one each, as STEM-ID.SUFFIX."""
+    """Write an annotated video; of several sources one each, as STEM-ID.SUFFIX.
+
+    `fps`: unset, it is the rate of the source, or 15 where the source does not say it.
+    """
 
     path: str
-    fps: PositiveFloat = 15.0
+    fps: PositiveFloat | UnsetType = UNSET
     models: tuple[str, ...] = ()
 
 

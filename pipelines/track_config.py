@@ -1,5 +1,6 @@
 """[tracker], [[zones]], [[lines]] and [roi] of pipeline.toml."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,17 +11,7 @@ Point = tuple[float, float]
 Units = Literal["relative", "px"]
 Anchor = Literal["bottom", "centre", "top", "left", "right"]
 Seconds = Annotated[float, Meta(ge=0.0)]
-FARTHEST = 1.0  # outside of the frame, in its sides: beyond that a fraction is a pixel by mistake
-
-
-def _check_points(points: tuple[Point, ...], units: Units) -> None:
-    """Raise ValueError if points that are said to be fractions of the frame are pixels."""
-    for x, y in points:
-        if units == "relative" and not all(-FARTHEST <= one <= 1 + FARTHEST for one in (x, y)):
-            raise ValueError(
-                f"[{x:g}, {y:g}] is no fraction of the frame's width and height: "
-                'write units = "px" for pixels'
-            )
+FAR = (-1.0, 2.0)  # fractions of the frame beyond these are pixels, or a slip
 
 
 class TrackerConfig(Value, frozen=True, kw_only=True):
@@ -44,6 +35,13 @@ class TrackerConfig(Value, frozen=True, kw_only=True):
     every_nth: Positive = 1
     model: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for scores that leave no detection between them."""
+        if self.low_score > self.high_score:
+            raise ValueError(
+                f"low_score is {self.low_score:g}, above high_score ({self.high_score:g}): lower it"
+            )
+
 
 class ZoneConfig(Value, frozen=True, kw_only=True):
     """An area of the frame that objects enter, leave and stay in.
@@ -63,8 +61,13 @@ class ZoneConfig(Value, frozen=True, kw_only=True):
     loitering_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for pixels among fractions."""
+        """Raise ValueError if it is outside of every frame."""
         _check_points(self.polygon, self.units)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Its corners."""
+        return self.polygon
 
 
 class LineConfig(Value, frozen=True, kw_only=True):
@@ -83,10 +86,15 @@ class LineConfig(Value, frozen=True, kw_only=True):
     settle_frames: Positive = 3
 
     def __post_init__(self) -> None:
-        """Raise ValueError for pixels among fractions, and for a line without a length."""
-        _check_points((self.start, self.end), self.units)
+        """Raise ValueError if it has no length, or is outside of every frame."""
         if self.start == self.end:
-            raise ValueError("start and end are the same point")
+            raise ValueError("start and end are one point, which nothing crosses: move one of them")
+        _check_points(self.points, self.units)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Its ends."""
+        return self.start, self.end
 
 
 class RoiConfig(Value, frozen=True, kw_only=True):
@@ -101,5 +109,19 @@ class RoiConfig(Value, frozen=True, kw_only=True):
     crop: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError for pixels among fractions."""
+        """Raise ValueError if it is outside of every frame."""
         _check_points(self.polygon, self.units)
+
+
+def _check_points(points: Sequence[Point], units: Units) -> None:
+    if units == "px":
+        return  # the size of the frames is not known yet
+    for point in points:
+        if not all(FAR[0] <= value <= FAR[1] for value in point):
+            raise ValueError(
+                f"[{point[0]:g}, {point[1]:g}] is far outside of the frame, whose sides are 0 to 1:"
+                ' correct it, or write units = "px" if these are pixels'
+            )
+    for values in zip(*points, strict=True):
+        if max(values) < 0.0 or min(values) > 1.0:
+            raise ValueError("all of it is outside of the frame, whose sides are 0 to 1: move it")

@@ -89,10 +89,17 @@ def test_a_crop_is_the_rectangle_around_the_polygon():
     assert np.shares_memory(part, image)
 
 
-def test_a_region_beside_the_frame_is_refused():
-    roi = Roi(RoiConfig(polygon=((100, 0), (200, 0), (200, 50)), units="px"))
+@pytest.mark.parametrize("crop", [True, False])
+def test_a_region_beside_the_frame_is_refused(crop):
+    roi = Roi(RoiConfig(polygon=((100, 0), (200, 0), (200, 50)), units="px", crop=crop))
     with pytest.raises(PipelineError, match="leaves 0 x 50 pixels of a frame of 80 x 60"):
         roi.crop(np.zeros((60, 80, 3), np.uint8))
+
+
+def test_an_object_that_the_border_cuts_off_is_in_a_region_that_ends_there():
+    roi = Roi(RoiConfig(polygon=((0, 0), (1, 0), (1, 1), (0, 1)), anchor="bottom"))
+    found = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
+    assert len(roi.keep(found, 80, 60)) == 1
 
 
 def test_results_of_a_crop_are_moved_with_all_their_parts():

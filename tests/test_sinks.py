@@ -324,6 +324,15 @@ def test_video_has_every_frame_with_its_boxes(tmp_path, name):
     assert sink.dropped == {}
 
 
+@pytest.mark.parametrize(("source_fps", "fps"), [(25.0, 25), (None, 15), (90_000.0, 15)])
+def test_a_video_has_the_rate_of_its_source(tmp_path, source_fps, fps):
+    path = tmp_path / "out.avi"
+    with open_sink(VideoSink(path=str(path)), context()) as sink:
+        one = result(0, gray_frame(30, 160, 120), detections())
+        sink.write(replace(one, frame=replace(one.frame, fps=source_fps)))
+    assert round(read_video(path)[1]) == fps
+
+
 def test_each_of_several_cameras_has_a_video_of_its_own(tmp_path):
     cameras = replace(context(), cameras=("left", "right"))
     with open_sink(VideoSink(path=str(tmp_path / "out.avi")), cameras) as sink:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import cv2
 import numpy as np
 import pytest
+from msgspec import UNSET
 from video_fixtures import (
     PATIENCE_S,
     gray_frame,
@@ -97,7 +98,7 @@ def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp
     path = write_video(tmp_path / "ramp.mp4", ramp(20), fps=25.0)
     seen = []
     start = time.monotonic()
-    with opened(SourceConfig(uri=str(path))) as (source, frames):
+    with opened(SourceConfig(uri=str(path), frames="latest")) as (source, frames):
         for frame in frames:
             time.sleep(0.1)
             seen.append(frame.seq)
@@ -107,9 +108,9 @@ def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp
     assert len(seen) <= 12
 
 
-def test_every_frame_of_a_realtime_file_reaches_a_slow_consumer(tmp_path):
+def test_by_default_every_frame_of_a_realtime_file_reaches_a_slow_consumer(tmp_path):
     path = write_video(tmp_path / "ramp.mp4", ramp(8), fps=100.0)
-    with opened(SourceConfig(uri=str(path), frames="every")) as (_, frames):
+    with opened(SourceConfig(uri=str(path))) as (_, frames):
         seen = []
         for frame in frames:
             time.sleep(0.02)
@@ -266,6 +267,17 @@ def test_damaged_caps_are_refused(payload):
         parse_caps(payload + b"format=(string)NV12")
 
 
+@pytest.mark.parametrize(("rate", "fps"), [("30000/1001", 30000 / 1001), ("0/1", None)])
+def test_caps_say_the_rate_if_the_camera_knows_it(rate, fps):
+    caps = f"video/x-raw, width=(int)64, height=(int)48, framerate=(fraction){rate}"
+    assert parse_caps(caps.encode() + b", format=(string)NV12") == Nv12(64, 48, fps)
+
+
+def test_a_file_says_its_rate(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(3), fps=12.0)
+    assert {frame.fps for frame in read_all(path, realtime=False)[0]} == {12.0}
+
+
 def test_text_on_the_pipe_is_refused():
     with pytest.raises(SourceError, match="not a frame"):
         parse_header(b"Setting pipeline to PLAYING ...".ljust(62))
@@ -399,7 +411,7 @@ def source_of(camera, policy="latest", stop=None):
     return LiveSource("camera", lambda _: camera, config, Waiting(stop or threading.Event()))
 
 
-@pytest.mark.parametrize("policy", ["latest", "every"])
+@pytest.mark.parametrize("policy", ["latest", "every", UNSET])
 def test_stop_ends_a_stream_whose_consumer_is_too_slow(policy):
     stop = threading.Event()
     with source_of(FastCamera(), policy, stop) as source:

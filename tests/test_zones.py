@@ -108,6 +108,23 @@ def test_relative_corners_are_fractions_of_the_frame():
     assert frame.inside == {"room": {"person": 1}}
 
 
+@pytest.mark.parametrize(("bottom", "units"), [(300, "relative"), (300, "px"), (320, "relative")])
+def test_an_object_that_the_border_cuts_off_is_in_a_zone_that_ends_there(bottom, units):
+    end = 1.0 if units == "relative" else 299.0  # the last row of pixels
+    whole = ((0.0, 0.0), (end, 0.0), (end, end), (0.0, end))
+    zone = one_zone(ZoneConfig(name="yard", polygon=whole, units=units, inertia_frames=1))
+    _, frame = play(zone, [[(150, bottom, 7), (310, 150, 8)]])
+    assert frame.inside == {"yard": {"person": 2}}
+
+
+def test_a_place_in_pixels_outside_of_the_frames_is_said_once_for_each_size(caplog):
+    far = ZoneConfig(name="far", polygon=((300, 0), (400, 0), (400, 9)), units="px")
+    zones = Zones([ROOM, far], [DOOR], LABELS, 1.0)
+    for size in (300, 300, 299, 299, 301):
+        zones.update(at(IN), 0.0, size, size)
+    assert [record.args for record in caplog.records] == [("far", 299, 299)]
+
+
 def walk(*ys):
     return [[(150, y, 7)] for y in ys]
 

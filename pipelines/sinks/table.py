@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from msgspec import UNSET
+
 from pipelines.sink_config import (
     JsonlSink,
     MqttSink,
@@ -110,7 +112,7 @@ class VideoOut:
         self._writers = {
             camera: VideoFileWriter(
                 path if len(context.cameras) == 1 else path.with_stem(f"{path.stem}-{camera}"),
-                config.fps,
+                None if config.fps is UNSET else config.fps,
                 context.files,
             )
             for camera in context.cameras
@@ -143,7 +145,8 @@ class VideoOut:
     def write(self, result: FrameResult) -> None:
         """Draw and encode one frame."""
         writer = self._writers[result.frame.camera]
-        writer.write(result.frame.image, lambda: draw_result(result, self._models))
+        frame = result.frame
+        writer.write(frame.image, lambda: draw_result(result, self._models), frame.fps)
 
 
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {

@@ -18,6 +18,9 @@ from pipelines.sinks.encoders import (
 from pipelines.sinks.files import OutputFiles
 from pipelines.vision import cv2
 
+UNKNOWN_FPS = 15.0  # of a video whose source does not say its rate
+HIGHEST_FPS = 240.0  # some cameras write nonsense into their streams
+
 _log = logging.getLogger(__name__)
 
 
@@ -25,8 +28,11 @@ class VideoFileWriter:
     """Encodes annotated frames; `failed` counts those that no encoder took, `over_quota` those
     that found no room."""
 
-    def __init__(self, path: Path, fps: float, files: OutputFiles | None = None) -> None:
-        """Claim the file; PipelineError if it may not be written (see `OutputFiles`)."""
+    def __init__(self, path: Path, fps: float | None, files: OutputFiles | None = None) -> None:
+        """Claim the file; PipelineError if it may not be written (see `OutputFiles`).
+
+        `fps` None: the rate that the first frame is written with.
+        """
         self.failed = 0
         self.over_quota = 0
         self._fps = fps
@@ -36,15 +42,23 @@ class VideoFileWriter:
         self._size = (0, 0)
         self.path, self._made = self._files.claim_new(path, "video")
 
-    def write(self, image: Image, draw: Callable[[], Image] | None = None) -> None:
-        """Encode an image, or what `draw` makes of it; the first one gives the video its size."""
+    def write(
+        self,
+        image: Image,
+        draw: Callable[[], Image] | None = None,
+        source_fps: float | None = None,
+    ) -> None:
+        """Encode an image, or what `draw` makes of it; the first one gives the video its size, and
+        its rate if none was given."""
         if not self._files.has_room():
             self._end_full()
         if self._full:
             self.over_quota += 1
             return
         if self._writer is None and not self.failed:
-            self._writer = self._open(image.shape[1], image.shape[0])
+            said = source_fps if source_fps and source_fps <= HIGHEST_FPS else UNKNOWN_FPS
+            fps = self._fps or said
+            self._writer = self._open(image.shape[1], image.shape[0], fps)
         if self._writer is None:
             self.failed += 1
             return
@@ -64,9 +78,9 @@ class VideoFileWriter:
         elif self._made:
             self._remove_empty(self.path)
 
-    def _open(self, width: int, height: int) -> FrameWriter | None:
+    def _open(self, width: int, height: int, fps: float) -> FrameWriter | None:
         self._size = (max(2, width & ~1), max(2, height & ~1))  # colour planes are halved
-        video = VideoFormat(*self._size, self._fps)
+        video = VideoFormat(*self._size, fps)
         requested = self.path
         encoder, refused = choose_encoder(requested.suffix.lower(), video)
         if encoder is None:

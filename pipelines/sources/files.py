@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+from msgspec import UNSET
 
 from device.errors import SourceError
 from pipelines.config import SourceConfig
@@ -24,8 +25,8 @@ _log = logging.getLogger(__name__)
 class VideoFile:
     """Frames of a video file or of one at an address, at its own pace if `realtime`.
 
-    With frames = "latest" and a slow consumer, frames whose time has passed are dropped ("late");
-    with "bounded" those that are later than `max_age_ms`.
+    Each frame is given. With frames = "latest" and a slow consumer, frames whose time has passed
+    are dropped ("late"); with "bounded" those that are later than `max_age_ms`.
     """
 
     away = None  # a file is there or it is an error
@@ -43,7 +44,7 @@ class VideoFile:
             )
         self._fps = self._capture.get(cv2.CAP_PROP_FPS) or 30.0
         late_s = {"latest": 1.0 / self._fps, "bounded": config.max_age_ms / 1000.0, "every": inf}
-        self._late_s = late_s[config.frames]
+        self._late_s = late_s["every" if config.frames is UNSET else config.frames]
         self._start_s: float | None = None
         self._first = 0  # the number of the frame at `_start_s`
         self._seq = 0
@@ -93,7 +94,8 @@ class VideoFile:
             self._dropped["corrupt"] += 1
             return None
         now = Stamp.now()
-        return Frame(np.asarray(image, np.uint8), seq, now, now, self.name, self.config.id)
+        pixels = np.asarray(image, np.uint8)
+        return Frame(pixels, seq, now, now, self.name, self.config.id, fps=self._fps)
 
     def _wind_back(self) -> None:
         """Begin again if `loop`, or end."""
@@ -116,6 +118,7 @@ class ImageFolder:
         self.name = str(path)
         self.config = config
         self.ended = False
+        self._fps = fps
         self._period_s = 0.0 if fps is None else 1.0 / fps
         self._due_s = -inf
         self._dropped: Counter[str] = Counter()
@@ -163,7 +166,7 @@ class ImageFolder:
             return None
         now = Stamp.now()
         self._due_s = now.mono_ns / 1e9 + self._period_s
-        return Frame(image, seq, now, now, str(path), self.config.id)
+        return Frame(image, seq, now, now, str(path), self.config.id, fps=self._fps)
 
     def _begin_again(self) -> None:
         """Begin again if `loop`, or end."""

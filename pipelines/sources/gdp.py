@@ -30,10 +30,14 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Nv12:
-    """The layout of an NV12 frame in GStreamer's memory: rows are padded to four bytes."""
+    """The layout of an NV12 frame in GStreamer's memory: rows are padded to four bytes.
+
+    `fps`: frames a second, where the stream says so.
+    """
 
     width: int
     height: int
+    fps: float | None = None
 
     @property
     def stride(self) -> int:
@@ -64,7 +68,7 @@ def parse_header(header: bytes | bytearray) -> Packet:
 
 
 def parse_caps(payload: bytes | bytearray) -> Nv12:
-    """Read the frame size from `video/x-raw, width=(int)640, ..., format=(string)NV12`."""
+    """Read size and rate from `video/x-raw, format=(string)NV12, width=(int)640, ...`."""
     text = bytes(payload).rstrip(b"\0").decode("utf-8", "replace")
     fields = {
         key: match[1]
@@ -77,4 +81,6 @@ def parse_caps(payload: bytes | bytearray) -> Nv12:
     }
     if len(fields) != 3 or not (0 < int(fields["width"]) <= 16384 >= int(fields["height"]) > 0):
         raise SourceError(f"the GStreamer process sent frames that are not NV12: {text[:200]}.")
-    return Nv12(int(fields["width"]), int(fields["height"]))
+    rate = re.search(r"\bframerate=\(fraction\)([1-9]\d*)/([1-9]\d*)", text)  # 0/1: unknown
+    fps = int(rate[1]) / int(rate[2]) if rate else None
+    return Nv12(int(fields["width"]), int(fields["height"]), fps)

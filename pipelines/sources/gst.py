@@ -276,7 +276,8 @@ class GstCapture:
             )
         pixels = payload.reshape(-1, layout.stride)
         captured = self._clock.stamp(pts_ns, arrival)
-        return RawFrame(pixels, "nv12", layout.width, layout.height, captured, Stamp.now())
+        shape = (layout.width, layout.height)
+        return RawFrame(pixels, "nv12", *shape, captured, Stamp.now(), layout.fps)
 
     def _fill(self, target: memoryview, deadline: float) -> None:
         filled = 0

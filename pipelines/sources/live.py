@@ -36,6 +36,7 @@ class RawFrame:
     """Pixels as the capture gives them, converted only if somebody takes the frame.
 
     `pixels`: uint8 [H, W, 3] BGR, or [H * 3 / 2, stride] NV12 of which `width` x `height` counts.
+    `fps`: the rate of the source, where it says so.
     """
 
     pixels: Image
@@ -44,6 +45,7 @@ class RawFrame:
     height: int
     t_capture: Stamp
     t_recv: Stamp
+    fps: float | None = None
 
     def to_bgr(self) -> Image:
         """Return the image, uint8 [H, W, 3], BGR."""
@@ -105,7 +107,7 @@ class LiveSource:
         self._alive_s = time.monotonic()  # of the last frame, or of the start
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
-        self._room = 1 if config.frames == "latest" else QUEUE_FRAMES
+        self._room = QUEUE_FRAMES if config.frames in ("bounded", "every") else 1
         bounded = config.frames == "bounded"
         self._max_age_ns = config.max_age_ms * 1e6 if bounded else float("inf")
         self._arrived = waiting.arrived
@@ -185,7 +187,7 @@ class LiveSource:
                 return None
         nv12 = Nv12(raw.pixels, raw.width, raw.height) if raw.layout == "nv12" else None
         times = (raw.t_capture, raw.t_recv)
-        return Frame(raw.to_bgr, seq, *times, self.name, self.config.id, nv12=nv12)
+        return Frame(raw.to_bgr, seq, *times, self.name, self.config.id, nv12=nv12, fps=raw.fps)
 
     def _check_reader(self) -> None:
         if not self._ended() and (self._thread is None or not self._thread.is_alive()):

@@ -31,7 +31,8 @@ class PatternCapture:
         image = draw_pattern(self._background, self._count)
         self._count += 1
         now = Stamp.now()
-        return RawFrame(image, "bgr", image.shape[1], image.shape[0], now, now)
+        size = (image.shape[1], image.shape[0])
+        return RawFrame(image, "bgr", *size, now, now, float(self._pattern.fps))
 
     def close(self) -> None:
         """Nothing is open."""

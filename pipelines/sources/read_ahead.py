@@ -32,7 +32,7 @@ class ReadAhead:
         self.ended = False
         self._file = file
         self._arrived = waiting.arrived
-        self._room = AHEAD if config.frames == "every" else 1
+        self._room = 1 if config.frames in ("bounded", "latest") else AHEAD
         self._closing = threading.Event()
         self._frames: deque[Frame] = deque()
         self._error: Exception | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from device.errors import PipelineError
 from pipelines.frame import Image
 from pipelines.results import Decoded, DepthMap, Detections, SegmentationMap
-from pipelines.stages.zones import anchors, inside_polygon, polygon_px
+from pipelines.stages.zones import anchors_within, inside_polygon, polygon_px
 from pipelines.track_config import RoiConfig
 
 
@@ -28,8 +28,6 @@ class Roi:
 
         Raises PipelineError: nothing of the polygon is within the frame.
         """
-        if not self._config.crop:
-            return image, 0, 0
         height, width = image.shape[:2]
         polygon = polygon_px(self._config.polygon, self._config.units, width, height)
         first = np.maximum(np.floor(polygon.min(axis=0)), 0).astype(int).tolist()
@@ -40,6 +38,8 @@ class Roi:
                 f" of a frame of {width} x {height}: correct its polygon, or `units`"
                 f" ({self._config.units}), in pipeline.toml."
             )
+        if not self._config.crop:
+            return image, 0, 0
         return image[first[1] : last[1], first[0] : last[0]], first[0], first[1]
 
     def keep(self, decoded: Decoded, width: int, height: int) -> Decoded:
@@ -53,7 +53,8 @@ class Roi:
         if not len(detections):
             return detections
         polygon = polygon_px(self._config.polygon, self._config.units, width, height)
-        inside = inside_polygon(anchors(detections.boxes, self._config.anchor), polygon)
+        points = anchors_within(detections.boxes, self._config.anchor, width, height)
+        inside = inside_polygon(points, polygon)
         return detections if inside.all() else detections[inside]
 
 

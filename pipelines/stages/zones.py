@@ -5,6 +5,7 @@ one. Nothing is said of an object before it was on one side for some frames in a
 flickers on a border neither enters nor crosses.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from numpy.typing import NDArray
 from device.errors import PipelineError
 from pipelines.results import Detections, label_of
 from pipelines.track_config import Anchor, LineConfig, Point, Units, ZoneConfig
+
+_log = logging.getLogger(__name__)
+
+EDGE = 1e-3  # of a pixel: what is on the right or lower edge of a polygon is outside
 
 Key = tuple[int, int]  # track, class
 EventKind = Literal["enter", "leave", "dwell", "cross"]
@@ -103,6 +108,7 @@ class Zones:
         self._forget_s = forget_s
         self._zones = [_Zone(config, labels) for config in zones]
         self._lines = [_Line(config, labels) for config in lines]
+        self._size = (0, 0)  # of the frame for which places outside were last looked for
 
     def change(self, zones: Sequence[ZoneConfig], lines: Sequence[LineConfig]) -> None:
         """Go on with these; one that is as before keeps its objects and counts. Raises as the
@@ -112,9 +118,13 @@ class Zones:
         known_lines = {line.config: line for line in self._lines}
         self._zones = [known_zones.get(one) or _Zone(one, self._labels) for one in zones]
         self._lines = [known_lines.get(one) or _Line(one, self._labels) for one in lines]
+        self._size = (0, 0)
 
     def update(self, tracked: Detections, time_s: float, width: int, height: int) -> ZoneFrame:
         """Return what happened in a frame of that size, taken at `time_s`."""
+        if self._size != (width, height):
+            self._size = (width, height)
+            self._warn_of_outside()
         events: list[ZoneEvent] = []
         known = np.zeros(len(tracked), bool)
         if tracked.track_ids is not None:
@@ -124,7 +134,7 @@ class Zones:
         keys: list[Key] = list(zip(ids, objects.class_ids.tolist(), strict=True))
         places: tuple[_Zone | _Line, ...] = (*self._zones, *self._lines)
         for place in places:
-            points = anchors(objects.boxes, place.config.anchor)
+            points = anchors_within(objects.boxes, place.config.anchor, width, height)
             scale = (width, height) if place.config.units == "relative" else (1.0, 1.0)
             place.update(keys, points, scale, time_s, events)
             place.forget(time_s - self._forget_s, events)
@@ -139,6 +149,21 @@ class Zones:
             zones_of=zones_of,
             events=tuple(events),
         )
+
+    def _warn_of_outside(self) -> None:
+        """Say which places in pixels nothing in the frame can reach."""
+        width, height = self._size
+        places: tuple[_Zone | _Line, ...] = (*self._zones, *self._lines)
+        for place in places:
+            corners = polygon_px(place.config.points, place.config.units, width, height)
+            if (corners.max(axis=0) < 0.0).any() or (corners.min(axis=0) > self._size).any():
+                _log.warning(
+                    "%r is outside of frames of %d x %d pixels, and counts nothing: correct it, or"
+                    ' write units = "relative" for fractions of the frame',
+                    place.config.name,
+                    width,
+                    height,
+                )
 
 
 class _Zone:
@@ -267,6 +292,15 @@ def anchors(boxes: NDArray[np.float32], anchor: Anchor) -> NDArray[np.float64]:
     """Return the point of each box [N, 4] that counts, float64 [N, 2]."""
     corners = boxes.astype(np.float64)
     return corners[:, :2] + (corners[:, 2:] - corners[:, :2]) * ANCHORS[anchor]
+
+
+def anchors_within(
+    boxes: NDArray[np.float32], anchor: Anchor, width: int, height: int
+) -> NDArray[np.float64]:
+    """Return `anchors`, moved to the last pixels of the frame: an object that the border cuts off
+    is inside a polygon that ends there."""
+    last = np.array([width, height]) - (1.0 + EDGE)
+    return np.clip(anchors(boxes, anchor), 0.0, np.maximum(last, 0.0))
 
 
 def inside_polygon(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.bool_]:
