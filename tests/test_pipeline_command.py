@@ -157,6 +157,11 @@ def test_a_check_as_json_has_the_defaults(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["source"]["stall_s"] == 2.0
 
 
+def test_a_check_as_json_has_no_password(tmp_path: Path) -> None:
+    result = check(tmp_path, colours("rtsp://u:s3cret@cam/1"), "--json")
+    assert json.loads(result.stdout)["source"]["uri"] == "rtsp://***@cam/1"
+
+
 def test_the_schema_takes_the_shipped_pipeline_and_refuses_a_wrong_key(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     tomllib = pytest.importorskip("tomllib")

@@ -232,6 +232,12 @@ def test_config_is_frozen(tmp_path):
         ("rtsp:/a:s3cret@cam/ch1", "rtsp:/***@cam/ch1"),
         ("rtsp://cam/ch1", "rtsp://cam/ch1"),
         ("/data/a@b.mp4", "/data/a@b.mp4"),
+        (
+            "gst://rtspsrc location=rtsp://cam/a user-id=u user-pw=s3cret ! decodebin",
+            "gst://rtspsrc location=rtsp://cam/a user-id=u user-pw=*** ! decodebin",
+        ),
+        ("gst://srtsrc passphrase='a b' ! decodebin", "gst://srtsrc passphrase=*** ! decodebin"),
+        ('gst://souphttpsrc proxy-pw="a b" ! jpegdec', "gst://souphttpsrc proxy-pw=*** ! jpegdec"),
     ],
 )
 def test_credentials_are_hidden(text, shown):

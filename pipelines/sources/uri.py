@@ -21,6 +21,12 @@ LARGEST = 16384
 # @ only loses the host in what is shown. One slash is a slip that must not show a password either.
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/+)[^\s]*@")
 _SECRET = re.compile(r"(?P<key>[?&](?:\w*(?:pass\w*|pwd|token|secret|key|auth))=)[^&\s]*", re.I)
+# Properties of GStreamer elements, such as `user-pw` of rtspsrc and `passphrase` of srtsrc.
+_PROPERTY = re.compile(
+    r"(?P<key>(?<![\w?&-])(?:[\w-]+-)?(?:pw|password|passphrase|token|access-key)=)"
+    r"(?:\"[^\"]*\"|'[^']*'|\S+)",
+    re.I,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,10 @@ class TestPattern:
 
 
 def redact(text: str) -> str:
-    """Return the text with user names, passwords and tokens in its URLs replaced by ***."""
-    return _SECRET.sub(r"\g<key>***", _USER_INFO.sub(r"\g<scheme>***@", text))
+    """Return the text with user names, passwords and tokens in its URLs, and those that GStreamer's
+    elements get, replaced by ***."""
+    text = _SECRET.sub(r"\g<key>***", _USER_INFO.sub(r"\g<scheme>***@", text))
+    return _PROPERTY.sub(r"\g<key>***", text)
 
 
 def scheme_of(uri: str) -> str:

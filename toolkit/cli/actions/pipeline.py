@@ -99,7 +99,8 @@ def check_pipeline(
             " `--labels`"
         ]
     if as_json:
-        return msgspec.json.encode(config).decode()
+        shown = {camera.id: redact(camera.uri) for camera in config.cameras}
+        return msgspec.json.encode(config.with_sources(shown)).decode()
     return "\n".join([f"{path}: {_summary(config)}", *notes])
 
 
