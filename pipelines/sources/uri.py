@@ -130,6 +130,22 @@ def parse_images(uri: str) -> tuple[str, float | None]:
     return path, None if fps is None else float(_positive(uri, "image", "fps", fps))
 
 
+def check_host(uri: str) -> None:
+    """Raise SourceError if an address of a network camera names no host, or no port that is one."""
+    example = f"{scheme_of(uri)}://10.0.0.7/stream"
+    # A password may hold what an address may not, and is of no interest here.
+    start, _, rest = uri.partition("://")
+    try:
+        parts = urlsplit(f"{start}://{rest.rpartition('@')[2]}")
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise SourceError(
+            f"source {redact(uri)!r} is no address ({error}): write {example}."
+        ) from error
+    if not host:
+        raise SourceError(f"source {redact(uri)!r} names no host: write {example}.")
+
+
 def _read_address(
     uri: str, what: str, keys: Sequence[str], example: str
 ) -> tuple[str, dict[str, str]]:
