@@ -157,6 +157,13 @@ def test_a_check_as_json_has_the_defaults(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["source"]["stall_s"] == 2.0
 
 
+def test_a_run_without_an_engine_says_how_to_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(colours("test://"))
+    result = CliRunner().invoke(tandem, ["run", str(path)])
+    assert "use `tandem run ENGINE --pipeline PIPELINE.toml`" in str(result.exception)
+
+
 def test_a_check_as_json_has_no_password(tmp_path: Path) -> None:
     result = check(tmp_path, colours("rtsp://u:s3cret@cam/1"), "--json")
     assert json.loads(result.stdout)["source"]["uri"] == "rtsp://***@cam/1"
