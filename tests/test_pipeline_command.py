@@ -52,6 +52,15 @@ def test_the_decoder_of_a_model_is_guessed(tmp_path: Path) -> None:
     assert load_pipeline(path).preprocess.width == 320
 
 
+def test_a_guess_says_in_the_file_what_the_model_does_not_show(tmp_path: Path) -> None:
+    path, model = tmp_path / "p.toml", classifier(tmp_path / "shades.onnx", 4)
+    result = invoke("new", "--model", model, "--source", "test://", "-o", path)
+    assert result.exit_code == 0, result.output
+    text = path.read_text()
+    assert "# shades.onnx: likely, by the rule 'one vector'.\n" in text
+    assert "# Note: the file does not show the colour order and the numbers.\n" in text
+
+
 def test_a_new_pipeline_of_several_models_is_one_that_is_taken(
     engine: Path, tmp_path: Path
 ) -> None:

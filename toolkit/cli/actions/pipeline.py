@@ -29,9 +29,9 @@ from pipelines.stages.scene import check_tracking
 from toolkit.errors import GuessError
 from toolkit.guess.rules import guess
 from toolkit.guess.toml_text import (
+    guessed_text,
     model_settings_text,
     relative_path,
-    settings_text,
     string_text,
 )
 
@@ -216,7 +216,7 @@ def _model_settings(path: Path, prefix: str, choose: int | None = None) -> tuple
     if choose is not None and choose > count:
         raise GuessError(f"{path} has {count} readings, and --choose is {choose}.")
     candidate = proposal.candidates[(choose or 1) - 1]
-    return path.stem, settings_text(facts, candidate, prefix)
+    return path.stem, guessed_text(facts, proposal, candidate, prefix)
 
 
 def _summary(config: PipelineConfig) -> str:
