@@ -21,7 +21,7 @@ from pipelines.model_config import (
     followed_of,
     with_inherited,
 )
-from pipelines.sink_config import MqttSink, SerialSink, SinkConfig
+from pipelines.sink_config import MqttSink, SerialSink, SinkConfig, resource_of
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.value import Name, Positive, PositiveFloat
 from pipelines.value import Value as _Value
@@ -106,6 +106,10 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
         self._check_names()
         if sum(isinstance(sink, MqttSink) for sink in self.sinks) > 1:
             raise ValueError('write one [[sinks]] of kind "mqtt": two would share their topics')
+        taken = [one for one in map(resource_of, self.sinks) if one is not None]
+        for number, (what, name) in enumerate(taken):
+            if (what, name) in taken[:number]:
+                raise ValueError(f"two [[sinks]] have the {what} {name!r}: give each its own")
 
     def _check_models(self, ids: Sequence[str]) -> None:
         single = {"preprocess": self.preprocess, "decode": self.decode,

@@ -176,8 +176,12 @@ def _named(config: PipelineConfig, model: PipelineModel, key: str, folder: Path)
     path = model.engine if key == "engine" else model.labels
     if not path:
         which = f"the model {model.name!r} of pipeline" if config.models else "pipeline"
+        run = f"tandem run PIPELINE.toml --model {model.name}=ENGINE"
+        if key == "labels":
+            run = "tandem run --labels"
+        elif not config.models:
+            run = "tandem run ENGINE --pipeline PIPELINE.toml"
         raise ConfigError(
-            f"{which} {config.name!r} has no `{key}`: name the file there; `tandem run`"
-            f" takes --{'model NAME=FILE' if key == 'engine' else 'labels'}, too."
+            f"{which} {config.name!r} has no `{key}`: name the file there, or use `{run}`."
         )
     return folder / path

@@ -95,3 +95,18 @@ class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_fie
 
 
 SinkConfig = Union[MqttSink, JsonlSink, VideoSink, SnapshotSink, SerialSink, PrometheusSink]  # noqa: UP007  (read by msgspec on 3.10)
+
+
+def resource_of(config: SinkConfig) -> tuple[str, object] | None:
+    """Return what one sink alone can have; None: any number of them go together."""
+    match config:
+        case MqttSink():
+            return "broker's topics", ""
+        case PrometheusSink():
+            return ("port", config.port) if config.port else None
+        case SerialSink():
+            return "serial port", config.port
+        case JsonlSink() | VideoSink():
+            return "file", config.path
+        case SnapshotSink():
+            return None

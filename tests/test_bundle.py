@@ -289,7 +289,7 @@ SEGMENTATION = {"out": [1, 21, 64, 64]}
             84,
             640,
             r"takes scores \[1, classes\] \(rank 2, .*\[1, 84, 8400\] \(rank 3\).*"
-            r"No decoder takes such shapes \(kinds: blazeface, .*`tandem model guess`",
+            r"Decoders for such shapes, with other labels than these 84: .*`tandem model guess`",
         ),
         (
             SEGMENTATION,

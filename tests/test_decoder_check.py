@@ -98,6 +98,22 @@ def test_the_message_names_the_decoders_that_fit():
     assert "Decoders for such shapes: ultralytics_detect" in str(error.value)
 
 
+def test_the_message_names_the_decoders_that_fit_with_other_labels():
+    outputs = [TensorInfo(name="output0", dtype="float32", shape=(1, 22, 168))]
+    config = next(row.example for row in ROWS if row.kind == "yolox")
+    with pytest.raises(PipelineError) as error:
+        check_outputs(replace(config, output="output0"), INPUT, outputs, ("a", "b", "c"))
+    says = "Decoders for such shapes, with other labels than these 3: ultralytics_detect, "
+    assert says in str(error.value)
+
+
+def test_the_message_lists_the_decoders_where_none_fits():
+    outputs = [TensorInfo(name="output0", dtype="float32", shape=(1,))]
+    config = next(row.example for row in ROWS if row.kind == "yolox")
+    with pytest.raises(PipelineError, match=r"No decoder takes such shapes \(kinds: blazeface, "):
+        check_outputs(replace(config, output="output0"), INPUT, outputs, ("a",))
+
+
 def test_dynamic_sizes_fit_any():
     outputs = [TensorInfo(name="output0", dtype="float32", shape=("batch", None, "anchors"))]
     check_outputs(UltralyticsDetect(), INPUT, outputs, ("a",))

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from test_sinks import result
 from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 
-from device.errors import BundleError, PipelineError
+from device.errors import BundleError, ConfigError, PipelineError
 from device.protocol.messages import Failure, decode_message
-from device.update.bundle import extract_bundle
+from device.update.bundle import PIPELINE, extract_bundle
 from pipelines.model_config import ONLY
 from pipelines.open_models import ModelFiles
 from pipelines.sink_config import JsonlSink, SinkConfig, VideoSink
@@ -80,6 +80,30 @@ def test_run_that_may_overwrite_replaces_the_file(
     assert done.exit_code == 0, done.output
     assert len([json.loads(line) for line in lines.read_text().splitlines()]) == 6
     assert cv2.VideoCapture(str(video)).get(cv2.CAP_PROP_FRAME_COUNT) == 6
+
+
+def test_a_file_of_the_command_line_replaces_that_of_the_pipeline(
+    release: Path, pictures: Path, tmp_path: Path
+) -> None:
+    own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
+    own.write_text(NOTES)
+    pipeline = tmp_path / "pipeline.toml"
+    sink = f'[[sinks]]\nkind = "jsonl"\npath = "{own}"\nformat = "ros2"\n'
+    pipeline.write_text(f"{(release / PIPELINE).read_text()}\n{sink}")
+    done = tandem_run(release, pictures, "--pipeline", pipeline, "--jsonl", given)
+    assert done.exit_code == 0, done.output
+    assert own.read_text() == NOTES
+    lines = [json.loads(line) for line in given.read_text().splitlines()]
+    assert len(lines) == 6
+    assert "header" in lines[0]  # the format of the sink that it replaces
+
+
+def test_one_file_for_two_sinks_is_refused(release: Path, pictures: Path, tmp_path: Path) -> None:
+    both = tmp_path / "seen.mp4"
+    done = tandem_run(release, pictures, "--video", both, "--jsonl", both)
+    assert isinstance(done.exception, ConfigError)
+    assert f"two [[sinks]] have the file '{both}': give each its own" in str(done.exception)
+    assert not both.exists()
 
 
 def test_video_of_another_suffix_leaves_the_user_files_alone(tmp_path: Path) -> None:

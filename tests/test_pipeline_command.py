@@ -92,6 +92,15 @@ def test_a_new_pipeline_takes_class_names_of_the_metadata(tmp_path: Path) -> Non
     assert "`--engine`" in unchecked.output
 
 
+def test_a_guess_says_in_the_file_what_the_model_does_not_show(tmp_path: Path) -> None:
+    path, model = tmp_path / "p.toml", classifier(tmp_path / "shades.onnx", 4)
+    result = invoke("new", "--model", model, "--source", "test://", "-o", path)
+    assert result.exit_code == 0, result.output
+    text = path.read_text()
+    assert "# shades.onnx: likely, by the rule 'one vector'.\n" in text
+    assert "# Note: the file does not show the colour order and the numbers.\n" in text
+
+
 def test_a_new_pipeline_of_several_models_is_one_that_is_taken(
     engine: Path, tmp_path: Path
 ) -> None:
@@ -193,6 +202,18 @@ def test_a_sink_that_needs_a_tracker_is_named_without_an_engine(tmp_path: Path) 
 def test_a_check_as_json_has_the_defaults(tmp_path: Path) -> None:
     result = check(tmp_path, colours("test://"), "--json")
     assert json.loads(result.stdout)["source"]["stall_s"] == 2.0
+
+
+def test_a_run_without_an_engine_says_how_to_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(colours("test://"))
+    result = CliRunner().invoke(tandem, ["run", str(path)])
+    assert "use `tandem run ENGINE --pipeline PIPELINE.toml`" in str(result.exception)
+
+
+def test_a_check_as_json_has_no_password(tmp_path: Path) -> None:
+    result = check(tmp_path, colours("rtsp://u:s3cret@cam/1"), "--json")
+    assert json.loads(result.stdout)["source"]["uri"] == "rtsp://***@cam/1"
 
 
 def test_the_schema_takes_the_shipped_pipeline_and_refuses_a_wrong_key(tmp_path: Path) -> None:

@@ -110,6 +110,25 @@ def test_wrong_value_is_named_with_its_key_path(tmp_path, old, new, says):
     assert says in error_of(tmp_path, GOOD.replace(old, new))
 
 
+SINKS = (
+    ('kind = "jsonl"\npath = "a"', "the file 'a'"),
+    ('kind = "video"\npath = "a"', "the file 'a'"),
+    ('kind = "serial"\nport = "/dev/ttyS0"', "the serial port '/dev/ttyS0'"),
+    ('kind = "prometheus"', "the port 9108"),
+)
+
+
+@pytest.mark.parametrize(("sink", "what"), SINKS)
+def test_two_sinks_that_want_the_same_are_refused(tmp_path, sink, what):
+    twice = f"[[sinks]]\n{sink}\n" * 2
+    assert f"two [[sinks]] have {what}: give each its own" in error_of(tmp_path, GOOD + twice)
+
+
+def test_two_sinks_may_take_free_ports(tmp_path):
+    twice = '[[sinks]]\nkind = "prometheus"\nport = 0\n' * 2
+    assert len(load_pipeline(write(tmp_path, GOOD + twice)).sinks) == 4
+
+
 ZONE = '[[zones]]\nname = "a"\n'
 LINE = '[[lines]]\nname = "a"\n'
 TRIANGLE = "polygon = [[{0}, 0], [{0}, 1], [{1}, 1]]"
@@ -213,6 +232,12 @@ def test_config_is_frozen(tmp_path):
         ("rtsp:/a:s3cret@cam/ch1", "rtsp:/***@cam/ch1"),
         ("rtsp://cam/ch1", "rtsp://cam/ch1"),
         ("/data/a@b.mp4", "/data/a@b.mp4"),
+        (
+            "gst://rtspsrc location=rtsp://cam/a user-id=u user-pw=s3cret ! decodebin",
+            "gst://rtspsrc location=rtsp://cam/a user-id=u user-pw=*** ! decodebin",
+        ),
+        ("gst://srtsrc passphrase='a b' ! decodebin", "gst://srtsrc passphrase=*** ! decodebin"),
+        ('gst://souphttpsrc proxy-pw="a b" ! jpegdec', "gst://souphttpsrc proxy-pw=*** ! jpegdec"),
     ],
 )
 def test_credentials_are_hidden(text, shown):

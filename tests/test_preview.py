@@ -196,7 +196,8 @@ def test_an_address_without_a_port_is_refused(text: str) -> None:
 
 def test_a_port_that_is_taken_is_one_sentence(preview: Preview) -> None:
     port = preview.url.rstrip("/").rpartition(":")[2]
-    with pytest.raises(PipelineError, match="cannot listen on"):
+    says = rf"cannot listen on :{port} \(Address already in use\): give another host or port\."
+    with pytest.raises(PipelineError, match=says):
         Preview(f":{port}")
 
 

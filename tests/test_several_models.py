@@ -478,7 +478,9 @@ def test_the_command_line_names_other_engines(folder: Path, tmp_path: Path) -> N
     (tmp_path / "shades.txt").write_text("dark\nbright\n")
     here = ("run", tmp_path / "p.toml", "--labels", folder / "labels.txt", "--json")
     shade = ("--model", f"shade={moved}")
-    assert "model 'detector' of pipeline 'yard' has no `engine`" in str(invoke(*here).exception)
+    says = str(invoke(*here).exception)
+    assert "model 'detector' of pipeline 'yard' has no `engine`" in says
+    assert "`tandem run PIPELINE.toml --model detector=ENGINE`" in says
     named = ("--model", f"detector={folder / 'colours.engine'}")
     assert "none.engine" in str(invoke(*here, *named).exception)
     done = invoke(*here, *named, *shade)

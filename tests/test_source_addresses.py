@@ -307,6 +307,22 @@ def test_a_wrong_address_says_what_to_write(
         parse(uri)
 
 
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("", "address is empty"),
+        ("rtsp://", "names no host: write rtsp://10.0.0.7/stream"),
+        ("rtsp://u:s3cret@/x", r"//\*\*\*@/x' names no host"),
+        ("rtsp://[::1/x", "is no address"),
+        ("https:///x", "names no host"),
+    ],
+)
+def test_an_address_that_cannot_be_right_is_refused_without_a_camera(uri: str, says: str) -> None:
+    patient = Waiting(threading.Event(), patient=True)
+    with pytest.raises(SourceError, match=says):
+        open_source(SourceConfig(uri=uri), patient)
+
+
 def test_a_pipeline_of_ones_own_is_a_source() -> None:
     uri = "gst://videotestsrc is-live=true pattern=blue ! video/x-raw,width=64,height=48"
     frames = first(3, uri, frames="every")

@@ -20,6 +20,7 @@ import pytest
 from msgspec import UNSET
 from video_fixtures import (
     PATIENCE_S,
+    free_port,
     gray_frame,
     ramp,
     ramp_index,
@@ -116,6 +117,12 @@ def test_by_default_every_frame_of_a_realtime_file_reaches_a_slow_consumer(tmp_p
             time.sleep(0.02)
             seen.append(frame.seq)
     assert seen == list(range(8))
+
+
+def test_a_video_at_an_address_that_gives_none_is_no_damaged_file():
+    uri = f"http://u:s3cret@127.0.0.1:{free_port()}/seen.mp4"
+    with pytest.raises(SourceError, match=r"//\*\*\*@127.* gives no video: check the address"):
+        open_source(SourceConfig(uri=uri), Waiting(threading.Event()))
 
 
 def test_loop_starts_again_and_goes_on_counting(tmp_path):

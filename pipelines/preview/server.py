@@ -80,8 +80,8 @@ class Preview:
             self._server = kind((host, port), partial(_Handler, self))
         except (OSError, UnicodeError) as error:
             raise PipelineError(
-                f"the preview cannot listen on {address}: {error}; choose another port, or end the"
-                " program that uses it."
+                f"the preview cannot listen on {address} ({getattr(error, 'strerror', error)}):"
+                " give another host or port."
             ) from error
         self._server.daemon_threads = True
         self._local_only = host == "localhost" or _is_loopback(host)

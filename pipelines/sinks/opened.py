@@ -14,15 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import Reload, Stats
-from pipelines.sink_config import (
-    JsonlSink,
-    MqttSink,
-    PrometheusSink,
-    SerialSink,
-    SinkConfig,
-    SnapshotSink,
-    VideoSink,
-)
+from pipelines.sink_config import SinkConfig, VideoSink, resource_of
 from pipelines.sinks.result import Sink, SinkContext, StatsSink
 from pipelines.sinks.table import open_sink
 
@@ -156,8 +148,8 @@ class OpenSinks:
         self, leaving: Sequence[tuple[SinkConfig, Sink]], fresh: Mapping[int, SinkConfig]
     ) -> dict[int, tuple[SinkConfig, Sink]]:
         """Close sinks and open others in their place; all or nothing."""
-        needed = {_resource(config) for config in fresh.values()} - {None}
-        first = [pair for pair in leaving if _resource(pair[0]) in needed]
+        needed = {resource_of(config) for config in fresh.values()} - {None}
+        first = [pair for pair in leaving if resource_of(pair[0]) in needed]
         for config, _ in first:
             if isinstance(config, VideoSink):
                 raise PipelineError(
@@ -219,18 +211,3 @@ def _adjusted(
         if type(pair[0]) is type(config) and isinstance(pair[1], AdjustableSink):
             return pair if pair[1].adjust(config) else None
     return None
-
-
-def _resource(config: SinkConfig) -> tuple[str, object] | None:
-    """Return what one sink alone can have; None: any number of them go together."""
-    match config:
-        case MqttSink():
-            return "mqtt", ""
-        case PrometheusSink():
-            return ("port", config.port) if config.port else None
-        case SerialSink():
-            return "serial", config.port
-        case JsonlSink() | VideoSink():
-            return "file", config.path
-        case SnapshotSink():
-            return None

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Image, Stamp
-from pipelines.sources.uri import redact
+from pipelines.sources.uri import redact, scheme_of
 from pipelines.vision import cv2
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -41,6 +41,9 @@ class VideoFile:
             raise SourceError(
                 f"{self.name} is not a video that OpenCV's FFmpeg can read: check that the file is"
                 " whole, or convert it to H.264 in MP4."
+                if scheme_of(place) == "file"
+                else f"{self.name} gives no video: check the address, its user and password, and"
+                " that the server is reached and has the file."
             )
         self._fps = self._capture.get(cv2.CAP_PROP_FPS) or 30.0
         late_s = {"latest": 1.0 / self._fps, "bounded": config.max_age_ms / 1000.0, "every": inf}

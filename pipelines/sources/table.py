@@ -30,6 +30,7 @@ from pipelines.sources.pattern import PatternCapture
 from pipelines.sources.read_ahead import ReadAhead
 from pipelines.sources.uri import (
     Camera,
+    check_host,
     file_path,
     parse_camera,
     parse_csi,
@@ -77,6 +78,8 @@ def open_source(config: SourceConfig, waiting: Waiting) -> Source:
     """
     if "\0" in config.uri:
         raise SourceError(f"source {redact(config.uri)!r} holds the character NUL: leave it out.")
+    if not config.uri.strip():
+        raise SourceError("the source address is empty: write a path, or one such as test://.")
     scheme = scheme_of(config.uri)
     if scheme not in SOURCES:
         raise SourceError(
@@ -115,6 +118,7 @@ def _open_pattern(config: SourceConfig, waiting: Waiting) -> Source:
 
 
 def _open_http(config: SourceConfig, waiting: Waiting) -> Source:
+    check_host(config.uri)
     if Path(urlsplit(config.uri).path).suffix.lower() in VIDEO_SUFFIXES:
         return ReadAhead(VideoFile(config.uri, config), config, waiting)
 
@@ -184,6 +188,7 @@ def _check_camera(camera: Camera) -> None:
 
 
 def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
+    check_host(config.uri)
     name = redact(config.uri)
     decoders = rtsp_decoders()
 

@@ -21,6 +21,12 @@ LARGEST = 16384
 # @ only loses the host in what is shown. One slash is a slip that must not show a password either.
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/+)[^\s]*@")
 _SECRET = re.compile(r"(?P<key>[?&](?:\w*(?:pass\w*|pwd|token|secret|key|auth))=)[^&\s]*", re.I)
+# Properties of GStreamer elements, such as `user-pw` of rtspsrc and `passphrase` of srtsrc.
+_PROPERTY = re.compile(
+    r"(?P<key>(?<![\w?&-])(?:[\w-]+-)?(?:pw|password|passphrase|token|access-key)=)"
+    r"(?:\"[^\"]*\"|'[^']*'|\S+)",
+    re.I,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,10 @@ class TestPattern:
 
 
 def redact(text: str) -> str:
-    """Return the text with user names, passwords and tokens in its URLs replaced by ***."""
-    return _SECRET.sub(r"\g<key>***", _USER_INFO.sub(r"\g<scheme>***@", text))
+    """Return the text with user names, passwords and tokens in its URLs, and those that GStreamer's
+    elements get, replaced by ***."""
+    text = _SECRET.sub(r"\g<key>***", _USER_INFO.sub(r"\g<scheme>***@", text))
+    return _PROPERTY.sub(r"\g<key>***", text)
 
 
 def scheme_of(uri: str) -> str:
@@ -120,6 +128,22 @@ def parse_images(uri: str) -> tuple[str, float | None]:
     path, options = _read_address(uri, "image", IMAGE_KEYS, "images:///data/pictures")
     fps = options.get("fps")
     return path, None if fps is None else float(_positive(uri, "image", "fps", fps))
+
+
+def check_host(uri: str) -> None:
+    """Raise SourceError if an address of a network camera names no host, or no port that is one."""
+    example = f"{scheme_of(uri)}://10.0.0.7/stream"
+    # A password may hold what an address may not, and is of no interest here.
+    start, _, rest = uri.partition("://")
+    try:
+        parts = urlsplit(f"{start}://{rest.rpartition('@')[2]}")
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise SourceError(
+            f"source {redact(uri)!r} is no address ({error}): write {example}."
+        ) from error
+    if not host:
+        raise SourceError(f"source {redact(uri)!r} names no host: write {example}.")
 
 
 def _read_address(

@@ -127,10 +127,13 @@ def _summary(
 ) -> str:
     """Return what the engine gives and which decoders take it."""
     names = ", ".join(map(tensor_text, outputs))
-    fitting = fitting_decoders(outputs, preprocess, labels)
     advice = "`tandem model guess` proposes [preprocess] and [decode]."
-    if fitting:
-        kinds = ", ".join(fitting)
-        return f"The engine's outputs: {names}. Decoders for such shapes: {kinds}. {advice}"
+    number = f", with other labels than these {len(labels)}" if labels else ""
+    for which, known in (("", labels), (number, ())):
+        if fitting := fitting_decoders(outputs, preprocess, known):
+            kinds = ", ".join(fitting)
+            return (
+                f"The engine's outputs: {names}. Decoders for such shapes{which}: {kinds}. {advice}"
+            )
     kinds = ", ".join(sorted(row.kind for row in ROWS))
     return f"The engine's outputs: {names}. No decoder takes such shapes (kinds: {kinds}). {advice}"

@@ -25,6 +25,15 @@ def settings_text(facts: ModelFacts, candidate: Candidate, prefix: str = "") -> 
     )
 
 
+def guessed_text(
+    facts: ModelFacts, proposal: Proposal, candidate: Candidate, prefix: str = ""
+) -> str:
+    """Return [preprocess] and [decode] of a candidate, with what is known and what is not as
+    comments; `prefix`: as of `settings_text`."""
+    comments = [*_head(facts, proposal), *_reasons(candidate)]
+    return "\n".join([*comments, settings_text(facts, candidate, prefix)])
+
+
 def model_settings_text(model: ModelConfig, prefix: str = "") -> str:
     """Return [preprocess] and [decode] of a model.toml; `prefix`: as of `settings_text`."""
     decode = model.decode
@@ -42,17 +51,7 @@ def string_text(text: str) -> str:
 
 def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
     """Return the whole answer as TOML, with what is known and what is not as comments."""
-    head = f"{facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}."
-    lines = [_comment(head)]
-    if proposal.labels:
-        count = len(proposal.labels)
-        lines.append(f"# {count} class names in the metadata: `tandem model guess --labels-out`.")
-    if facts.size_is_assumed:
-        width, height = facts.size[::-1]
-        lines.append(
-            f"# The input's size is dynamic, {width} x {height} assumed: `tandem model guess"
-            " --input-size`."
-        )
+    lines = _head(facts, proposal)
     if proposal.sureness == "ask":
         lines.append(
             "# Several decoders take such outputs: choose with `tandem model guess"
@@ -62,7 +61,7 @@ def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
             lines += ["#", _comment(f"{number}: {candidate.kind}: {candidate.why}.")]
             lines += [f"#    {line}".rstrip() for line in _lines(facts, candidate)]
         return "\n".join(lines) + "\n"
-    return "\n".join([*lines, *_reasons(proposal.best), *_lines(facts, proposal.best)]) + "\n"
+    return guessed_text(facts, proposal, proposal.best)
 
 
 def model_text(facts: ModelFacts, proposal: Proposal, labels: str, folder: Path) -> str:
@@ -80,6 +79,21 @@ def relative_path(path: Path, folder: Path) -> str:
     """Return a path as it is written in a file of `folder`."""
     target, start = path.resolve(), folder.resolve()
     return str(target.relative_to(start)) if target.is_relative_to(start) else str(target)
+
+
+def _head(facts: ModelFacts, proposal: Proposal) -> list[str]:
+    """Return comments on the model: how sure the guess is, and what it takes for granted."""
+    lines = [_comment(f"{facts.path.name}: {proposal.sureness}, by the rule {proposal.rule!r}.")]
+    if proposal.labels:
+        count = len(proposal.labels)
+        lines.append(f"# {count} class names in the metadata: `tandem model guess --labels-out`.")
+    if facts.size_is_assumed:
+        width, height = facts.size[::-1]
+        lines.append(
+            f"# The input's size is dynamic, {width} x {height} assumed: `tandem model guess"
+            " --input-size`."
+        )
+    return lines
 
 
 def _reasons(candidate: Candidate) -> list[str]:

@@ -30,9 +30,9 @@ from toolkit.errors import GuessError
 from toolkit.guess.proposal import names_of_classes
 from toolkit.guess.rules import guess
 from toolkit.guess.toml_text import (
+    guessed_text,
     model_settings_text,
     relative_path,
-    settings_text,
     string_text,
 )
 
@@ -132,7 +132,8 @@ def check_pipeline(
             f" missing there, or give `tandem pipeline check` {options}"
         ]
     if as_json:
-        return msgspec.json.encode(config).decode()
+        shown = {camera.id: redact(camera.uri) for camera in config.cameras}
+        return msgspec.json.encode(config.with_sources(shown)).decode()
     return "\n".join([f"{path}: {_summary(config)}", *notes])
 
 
@@ -253,7 +254,7 @@ def _model_text(
     if choose is not None and choose > count:
         raise GuessError(f"{path} has {count} readings, and --choose is {choose}.")
     candidate = proposal.candidates[(choose or 1) - 1]
-    settings = settings_text(facts, candidate, prefix)
+    settings = guessed_text(facts, proposal, candidate, prefix)
     labels = folder / f"{name}.labels.txt"
     for file in (path.with_suffix(".labels.txt"), labels):
         if file.exists():

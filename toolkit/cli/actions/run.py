@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from device.engine.file import Engine
+from device.errors import ConfigError
 from device.protocol.messages import ChildMessage, Ready, Reload, Stats
 from device.runtime.session import Dla, Scales, Session
 from device.update.bundle import INFO, PIPELINE, extract_bundle
@@ -180,13 +181,26 @@ def _is_bundle(path: Path) -> bool:
 
 
 def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
-    """Replace the source, leave out MQTT sinks, and add the sinks of the command line."""
+    """Replace the source, leave out MQTT sinks, and replace the files of sinks."""
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
-    sinks += [VideoSink(path=request.video)] if request.video else []
-    sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
+    if request.video:
+        sinks = _with_path(sinks, VideoSink(path=request.video))
+    if request.jsonl:
+        sinks = _with_path(sinks, JsonlSink(path=request.jsonl))
     for source in request.sources:
         config = config.with_source(source)
-    return msgspec.structs.replace(config, sinks=tuple(sinks))
+    try:
+        return msgspec.structs.replace(config, sinks=tuple(sinks))
+    except ValueError as error:
+        raise ConfigError(f"pipeline {config.name!r} with these options: {error}.") from error
+
+
+def _with_path(sinks: Sequence[SinkConfig], given: JsonlSink | VideoSink) -> list[SinkConfig]:
+    """Return sinks of which the given one replaces all of its kind; but for its path it is as the
+    first of them."""
+    same = [sink for sink in sinks if isinstance(sink, type(given))]
+    new = msgspec.structs.replace(same[0], path=given.path) if same else given
+    return [*(sink for sink in sinks if sink not in same), new]
 
 
 def _all(takers: Sequence[Callable[[T], None]]) -> Callable[[T], None]:
