@@ -72,6 +72,7 @@ def write_pipeline(request: NewPipeline) -> str:
         )
     text = _text(request)
     config = parse_pipeline(text, request.output)
+    _check_sources(config)
     _write(request.output, text)
     return f"{request.output}: {_summary(config)}\nNext: tandem pipeline check {request.output}"
 
@@ -85,9 +86,7 @@ def check_pipeline(
     are files that pipeline.toml names. Raises TandemError: the first thing that is wrong.
     """
     config = load_pipeline(path)
-    waiting = Waiting(threading.Event(), patient=True)
-    for camera in config.cameras:
-        open_source(camera, waiting)  # not entered: files must be there, cameras may be away
+    _check_sources(config)
     first = config.first
     engines = {name or first.name: engine for name, engine in engines.items()}
     if (engines or first.engine) and (labels or first.labels):
@@ -129,6 +128,13 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): check the path."
         ) from error
+
+
+def _check_sources(config: PipelineConfig) -> None:
+    """Raise SourceError for an address that cannot be right, or a file that is not there."""
+    waiting = Waiting(threading.Event(), patient=True)
+    for camera in config.cameras:
+        open_source(camera, waiting)  # not entered: cameras may be away
 
 
 def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> list[str]:
