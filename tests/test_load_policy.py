@@ -239,6 +239,23 @@ def test_limits_that_could_do_nothing_are_refused(tmp_path: Path, load: str, say
         load_pipeline(path)
 
 
+def test_limits_without_a_sensor_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("pipelines.runtime.load_control.time.monotonic", lambda: now_s)
+    config = LoadConfig(hot_c=80.0, low_clock=0.5, steps=(HALF,))
+    control = LoadControl(config, tmp_path)
+    for _ in range(2):
+        now_s += 2.0
+        control.tick()
+    says = "[load] has {}, and this machine shows no {}: no step is taken for it"
+    assert caplog.messages == [
+        says.format("hot_c = 80", "thermal zone"),
+        says.format("low_clock = 0.5", "clock of a GPU"),
+    ]
+
+
 @pytest.mark.parametrize(("slow_at_s", "is_over"), [(100.0, True), (99.9, False)])
 def test_the_p95_is_that_of_the_last_seconds(
     monkeypatch: pytest.MonkeyPatch, slow_at_s: float, is_over: bool

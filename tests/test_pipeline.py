@@ -435,6 +435,14 @@ def test_run_command_runs_a_bundle_and_writes_video_and_events(tmp_path, engine)
     assert [one["name"] for one in bars].count("infer") == 6
 
 
+def test_run_command_says_that_it_leaves_mqtt_out(tmp_path, engine):
+    cells = write_images(tmp_path / "in", (0, 3, "red"))
+    folder = folder_of(tmp_path, engine, cells, sinks='[[sinks]]\nkind = "mqtt"\n')
+    result = invoke(folder, "--json")
+    assert result.exit_code == 0, result.output
+    assert "The mqtt sink is left out" in result.stderr
+
+
 def test_run_command_sums_up_as_json(tmp_path, engine):
     cells = write_images(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
     folder = folder_of(tmp_path, engine, cells)

@@ -38,6 +38,13 @@ def test_a_new_pipeline_has_what_was_asked_for(tmp_path: Path) -> None:
     assert kinds == ["jsonl", "serial", "video", "prometheus"]
 
 
+def test_a_new_pipeline_is_not_written_with_an_address_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    result = invoke("new", "--model", ROBOT, "--source", "rstp://cam/1", "-o", path)
+    assert "unknown scheme 'rstp'" in str(result.exception)
+    assert not path.exists()
+
+
 def test_what_is_not_said_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     result = invoke("new", "-o", path, text=f"{ROBOT}\ntest://\n")

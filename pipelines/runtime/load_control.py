@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from pipelines.frame import Frame
 from pipelines.load_config import LoadConfig
-from pipelines.runtime.load import Load, load_text, next_load, step_of
+from pipelines.runtime.load import Load, Readings, load_text, next_load, step_of
 from pipelines.runtime.sensors import read_board
 from pipelines.sinks.table import RateLimit
 
@@ -40,6 +40,7 @@ class LoadControl:
         self._latencies_ms: deque[tuple[float, float]] = deque(maxlen=LATENCIES)
         self._limits: dict[str, RateLimit] = {}
         self._dropped: Counter[str] = Counter()
+        self._are_sensors_checked = False
 
     @property
     def text(self) -> str:
@@ -76,8 +77,11 @@ class LoadControl:
             return
         self._due_s = now_s + PERIOD_S
         p95_ms = self._p95_ms(now_s - self._config.window_s)
-        before = self._load.step
-        self._load = next_load(self._config, self._load, read_board(self._root, p95_ms), now_s)
+        before, readings = self._load.step, read_board(self._root, p95_ms)
+        if not self._are_sensors_checked:
+            self._are_sensors_checked = True
+            _warn_of_missing(self._config, readings)
+        self._load = next_load(self._config, self._load, readings, now_s)
         if self._load.step != before:
             self._latencies_ms.clear()  # those of the step before say nothing of this one
             self._limits.clear()
@@ -92,6 +96,7 @@ class LoadControl:
         reason = self._load.reason if step else ""
         self._config, self._load = config, Load(step, reason, taken_s=time.monotonic())
         self._limits.clear()
+        self._are_sensors_checked = False
         self._use(() if config is None else step_of(config, self._load).use)
 
     def _p95_ms(self, since_s: float) -> float | None:
@@ -101,3 +106,16 @@ class LoadControl:
         if not self._latencies_ms:
             return None
         return float(np.percentile([latency_ms for _, latency_ms in self._latencies_ms], 95))
+
+
+def _warn_of_missing(config: LoadConfig, readings: Readings) -> None:
+    """Say which limits can have no effect, as the board has no such sensor."""
+    for key, limit, reading, sensor in (
+        ("hot_c", config.hot_c, readings.temperature_c, "thermal zone"),
+        ("low_clock", config.low_clock, readings.clock, "clock of a GPU"),
+    ):
+        if limit is not UNSET and reading is None:
+            _LOG.warning(
+                "[load] has %s = %g, and this machine shows no %s: no step is taken for it",
+                *(key, limit, sensor),
+            )

@@ -98,6 +98,7 @@ def write_pipeline(request: NewPipeline) -> str:
         )
     text, models = _text(request)
     config = parse_pipeline(text, request.output)
+    _check_sources(config)
     new_labels = [model for model in models if model.names]
     for model in new_labels:
         _write(model.labels, "".join(f"{name}\n" for name in model.names))
@@ -115,9 +116,7 @@ def check_pipeline(
     are files that pipeline.toml names. Raises TandemError: the first thing that is wrong.
     """
     config = load_pipeline(path)
-    waiting = Waiting(threading.Event(), patient=True)
-    for camera in config.cameras:
-        open_source(camera, waiting)  # not entered: files must be there, cameras may be away
+    _check_sources(config)
     first = config.first
     engines = {name or first.name: engine for name, engine in engines.items()}
     if (engines or first.engine) and (labels or first.labels):
@@ -162,6 +161,13 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): check the path."
         ) from error
+
+
+def _check_sources(config: PipelineConfig) -> None:
+    """Raise SourceError for an address that cannot be right, or a file that is not there."""
+    waiting = Waiting(threading.Event(), patient=True)
+    for camera in config.cameras:
+        open_source(camera, waiting)  # not entered: cameras may be away
 
 
 def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> list[str]:

@@ -48,6 +48,9 @@ from toolkit.cli.log import warn
 from toolkit.cli.options.timings import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
+MQTT_LEFT_OUT = (
+    "The mqtt sink is left out: `python -m pipelines` publishes, as the agent has it do."
+)
 
 T = TypeVar("T")
 
@@ -90,7 +93,10 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(quick_turns())
         path, files = _find_pipeline(request, stack)
-        config = _adapt(load_pipeline(path), request)
+        config = load_pipeline(path)
+        if any(isinstance(sink, MqttSink) for sink in config.sinks):
+            console.print(Text(MQTT_LEFT_OUT, style="dim"))
+        config = _adapt(config, request)
         models = open_models(config, files, stack, _opener(request), partial(warn, colour="red"))
         model, others = first_and_others(models)
         reports = [one for each in models.values() for one in each.session.reports]
