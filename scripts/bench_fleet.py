@@ -50,6 +50,7 @@ from scripts.light_devices import Birth, Client, connect
 from toolkit.fleet import operations, views
 from toolkit.fleet.admission import admit, release_of
 from toolkit.fleet.blob import Blob
+from toolkit.fleet.broker import free_port
 from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
 from toolkit.fleet.certificates import init_identity
 from toolkit.fleet.fleet_folder import load_fleet
@@ -140,13 +141,6 @@ def run_mosquitto(config: Path, port: int) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _await_port(port: int, process: "subprocess.Popen[bytes]") -> None:

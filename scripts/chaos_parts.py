@@ -28,6 +28,7 @@ from device.update.bundle import read_bundle_info, write_bundle
 from pipelines.sources.gst import CHILD
 from scripts.chaos_schedule import STALL_S
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.fleet.broker import free_port
 
 MARK = "TANDEM_CHAOS"
 DEVICE = "chaos-board"
@@ -121,13 +122,6 @@ class Part:
                 self.process.wait(START_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

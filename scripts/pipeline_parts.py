@@ -26,6 +26,7 @@ from pipelines.frame import Stamp
 from pipelines.sink_config import MqttSink
 from pipelines.sources.live import RawFrame
 from pipelines.track_config import TrackerConfig
+from toolkit.fleet.broker import free_port
 
 WIDTH, HEIGHT, FPS = 640, 360, 30
 CELL = 8  # pixels of a bit of the clock
@@ -349,13 +350,6 @@ def detector_pipeline(*cameras: SourceConfig, sinks: tuple[MqttSink, ...] = ()) 
         tracker=TrackerConfig(),
         sinks=sinks,
     )
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

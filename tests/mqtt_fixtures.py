@@ -24,6 +24,7 @@ from device.protocol.documents import BlobGet, Reported, decode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
 from device.update.bundle import write_bundle
+from toolkit.fleet.broker import free_port
 from toolkit.fleet.identity import Authority
 
 PROFILE = "test-board"
@@ -106,12 +107,6 @@ except TandemError as error:
 """
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for_port(port: int, process: "subprocess.Popen[bytes]", for_s: float = WAIT_S) -> None:

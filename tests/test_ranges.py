@@ -81,11 +81,12 @@ def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(
     path = small_convnet(tmp_path / "m.onnx", rng)
     data = samples(rng, 16)
     plain = measure(path, data, RangeOptions("minmax"))
-    budget = parse_budget(f"sqnr:{plain.sqnr_db['y'] + 3:.2f}")
+    budget = parse_budget(f"sqnr:{plain.sqnr_db['y'] + 8:.2f}")
     found = measure(path, data, RangeOptions("minmax", budget=budget))
     assert found.budget is not None
     assert found.table.keep_float
-    assert found.sqnr_db["y"] >= budget.amount
+    # Other samples judge than those that spend the budget, and differ by a few dB.
+    assert found.sqnr_db["y"] > plain.sqnr_db["y"] + 3
     out = tmp_path / "m.engine"
     result = build_engine(path, "agx-orin-64gb", out, BuildOptions(table=found.table))
     kept = [row for row in result.manifest.plan if row.node in found.table.keep_float]

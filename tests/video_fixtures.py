@@ -21,6 +21,7 @@ from device.engine.manifest import DimRange, TensorInfo
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import LtrbGrid
 from pipelines.frame import Frame, Stamp
+from toolkit.fleet.broker import free_port
 
 SIZE = 64
 PATIENCE_S = 30.0  # for what must happen, on a machine that does much else; waits end when it does
@@ -75,13 +76,6 @@ def require_program(name):
     path = shutil.which(name)
     assert path is not None, f"{name} is not installed: scripts/test.sh lists the packages"
     return path
-
-
-def free_port():
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class RtspServer:

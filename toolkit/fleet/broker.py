@@ -5,8 +5,10 @@ It speaks MQTT 3.1.1 and stores nothing on disk. Use mosquitto for a fleet.
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from device.start.command import module_command
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 1883
+SERVER_PORTS = (20_000, 32_000)  # that a server may take on its own
+FREE_PORT_TRIES = 1000
 _READY = "listening"
 _TERM_WAIT_S = 5.0
 
@@ -77,10 +81,18 @@ def start_broker(port: int = 0) -> BrokerProcess:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that is free now.
+
+    It is none of those that systems give to clients (from 32768 on Linux), so no connection that
+    begins meanwhile takes it.
+    """
+    chance = random.SystemRandom()
+    for _ in range(FREE_PORT_TRIES):
+        port = chance.randrange(*SERVER_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise BrokerError(f"no TCP port of {HOST} from {SERVER_PORTS[0]} on is free")
 
 
 def port_in_use(port: int) -> str:
