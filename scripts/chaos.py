@@ -29,6 +29,7 @@ from device.protocol.topics import Topics
 from scripts import chaos_parts as parts
 from scripts.chaos_checks import CHECKS, Sight
 from scripts.chaos_schedule import INVARIANTS, Invariant, Step, schedule
+from toolkit.fleet.broker import free_port
 
 TICK_S = 0.25
 RESTART_S = 1.0  # the agent is started again after an exit, as systemd does
@@ -102,7 +103,7 @@ class Chaos:
         self._folder, self._say, self._patience = folder, say, patience
         self._mark = f"{seed}-{os.getpid()}"
         self._bundles = parts.make_releases(folder)
-        broker_port, camera_port = parts.free_port(), parts.free_port()
+        broker_port, camera_port = free_port(), free_port()
         self._wires = {"broker": parts.Wire(broker_port), "camera": parts.Wire(camera_port)}
         self._broker_port = broker_port
         ends = (self._wires["broker"].port, self._wires["camera"].port)

@@ -304,3 +304,14 @@ def test_the_height_of_a_line_is_said_where_the_file_leaves_it_open(image, says)
     proposal = propose(facts(line, metadata=alphabet, image=image))
     assert proposal.best.kind == "text_recognition"
     assert any("--input-size 320 48" in note for note in proposal.best.notes) is says
+
+
+@pytest.mark.parametrize(
+    ("options", "size"), [((), (320, 48)), (("--input-size", 256, 32), (256, 32))]
+)
+def test_a_line_of_dynamic_size_is_as_high_as_lines_are(tmp_path, options, size):
+    alphabet = {"character": "\n".join(chr(33 + n) for n in range(95))}
+    outputs = {"softmax": np.zeros((1, 40, 97))}
+    path = network(tmp_path / "rec.onnx", outputs, alphabet, size="side")
+    width, height = size
+    assert f"width = {width}\nheight = {height}\n" in invoke(path, *options).output

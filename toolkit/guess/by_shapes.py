@@ -29,6 +29,7 @@ from toolkit.guess.proposal import Candidate
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 ANCHORS = 3  # per cell of a YOLO with anchors
 TEXT_HEIGHTS = (32, 48)
+TEXT_SIZE = (48, 320)  # of one whose size is dynamic
 SCRFD_COLUMNS = (1, 4, 10)
 _COLOUR = "the file does not show the colour order and the numbers"
 _TIMM = "timm's mean and std vary by model, and the file does not hold them"
@@ -228,7 +229,7 @@ def text_recognition(facts: ModelFacts) -> tuple[Candidate, ...]:
         notes.append(
             "lines are 48 pixels high, 32 in older files: `tandem model guess --input-size 320 48`"
         )
-    return (Candidate(decode, "signed", why, tuple(notes)),)
+    return (Candidate(decode, "signed", why, tuple(notes), usual_size=TEXT_SIZE),)
 
 
 def one_channel(facts: ModelFacts) -> tuple[Candidate, ...]:

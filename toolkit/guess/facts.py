@@ -26,7 +26,8 @@ class Producer:
 class ModelFacts:
     """What is known; an engine has no operators and producers, and of the metadata the classes.
 
-    `input_size`: (height, width) that the caller gave, or None.
+    `input_size`: (height, width) that the caller gave, or None; `usual_size`: that of the model's
+    family, where that is known.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class ModelFacts:
     operators: frozenset[str] = frozenset()
     producers: Mapping[str, Producer] = field(default_factory=dict)
     input_size: tuple[int, int] | None = None
+    usual_size: tuple[int, int] | None = None
 
     @property
     def image(self) -> TensorInfo:
@@ -51,11 +53,12 @@ class ModelFacts:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the input: its own, or where it is dynamic the caller's, that of the
-        metadata (`imgsz`) or DEFAULT_SIDE."""
+        metadata (`imgsz`), that of its family or DEFAULT_SIDE."""
         height, width = self.declared_size
         exported = numbers_of(self.metadata.get("imgsz", ""))
-        usual = exported if len(exported) == 2 else (DEFAULT_SIDE, DEFAULT_SIDE)
-        fallback = self.input_size or (usual[0], usual[1])
+        usual = self.usual_size or (DEFAULT_SIDE, DEFAULT_SIDE)
+        usual = (exported[0], exported[1]) if len(exported) == 2 else usual
+        fallback = self.input_size or usual
         return (
             height if isinstance(height, int) else fallback[0],
             width if isinstance(width, int) else fallback[1],

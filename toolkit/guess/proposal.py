@@ -44,13 +44,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 class Candidate:
     """A reading of a model: the decoder, the recipe of its preprocessing, and why.
 
-    `notes` say what the file cannot show and where this decoder may be wrong.
+    `notes` say what the file cannot show and where this decoder may be wrong. `usual_size`: the
+    (height, width) of the family, for an input of dynamic size.
     """
 
     decode: DecodeConfig
     recipe: str
     why: str
     notes: tuple[str, ...] = ()
+    usual_size: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:

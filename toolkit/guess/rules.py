@@ -1,7 +1,7 @@
 """The table of guesses: the first rule that matches answers. `ask`: it never answers alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import GuessError
@@ -59,7 +59,8 @@ def guess(path: Path, input_size: tuple[int, int] | None = None) -> tuple[ModelF
     TandemError where the file cannot be read.
     """
     facts = read_facts(path, input_size)
-    return facts, propose(facts)
+    proposal = propose(facts)
+    return replace(facts, usual_size=proposal.best.usual_size), proposal
 
 
 def propose(facts: ModelFacts) -> Proposal:
