@@ -11,6 +11,7 @@ import pytest
 from model_fixtures import save, small_convnet
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from qdq_fixtures import run_onnx
 
 from toolkit.errors import BuildError
 from toolkit.graph.extract import extract_segments, serialize_segment
@@ -52,8 +53,7 @@ def test_onnxruntime_and_reference_agree_within_one_step(
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
     amax = observed_amax(model, x)
     proto = ir.to_proto(quantize(model, amax, one_segment(model), frozenset()).model)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    actual = session.run(None, {"x": x})[0]
+    (actual,) = run_onnx(proto, {"x": x}).values()
     expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
     step = amax["f"] / 127 if "f" in amax else amax["g"] / 127
     weights = 0.3 * 5 * np.sqrt(16)  # a step of the pooled features, through the last layer
@@ -146,14 +146,9 @@ def int8_noise(path: Path, x: np.ndarray) -> float:
     model = prepared(path)
     quantized = quantize(model, observed_amax(model, x), one_segment(model), frozenset()).model
 
-    def run(proto: onnx.ModelProto) -> np.ndarray:
-        data = proto.SerializeToString()
-        session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-        result: np.ndarray = session.run(None, {"x": x})[0]
-        return result
-
-    expected = run(onnx.load(path))
-    return float(np.linalg.norm(run(ir.to_proto(quantized)) - expected) / np.linalg.norm(expected))
+    (expected,) = run_onnx(onnx.load(path), {"x": x}).values()
+    (actual,) = run_onnx(quantized, {"x": x}).values()
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize(
@@ -270,6 +265,7 @@ def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.
     env: dict[str, np.ndarray] = {"x": x}
     for piece in (dla, gpu):
         options = ort.SessionOptions()
+        options.add_session_config_entry("session.x64quantprecision", "1")
         if piece.weights:
             options.add_external_initializers(
                 list(piece.weights),
