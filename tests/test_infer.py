@@ -47,6 +47,33 @@ def test_outputs_are_those_of_the_reference(
         np.testing.assert_allclose(found["y"], expected, rtol=1e-3, atol=1e-4)
 
 
+def test_the_products_of_a_qdq_model_are_exact_on_every_cpu(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Two products of 127 * 127 do not fit the 16 bits of the fast way of CPUs without VNNI."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "zero"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "one", "zero"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "one", "zero"], ["wd"]),
+        helper.make_node("MatMul", ["xd", "wd"], ["y_full"]),
+        helper.make_node("QuantizeLinear", ["y_full", "wide", "zero"], ["yq"]),
+        helper.make_node("DequantizeLinear", ["yq", "wide", "zero"], ["y"]),
+    ]
+    constants = {
+        "one": np.float32(1),
+        "zero": np.int8(0),
+        "wide": np.float32(2**13),
+        "w": rng.integers(100, 128, size=(64, 8), dtype=np.int8),
+    }
+    path = save(tmp_path / "m.onnx", nodes, {"x": (4, 64)}, {"y": (4, 8)}, constants)
+    x = rng.integers(100, 128, size=(4, 64)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    run(path, "--input", tmp_path / "x.npz", "--save", tmp_path / "y.npz")
+    with np.load(tmp_path / "y.npz") as saved:
+        exact = x @ constants["w"].astype(np.float32)
+        np.testing.assert_allclose(saved["y"], exact, atol=2**12 + 1)
+
+
 def test_random_inputs_are_those_of_their_seed(files: Files, tmp_path: Path) -> None:
     def inputs(seed: int) -> np.ndarray:
         path = tmp_path / f"{seed}.npz"

@@ -54,6 +54,13 @@ def int8_products_saturate(machine: str, flags: frozenset[str]) -> bool:
     return machine in {"x86_64", "AMD64"} and not flags & {"avx512_vnni", "avx_vnni"}
 
 
+def exact_products() -> tuple[tuple[str, str], ...]:
+    """Return the keys of onnxruntime's session configuration that make INT8 products exact here."""
+    if int8_products_saturate(platform.machine(), _cpu_flags()):
+        return (("session.x64quantprecision", "1"),)
+    return ()
+
+
 def _cpu_flags() -> frozenset[str]:
     """The CPU's features as Linux names them; empty where they cannot be read."""
     try:
@@ -162,8 +169,8 @@ class PortableExecutor(Executor):
         options.intra_op_num_threads = threads or 0
         for key, value in _CONFIG:
             options.add_session_config_entry(key, value)
-        if int8_products_saturate(platform.machine(), _cpu_flags()):
-            options.add_session_config_entry("session.x64quantprecision", "1")
+        for key, value in exact_products():
+            options.add_session_config_entry(key, value)
         # A model may name files with weights. No path can lie below a file, so none is ever read
         # (by onnxruntime 1.23, the floor in pyproject.toml, and newer; 1.19 ignores the setting).
         options.add_session_config_entry(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from device.runtime.executors.portable import exact_products
 from toolkit.errors import InferError, first_line
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
 from toolkit.graph.dtypes import IO_DTYPES
@@ -101,6 +102,8 @@ class _Session:
         self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors are raised too
+        for key, value in exact_products():
+            options.add_session_config_entry(key, value)
         options.add_external_initializers(list(weights), self._weights)
         try:
             self._session = ort.InferenceSession(
