@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from device.start.stdout import result_descriptor
 from toolkit.errors import BoardError
 from toolkit.flash.ssh import CAUSES, OPTIONS, destination_of, ssh_arguments
 from toolkit.flash.ways import Address
@@ -84,7 +85,9 @@ class Shell:
         sudo = self._become_root() if root else ()
         line = shlex.join((*sudo, "sh", "-c", _PATH + script))
         first = b"" if self._password is None or not root else self._password + b"\n"
-        child = subprocess.Popen((*self._ssh, f"exec {line}"), stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            (*self._ssh, f"exec {line}"), stdin=subprocess.PIPE, stdout=result_descriptor()
+        )
         try:
             assert child.stdin is not None
             child.stdin.write(first)
@@ -168,6 +171,7 @@ def interactive(address: Address) -> tuple[str, ...]:
 def replace_process(command: tuple[str, ...]) -> None:
     """Become another command; BoardError if there is none."""
     try:
+        os.dup2(result_descriptor(), 1)
         os.execvp(command[0], command)
     except OSError as error:
         raise BoardError(f"cannot start {command[0]}: {error.strerror}") from error
