@@ -11,7 +11,7 @@ from pathlib import Path
 
 from device.start.stdout import result_descriptor
 from toolkit.errors import BoardError
-from toolkit.flash.ssh import CAUSES, OPTIONS, destination_of, ssh_arguments
+from toolkit.flash.ssh import OPTIONS, advice_for, destination_of, ssh_arguments
 from toolkit.flash.ways import Address
 
 SSH_FAILED = 255  # what ssh itself exits with
@@ -118,7 +118,7 @@ class Shell:
             raise BoardError(f"cannot start ssh: {error.strerror}") from error
         result = Done(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
         if result.status == SSH_FAILED:
-            raise UnreachableError(_unreachable(self.name, result))
+            raise UnreachableError(_unreachable(self.name, self.address, result))
         return result
 
     def _become_root(self) -> tuple[str, ...]:
@@ -155,12 +155,10 @@ class Shell:
         )
 
 
-def _unreachable(name: str, done: Done) -> str:
+def _unreachable(name: str, address: Address, done: Done) -> str:
     """Return why ssh made no connection, and what to do."""
-    for words, advice in CAUSES:
-        if words in done.stderr:
-            return f"{name} cannot be reached: {done.last_line}; {advice.format(host=name)}"
-    return f"{name} cannot be reached: {done.last_line}"
+    advice = advice_for(address, done.stderr)
+    return f"{name} cannot be reached: {done.last_line}" + (f"; {advice}" if advice else "")
 
 
 def interactive(address: Address) -> tuple[str, ...]:
