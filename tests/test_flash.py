@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -176,12 +177,56 @@ print('{"kind":"taken","error":"the board\\'s disk failed: No space left on devi
 def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
     script = tmp_path / "board.py"
     script.write_text(FULL_BOARD)
-    board = ssh.ControlBoard(("sh", "-c"), "board-1", (sys.executable, str(script)))
+    board = ssh.ControlBoard(
+        ("sh", "-c"), parse_address("ssh://board-1"), (sys.executable, str(script))
+    )
     board._device = "board-1"
     shipment = Shipment(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
     with pytest.raises(RefusedError, match="disk failed: No space left on device"):
         board.deliver(shipment, lambda _progress: None)
     shipment.close()
+
+
+def test_a_host_key_that_has_changed_is_called_that(
+    tmp_path: Path, sshd: Sshd, board: AgentBox
+) -> None:
+    other, known = tmp_path / "other", tmp_path / "known hosts"
+    command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other))
+    subprocess.run(command, check=True)
+    key = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    known.write_text(f"[127.0.0.1]:{sshd.port} {key}\n")
+    config = tmp_path / "ssh_config"
+    lines = sshd.config.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("UserKnownHostsFile")]
+    config.write_text("\n".join((*kept, f'UserKnownHostsFile "{known}"\n')))
+    way = sshd.way(board).replace(str(sshd.config), str(config))
+    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    assert done.exit_code == 1
+    error = json.loads(done.stdout)["error"]
+    assert "accept its key once" not in error
+    assert "Another machine may answer in its place (an attack)" in error
+    forget = f"ssh-keygen -f '{known}' -R '[127.0.0.1]:{sshd.port}'"
+    assert f"`{forget}`, then `ssh -F {config} -p {sshd.port} " in error
+    subprocess.run(shlex.split(forget), check=True, capture_output=True)  # as the advice says
+    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    assert "compare and accept its key once" in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("way", "said", "words"),
+    [
+        ("ssh://u@b", "Host key verification failed.", "once with `ssh u@b`"),
+        ("ssh://u@b:2222", "Host key verification failed.", "once with `ssh -p 2222 u@b`"),
+        ("ssh://u@b:2222", "Permission denied (publickey)", "`ssh-copy-id -p 2222 u@b`"),
+        ("ssh://u@b:2222", "sh: tandem-agent: not found", "`tandem board init ssh://u@b:2222`"),
+        ("ssh://b", "REMOTE HOST IDENTIFICATION HAS CHANGED!", "`ssh-keygen -R b`, then `ssh b`"),
+        ("ssh://b", "what else", ""),
+    ],
+)
+def test_advice_names_the_port(way: str, said: str, words: str) -> None:
+    advice = ssh.advice_for(parse_address(way), said)
+    assert words in advice
+    assert bool(advice) == bool(words)
 
 
 def test_a_host_that_is_not_known_is_refused(tmp_path: Path, sshd: Sshd, board: AgentBox) -> None:

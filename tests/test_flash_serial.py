@@ -658,7 +658,9 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
             if way == "serial":
                 board.deliver(shipment, lambda _progress: None)
             else:
-                ControlBoard(("sh", "-c"), "b", agent).deliver(shipment, lambda _progress: None)
+                ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
+                    shipment, lambda _progress: None
+                )
         finally:
             shipment.close()
             board.close()

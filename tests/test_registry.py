@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from registry_fixtures import (
     token_server,
 )
 
+from device.update.bundle import BundleInfo
 from toolkit.cli.main import tandem
 from toolkit.errors import RegistryError
 from toolkit.fleet.registry import client as client_module
@@ -31,6 +33,7 @@ from toolkit.fleet.registry.manifest import (
     BUNDLE_TYPE,
     MANIFEST_TYPE,
     Descriptor,
+    piece_names,
     pieces_in,
 )
 from toolkit.fleet.registry.reference import parse_reference
@@ -138,6 +141,39 @@ def test_a_bundle_goes_there_and_comes_back(host: str, bundle: Path, tmp_path: P
         assert json.loads(pulled.output)["reference"].endswith(first["digest"])
         assert out.read_bytes() == bundle.read_bytes()
         assert [path.name for path in tmp_path.iterdir()] == ["out.bundle"]
+
+
+def test_layers_carry_the_names_under_which_other_clients_write_them(
+    host: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ORAS pulls: each layer of the manifest goes into the file that its title names."""
+    for piece_bytes, names in ((MIB, ["", ".000", ".001", ".002", ".003"]), (16 * MIB, [""])):
+        monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
+        reference = f"oci://{host}/titles/robot:{piece_bytes}"
+        assert run("bundle", "push", bundle, reference, "--plain-http").exit_code == 0
+        url = f"http://{host}/v2/titles/robot"
+        asked = Request(f"{url}/manifests/{piece_bytes}", headers={"Accept": MANIFEST_TYPE})
+        folder = tmp_path / str(piece_bytes)
+        folder.mkdir()
+        with urlopen(asked) as answer:
+            layers = json.load(answer)["layers"]
+        for layer in layers:
+            with urlopen(f"{url}/blobs/{layer['digest']}") as answer:
+                title = layer["annotations"]["org.opencontainers.image.title"]
+                (folder / title).write_bytes(answer.read())
+        files = sorted(folder.iterdir())
+        expected = [f"good-1.bundle{name}" for name in names[1:] or names]
+        assert [path.name for path in files] == expected
+        assert b"".join(path.read_bytes() for path in files) == bundle.read_bytes()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1), st.integers(1, 2000))
+def test_names_of_pieces_are_no_paths_and_sort_in_order(name: str, count: int) -> None:
+    info = BundleInfo(format=1, name=name, version="../1", profile="p", files=())
+    names = piece_names(info, count)
+    assert len(set(names)) == count
+    assert list(names) == sorted(names)
+    assert all(Path(one).name == one and not one.startswith((".", "-")) for one in names)
 
 
 def test_a_tag_is_resolved_once_at_publication(host: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from scripts.networks import NETWORKS
 from toolkit.errors import PlanError
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
+from toolkit.partition.solver.chain_search import search_chains
 from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
 from toolkit.partition.solver.solve import solve
 
@@ -270,3 +271,22 @@ def test_loadables_of_the_makespan_keep_their_limits():
     assert solve(replace(problem, limits=one), "makespan").value == pytest.approx(11)
     none = Limits(min_segment_us=4.0)
     assert solve(replace(problem, limits=none), "makespan").value == pytest.approx(27)
+
+
+def test_a_tenth_of_a_second_of_search_finds_an_order_for_two_chains() -> None:
+    """The first restricted answers have that much; then an answer is not left to HiGHS's luck."""
+    chains = tuple(
+        Network(
+            name,
+            tuple(Task(f"t{i}", {"gpu": 15.0, "dla0": 30.0}) for i in range(17)),
+            tuple(
+                Flow(f"f{i}", f"t{i}", (f"t{i + 1}",), crossing_us={"to_dla": 1.0, "to_gpu": 1.0})
+                for i in range(16)
+            ),
+        )
+        for name in ("a", "b")
+    )
+    problem = Problem(chains, TWO, crossing_on=None)
+    order = search_chains(problem, 1, 0.11, 510.0)
+    assert order.pieces
+    assert order.value < 510.0

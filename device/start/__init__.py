@@ -4,6 +4,7 @@ packages    the names at the top of site-packages, and the finder that ties them
 isolation   the import path of a child: without its working directory
 command     the command line that runs a module as a child process
 guard       ends a process with its parent
+stdout      gives standard output to the result alone
 child       starts a command that is not Tandem's with that guard
 __main__    what that command line runs
 """

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from device.start.stdout import result_descriptor
 from toolkit.errors import BoardError
-from toolkit.flash.ssh import CAUSES, OPTIONS, destination_of, ssh_arguments
+from toolkit.flash.ssh import OPTIONS, advice_for, destination_of, ssh_arguments
 from toolkit.flash.ways import Address
 
 SSH_FAILED = 255  # what ssh itself exits with
@@ -84,7 +85,9 @@ class Shell:
         sudo = self._become_root() if root else ()
         line = shlex.join((*sudo, "sh", "-c", _PATH + script))
         first = b"" if self._password is None or not root else self._password + b"\n"
-        child = subprocess.Popen((*self._ssh, f"exec {line}"), stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            (*self._ssh, f"exec {line}"), stdin=subprocess.PIPE, stdout=result_descriptor()
+        )
         try:
             assert child.stdin is not None
             child.stdin.write(first)
@@ -115,7 +118,7 @@ class Shell:
             raise BoardError(f"cannot start ssh: {error.strerror}") from error
         result = Done(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
         if result.status == SSH_FAILED:
-            raise UnreachableError(_unreachable(self.name, result))
+            raise UnreachableError(_unreachable(self.name, self.address, result))
         return result
 
     def _become_root(self) -> tuple[str, ...]:
@@ -152,12 +155,10 @@ class Shell:
         )
 
 
-def _unreachable(name: str, done: Done) -> str:
+def _unreachable(name: str, address: Address, done: Done) -> str:
     """Return why ssh made no connection, and what to do."""
-    for words, advice in CAUSES:
-        if words in done.stderr:
-            return f"{name} cannot be reached: {done.last_line}; {advice.format(host=name)}"
-    return f"{name} cannot be reached: {done.last_line}"
+    advice = advice_for(address, done.stderr)
+    return f"{name} cannot be reached: {done.last_line}" + (f"; {advice}" if advice else "")
 
 
 def interactive(address: Address) -> tuple[str, ...]:
@@ -168,6 +169,7 @@ def interactive(address: Address) -> tuple[str, ...]:
 def replace_process(command: tuple[str, ...]) -> None:
     """Become another command; BoardError if there is none."""
     try:
+        os.dup2(result_descriptor(), 1)
         os.execvp(command[0], command)
     except OSError as error:
         raise BoardError(f"cannot start {command[0]}: {error.strerror}") from error

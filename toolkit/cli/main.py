@@ -20,6 +20,7 @@ import click
 
 from device.errors import TandemError
 from device.start.packages import claim
+from device.start.stdout import reserve_stdout
 from toolkit.cli.failures import failure_of
 from toolkit.cli.log import add_log_options, log_options, start
 
@@ -137,6 +138,7 @@ def tandem(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and their exit status."""
     claim()  # a plugin may put its folder on the path
+    reserve_stdout()
     atexit.register(gc.freeze)  # cycles end with the process: looking for them takes a tenth of it
     signal.signal(signal.SIGTERM, _end)
     _silence_libraries()

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import shlex
 import subprocess
 import threading
@@ -34,6 +35,7 @@ from toolkit.flash.shipment import Shipment
 from toolkit.flash.ways import Address
 
 AGENT = "tandem-agent"
+SSH_PORT = 22
 CONFIG = "/etc/tandem/agent.toml"
 # No question is asked: a host that is not known is refused. A dead connection ends after 30 s.
 OPTIONS = (
@@ -44,14 +46,21 @@ MAX_TRIES = 4  # one after another without a new byte on the board
 LAST_WORDS_S = 5.0  # a board that takes no more bytes may still say why
 PAUSE_S = 1.0  # before the second try; doubles
 AGENT_MISSING = (
-    "install the agent, or name it: `tandem board init ssh://{host}`, or "
-    "ssh://{host}?agent=/path/tandem-agent"
+    "install the agent, or name it: `tandem board init ssh://{place}`, or "
+    "ssh://{place}?agent=/path/tandem-agent"
 )
-# What ssh, or the shell of the board, says last -> what to do.
+# What ssh, or the shell of the board, says -> what to do. The first that fits counts: ssh says of a
+# changed key that it has changed, and then that its verification failed, as of an unknown one.
 CAUSES = (
-    ("Host key verification failed", "compare and accept its key once with `ssh {host}`"),
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "find out why before you accept the new key"),
-    ("Permission denied", "put your key there with `ssh-copy-id {host}`, or load it: `ssh-add`"),
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is not the one that this host knows. Another machine may answer in its place "
+        "(an attack), or the board was installed anew. Compare at the board: `ssh-keygen -lf "
+        "/etc/ssh/ssh_host_ed25519_key.pub`. Only if the new key is its own: `{forget}`, then "
+        "`{login}`",
+    ),
+    ("Host key verification failed", "compare and accept its key once with `{login}`"),
+    ("Permission denied", "put your key there with `ssh-copy-id {words}`, or load it: `ssh-add`"),
     ("Connection refused", "no SSH server runs there: is the board up?"),
     ("No route to host", "is the board up, and on this network?"),
     ("timed out", "is the board up, and on this network?"),
@@ -59,6 +68,8 @@ CAUSES = (
     ("not found", AGENT_MISSING),
     ("No such file", AGENT_MISSING),
 )
+# ssh says where the key stands that does not fit; `-f` names that file.
+_OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
 
 
 def destination_of(address: Address) -> str:
@@ -73,20 +84,37 @@ def ssh_arguments(address: Address) -> tuple[str, ...]:
     return (*(() if config is None else ("-F", config)), *port)
 
 
+def advice_for(address: Address, said: str) -> str:
+    """Return what to do about what ssh said, "" where nothing is known of it."""
+    advice = next((advice for words, advice in CAUSES if words in said), "")
+    destination, port = destination_of(address), address.port
+    words = shlex.join((*ssh_arguments(address), destination))
+    known = address.host if port in (None, SSH_PORT) else f"[{address.host}]:{port}"
+    offending = _OFFENDING.search(said)
+    file = () if offending is None else ("-f", offending[1])
+    return advice.format(
+        place=destination if port is None else f"{destination}:{port}",
+        words=words,
+        login=f"ssh {words}",
+        forget=shlex.join(("ssh-keygen", *file, "-R", known)),
+    )
+
+
 def ssh_board(address: Address) -> "ControlBoard":
     """Return the board at an address of ssh://."""
     destination, options = destination_of(address), address.options
     command = ("ssh", *OPTIONS, *ssh_arguments(address), destination)
     agent, config = options.get("agent", AGENT), options.get("config", CONFIG)
-    return ControlBoard(command, destination, (agent, "control", "--config", config))
+    return ControlBoard(command, address, (agent, "control", "--config", config))
 
 
 class ControlBoard:
     """A board whose `tandem-agent control` is run through a command such as ssh."""
 
-    def __init__(self, prefix: Sequence[str], name: str, control: Sequence[str]) -> None:
+    def __init__(self, prefix: Sequence[str], address: Address, control: Sequence[str]) -> None:
         """`prefix` takes the line of the board's shell as its last word."""
-        self.name = name
+        self.name = destination_of(address)
+        self._address = address
         self._prefix = tuple(prefix)
         self._control = tuple(control)
         self._device = ""
@@ -218,11 +246,11 @@ class ControlBoard:
         self._drain.join()
         lines = b"".join(self._errors).decode(errors="replace").strip().splitlines()
         last_line = lines[-1].removeprefix("tandem-agent: ") if lines else f"exit status {status}"
-        host = self.name
-        for words, advice in CAUSES:
-            if any(words in line for line in lines) and not lines[-1].startswith("tandem-agent:"):
-                return f"{host} cannot be reached: {last_line}; {advice.format(host=host)}"
-        return f"{host}: {last_line}"
+        of_the_agent = bool(lines) and lines[-1].startswith("tandem-agent:")
+        advice = "" if of_the_agent else advice_for(self._address, "\n".join(lines))
+        if advice:
+            return f"{self.name} cannot be reached: {last_line}; {advice}"
+        return f"{self.name}: {last_line}"
 
 
 def settled(

@@ -5,6 +5,7 @@ loses a layer as a whole, so a cut connection costs one piece at most.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -22,12 +23,13 @@ MAX_BUNDLE_BYTES = 8 * 1024**3
 ANNOTATION = "org.opencontainers.image."
 
 
-class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A blob: what it is, its digest and its bytes."""
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A blob: what it is, its digest and its bytes; annotations are for other clients."""
 
     media_type: str
     digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
     size: int
+    annotations: dict[str, str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -61,10 +63,26 @@ def encode_manifest(info: BundleInfo, config: Descriptor, pieces: Sequence[Descr
         media_type=MANIFEST_TYPE,
         artifact_type=BUNDLE_TYPE,
         config=config,
-        layers=tuple(pieces),
+        layers=tuple(
+            msgspec.structs.replace(piece, annotations={f"{ANNOTATION}title": title})
+            for piece, title in zip(pieces, piece_names(info, len(pieces)), strict=True)
+        ),
         annotations=annotations,
     )
     return msgspec.json.encode(manifest)
+
+
+def piece_names(info: BundleInfo, count: int) -> tuple[str, ...]:
+    """Return the file names of a bundle's pieces; their order is that of the pieces.
+
+    Clients that know nothing of Tandem, such as ORAS, show them and write files under them.
+    """
+    # A name of a bundle may hold any character, and is to be no path on somebody's disk.
+    whole = re.sub(r"[^\w.+-]", "_", f"{info.name}-{info.version}.bundle").lstrip(".-")
+    if count == 1:
+        return (whole,)
+    digits = max(3, len(str(count - 1)))
+    return tuple(f"{whole}.{number:0{digits}}" for number in range(count))
 
 
 def pieces_in(data: bytes, reference: Reference) -> tuple[Descriptor, ...]:

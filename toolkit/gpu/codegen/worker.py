@@ -19,6 +19,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from device.start.stdout import take_stdout
 from toolkit.gpu.codegen.cuda_source import compile_source
 from toolkit.gpu.codegen.early_start import can_wait, waits, with_wait
 from toolkit.gpu.codegen.kernel_files import kernel_function
@@ -183,10 +184,7 @@ def _problem(error: BaseException) -> str:
 def serve() -> None:
     """Answer requests until the input ends."""
     warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(
-        sys.stderr.fileno(), sys.stdout.fileno()
-    )  # keeps prints of compilers out of the answers
+    answers = os.fdopen(take_stdout(), "wb")  # keeps prints of compilers out of the answers
     while (request := read_message(sys.stdin.buffer, Request)) is not None:
         try:
             answer = Answer(compiled=compile_kernel(request))

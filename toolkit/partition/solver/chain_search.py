@@ -20,6 +20,7 @@ from toolkit.partition.solver.problem import Network, Problem, crossing_cost
 
 STATES_PER_SECOND = 40_000
 BLOCKS = 24  # of a network that is no chain
+FIRST_WIDTH = 8  # states of a layer; small, so that a second of search ends with an answer
 _WEIGHTS = (0.2, 0.35, 0.5, 0.65, 0.8)  # of the first processor, for the bound by work
 _SAME = 1e-9  # us
 
@@ -92,7 +93,7 @@ def search_chains(
     The limits of loadables must be far (`merge.limits_are_far`), and crossings without a limit.
     """
     search = _Search(problem, max_switches)
-    width = 64
+    width = FIRST_WIDTH
     best: tuple[float, _State] | None = None
     exact = False
     limit = seconds * STATES_PER_SECOND

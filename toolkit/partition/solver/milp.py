@@ -119,7 +119,7 @@ class Program:
         """
         if any(lower > upper for lower, upper, _ in self._rows):
             return Outcome(None, math.inf, infeasible=True)
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver = _QuietHighs()
         for name, value in _options(gap):
             solver.setOptionValue(name, value)
         solver.passModel(self._model(goal))
@@ -136,8 +136,7 @@ class Program:
 
         No solution of the program has a smaller value.
         """
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.setOptionValue("output_flag", False)
+        solver = _QuietHighs()
         solver.setOptionValue("threads", 1)
         model = self._model(goal)
         model.integrality_ = []
@@ -168,6 +167,19 @@ class Program:
         return lp
 
 
+class _QuietHighs(highspy.Highs):
+    """HiGHS without output: from 1.16 on its constructor prints before any option is set."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.setOptionValue("output_flag", False)
+
+    def enableCallbacks(self) -> None:  # noqa: N802
+        """Silence it first: the constructor calls this, and setting callbacks prints the banner."""
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 class _Meter:
     """Counts the steps of a solver, and interrupts it when its seconds are used up."""
 
@@ -190,7 +202,6 @@ class _Meter:
 
 def _options(gap: float) -> tuple[tuple[str, bool | int | float | str], ...]:
     return (
-        ("output_flag", False),
         ("threads", 1),
         ("parallel", "off"),
         ("random_seed", _SEED),
