@@ -342,6 +342,15 @@ def test_prometheus_reads_frames_zones_and_stages():
     assert samples["tandem_processor_frames", own + ',processor="dla1"'] == 15
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", ""])
+def test_a_page_whose_name_points_here_reads_no_figures(host):
+    with open_sink(PrometheusSink(port=0), context()) as sink:
+        url = f"http://127.0.0.1:{sink.port}/metrics"
+        asked = urllib.request.Request(url, headers={"Host": host})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(asked, timeout=PATIENCE_S)
+
+
 def test_prometheus_says_zero_for_what_has_gone():
     full, empty = ZoneFrame(inside={"yard": {"red": 2}}), ZoneFrame(inside={"yard": {}})
     with open_sink(PrometheusSink(port=0), context()) as sink:

@@ -4,7 +4,6 @@ Pictures are drawn and encoded for a browser that watches, in its own thread: a 
 a viewer pays one reference a frame.
 """
 
-import ipaddress
 import logging
 import re
 import socket
@@ -19,6 +18,7 @@ import msgspec
 
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage, Ready, Stats
+from pipelines.host_header import answers
 from pipelines.preview.page import PAGE
 from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.table import FrameResult
@@ -84,7 +84,7 @@ class Preview:
                 " give another host or port."
             ) from error
         self._server.daemon_threads = True
-        self._local_only = host == "localhost" or _is_loopback(host)
+        self.host = host
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="preview", daemon=True
         )
@@ -126,15 +126,6 @@ class Preview:
         with self._changed:
             self._latest[result.frame.camera] = result
             self._changed.notify_all()
-
-    def answers(self, host: str) -> bool:
-        """Whether a request for this host is for this server.
-
-        A page elsewhere may have its name point here (DNS rebinding); it is not shown what only
-        this machine may see.
-        """
-        name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-        return not self._local_only or name == "localhost" or _is_loopback(name.strip("[]"))
 
     def status(self) -> Status:
         """Return the latest frame of each camera and the latest figures."""
@@ -205,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the page, the figures, or a stream."""
         path = unquote(self.path.partition("?")[0])
-        if not self._preview.answers(self.headers.get("Host", "")):
+        if not answers(self._preview.host, self.headers.get("Host", "")):
             self.send_error(421, "this page is for this machine alone")
         elif path == "/":
             self._send("text/html; charset=utf-8", PAGE.encode())
@@ -251,10 +242,3 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(max(0.0, started_s + 1.0 / MAX_HZ - time.monotonic()))
         except OSError as error:
             _log.debug("a viewer of %s has gone: %s", camera, error)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

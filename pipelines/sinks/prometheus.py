@@ -10,6 +10,7 @@ from types import TracebackType
 
 from device.errors import PipelineError
 from device.protocol.messages import Stats
+from pipelines.host_header import answers
 from pipelines.sink_config import PrometheusSink
 from pipelines.sinks.result import FrameResult, SinkContext
 
@@ -118,10 +119,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer /metrics."""
+        assert isinstance(self.server, _Server)
+        if not answers(str(self.server.server_address[0]), self.headers.get("Host", "")):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "these figures are for this machine")
+            return
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(HTTPStatus.NOT_FOUND, "try /metrics")
             return
-        assert isinstance(self.server, _Server)
         body = self.server.text().encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", CONTENT_TYPE)

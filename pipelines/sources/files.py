@@ -14,6 +14,7 @@ from msgspec import UNSET
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Image, Stamp
+from pipelines.pictures import PictureError, read_picture
 from pipelines.sources.uri import redact, scheme_of
 from pipelines.vision import cv2
 
@@ -92,7 +93,11 @@ class VideoFile:
         if self.config.realtime and late_s > self._late_s:
             self._dropped["late"] += 1
             return None
-        ok, image = self._capture.retrieve()
+        try:
+            ok, image = self._capture.retrieve()
+        except cv2.error as error:  # a picture of another size that does not fit in memory
+            ok, image = False, None
+            _log.warning("frame %d of %s cannot be decoded: %s", seq, self.name, error.err)
         if not ok:
             self._dropped["corrupt"] += 1
             return None
@@ -161,9 +166,10 @@ class ImageFolder:
             return None
         path = self._rest.popleft()
         seq, self._seq = self._seq, self._seq + 1
-        image = read_image(path)
-        if image is None:
-            _log.warning("%s is not an image that can be read: it is skipped", path)
+        try:
+            image = read_picture(path)
+        except (PictureError, OSError) as error:
+            _log.warning("%s is not an image that can be read (%s): it is skipped", path, error)
             self._dropped["corrupt"] += 1
             self._good.remove(path)
             return None
@@ -200,5 +206,7 @@ def list_images(folder: Path) -> list[Path]:
 
 def read_image(path: Path) -> Image | None:
     """Return an image, uint8 [H, W, 3] BGR, or None if it cannot be decoded."""
-    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
-    return None if image is None else np.asarray(image, np.uint8)
+    try:
+        return read_picture(path)
+    except (PictureError, OSError):
+        return None

@@ -5,25 +5,27 @@ no length, wait for the boundary of the next part, which is one frame later.
 """
 
 import http.client
+import io
 import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
-
-import numpy as np
 
 from device.errors import SourceError
 from pipelines.frame import Stamp
-from pipelines.sources.live import Ended, RawFrame
+from pipelines.pictures import PictureError, decode_picture
+from pipelines.sources.live import Ended, FrameError, RawFrame
 from pipelines.sources.uri import redact
-from pipelines.vision import cv2
 
 OPEN_S = 8.0
 LINE_BYTES = 8192  # of a part's header
 PART_BYTES = 64 << 20  # more is no picture of a camera
+LENGTH_DIGITS = 12  # of Content-Length
 PICTURES_HZ = 5.0  # how often a camera that sends single pictures is asked
 END_OF_IMAGE = b"\xff\xd9"
 STREAM = "multipart/x-mixed-replace"
@@ -43,7 +45,8 @@ class HttpCapture:
         self._name = redact(uri)
         self._stall_s = stall_s
         self._ended = ended
-        self._opener, self._uri = _opener_for(uri)
+        self._wait = _Wait(stall_s, ended)
+        self._opener, self._uri = _opener_for(uri, self._wait)
         self._response = self._open(OPEN_S)
         kind = self._response.headers.get_content_type()
         if kind != STREAM and not kind.startswith("image/"):
@@ -60,15 +63,14 @@ class HttpCapture:
         """Wait for a picture; raise SourceError at the end, an error or a stall."""
         try:
             data = self._next_part() if self._stream else self._next_picture()
-        except (OSError, http.client.HTTPException) as error:
+        # ValueError: of http.client, which reads numbers of any length
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise SourceError(f"{self._name} {_why(error, self._stall_s)}.") from error
         received = Stamp.now()
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
-        if image is None:
-            raise SourceError(
-                f"{self._name} sent {len(data)} bytes that are no picture: it is opened again."
-            )
-        pixels = np.asarray(image, np.uint8)
+        try:
+            pixels = decode_picture(data)
+        except PictureError as error:
+            raise FrameError(str(error)) from error
         return RawFrame(pixels, "bgr", pixels.shape[1], pixels.shape[0], received, received)
 
     def close(self) -> None:
@@ -76,6 +78,7 @@ class HttpCapture:
         self._response.close()
 
     def _open(self, timeout_s: float) -> http.client.HTTPResponse:
+        self._wait.begin(timeout_s)
         try:
             response = self._opener.open(self._uri, timeout=timeout_s)
         except urllib.error.HTTPError as error:
@@ -88,7 +91,6 @@ class HttpCapture:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise SourceError(f"{self._name} {_why(error, timeout_s)}.") from error
         assert isinstance(response, http.client.HTTPResponse)
-        _set_timeout(response, self._stall_s)
         return response
 
     def _next_picture(self) -> bytes:
@@ -97,29 +99,29 @@ class HttpCapture:
         self._due_s = time.monotonic() + 1.0 / PICTURES_HZ
         if self._response.isclosed():
             self._response = self._open(self._stall_s)
+        self._wait.begin(self._stall_s)
         data = self._response.read(PART_BYTES)
         self._response.close()
         return data
 
     def _next_part(self) -> bytes:
-        deadline_s = time.monotonic() + self._stall_s
-        length = self._skip_header(deadline_s)
+        self._wait.begin(self._stall_s)
+        length = self._skip_header()
         if length is None:
-            return self._read_to_boundary(deadline_s)
+            return self._read_to_boundary()
         data = bytearray()
         while len(data) < length:
-            self._check(deadline_s)
             piece = self._response.read1(length - len(data))
             if not piece:
                 raise ConnectionResetError("the stream ended")
             data += piece
         return bytes(data)
 
-    def _skip_header(self, deadline_s: float) -> int | None:
+    def _skip_header(self) -> int | None:
         """Read to the end of the next part's header; return its length if the camera says it."""
         length, began = None, False
         while True:
-            self._check(deadline_s)
+            self._wait.check()
             line = self._response.readline(LINE_BYTES)
             if not line:
                 raise ConnectionResetError("the stream ended")
@@ -128,18 +130,20 @@ class HttpCapture:
                 return length
             name, _, value = text.lower().partition(b":")
             if name == b"content-length" and value.strip().isdigit():
-                length = int(value)
-                if length > PART_BYTES:
+                digits = value.strip().decode()
+                if len(digits) > LENGTH_DIGITS or int(digits) > PART_BYTES:
                     raise SourceError(
-                        f"{self._name} announces a picture of {length} bytes, more than"
-                        f" {PART_BYTES}: choose a smaller size in the camera."
+                        f"{self._name} announces a picture of {digits[:LENGTH_DIGITS]} bytes or"
+                        f" more, over the limit of {PART_BYTES}: choose a smaller size in the"
+                        " camera."
                     )
+                length = int(digits)
             began = began or text.startswith(b"--") or bool(value)
 
-    def _read_to_boundary(self, deadline_s: float) -> bytes:
+    def _read_to_boundary(self) -> bytes:
         data = bytearray()
         while True:
-            self._check(deadline_s)
+            self._wait.check()
             line = self._response.readline(PART_BYTES)
             if not line:
                 raise ConnectionResetError("the stream ended")
@@ -152,9 +156,98 @@ class HttpCapture:
                     " smaller size in the camera."
                 )
 
-    def _check(self, deadline_s: float) -> None:
-        if self._ended() or time.monotonic() > deadline_s:
+
+class _Wait:
+    """The deadline of one answer or part: a limit for each wait alone lets bytes drip for ever."""
+
+    def __init__(self, seconds: float, ended: Ended) -> None:
+        self._ended = ended
+        self.begin(seconds)
+
+    def begin(self, seconds: float) -> None:
+        """Let all that is read from now on take so long."""
+        self._deadline_s = time.monotonic() + seconds
+
+    def check(self) -> float:
+        """Return the seconds that are left; raise TimeoutError if there are none."""
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0.0 or self._ended():
             raise TimeoutError
+        return left_s
+
+
+class _Bytes(io.RawIOBase):
+    """The bytes of a socket until the end of a wait."""
+
+    def __init__(self, connection: socket.socket, wait: _Wait) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb", buffering=0)  # keeps the socket open
+        self._wait = wait
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401  (any buffer)
+        """See `io.RawIOBase`; raises TimeoutError."""
+        self._connection.settimeout(self._wait.check())
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        """Give the socket up."""
+        self._file.close()
+        super().close()
+
+
+def _response_type(wait: _Wait) -> type[http.client.HTTPResponse]:
+    class Response(http.client.HTTPResponse):
+        """An answer that is read, from its first header on, until the end of a wait."""
+
+        def __init__(
+            self,
+            sock: socket.socket,
+            debuglevel: int = 0,
+            method: str | None = None,
+            url: str | None = None,
+        ) -> None:
+            super().__init__(sock, debuglevel, method, url)
+            self.fp.close()
+            self.fp = io.BufferedReader(_Bytes(sock, wait))
+
+    return Response
+
+
+class _Ways(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """http:// and https:// with such answers."""
+
+    def __init__(self, wait: _Wait) -> None:
+        super().__init__()
+        self._response_type = _response_type(wait)
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """See `urllib.request.HTTPHandler`."""
+        return self.do_open(self._connector(http.client.HTTPConnection), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """See `urllib.request.HTTPSHandler`."""
+        return self.do_open(self._connector(http.client.HTTPSConnection), request)
+
+    def _connector(
+        self, kind: type[http.client.HTTPConnection]
+    ) -> Callable[..., http.client.HTTPConnection]:
+        def connect(
+            host: str,
+            /,
+            *,
+            port: int | None = None,
+            timeout: float = OPEN_S,
+            source_address: tuple[str, int] | None = None,
+        ) -> http.client.HTTPConnection:
+            connection = kind(host, port, timeout=timeout, source_address=source_address)
+            connection.response_class = self._response_type
+            return connection
+
+        return connect
 
 
 def _boundary(headers: Message) -> bytes:
@@ -163,7 +256,7 @@ def _boundary(headers: Message) -> bytes:
     return b"--" + text.removeprefix("--").encode()
 
 
-def _opener_for(uri: str) -> tuple[urllib.request.OpenerDirector, str]:
+def _opener_for(uri: str, wait: _Wait) -> tuple[urllib.request.OpenerDirector, str]:
     """Return an opener with the user and password of an address, and the address without them."""
     try:
         parts = urlsplit(uri)
@@ -174,21 +267,14 @@ def _opener_for(uri: str) -> tuple[urllib.request.OpenerDirector, str]:
     if not parts.hostname:
         raise SourceError(f"{redact(uri)} names no host: write http://host:port/path.")
     plain = urlunsplit((parts.scheme, str(place), parts.path, parts.query, ""))
+    ways = _Ways(wait)
     if parts.username is None:
-        return urllib.request.build_opener(), plain
+        return urllib.request.build_opener(ways), plain
     passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
     passwords.add_password(None, plain, unquote(parts.username), unquote(parts.password or ""))
     basic = urllib.request.HTTPBasicAuthHandler(passwords)
     digest = urllib.request.HTTPDigestAuthHandler(passwords)
-    return urllib.request.build_opener(basic, digest), plain
-
-
-def _set_timeout(response: http.client.HTTPResponse, seconds: float) -> None:
-    """Limit each wait for bytes of an answer, whatever the limit was while it was opened."""
-    raw = getattr(response.fp, "raw", None)
-    connection = getattr(raw, "_sock", None)
-    if isinstance(connection, socket.socket):
-        connection.settimeout(seconds)
+    return urllib.request.build_opener(ways, basic, digest), plain
 
 
 def _why(error: object, limit_s: float) -> str:

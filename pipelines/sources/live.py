@@ -27,6 +27,9 @@ GOOD_S = 10.0  # after frames for so long, the back-off starts at its first dela
 QUEUE_FRAMES = 32  # the bound of the queue for frames = "every" and "bounded"
 FIRST_FRAME_S = 10.0  # a camera that has given none by then is away, however patient stall_s is
 JOIN_S = 3.0
+MAX_DAMAGED = 30  # damaged frames in a row; then the camera is opened again
+DAMAGED_S = 1.0  # a camera that gave none but damaged frames for so long is away
+DAMAGE_LOG_S = 60.0  # between two lines of the log on damaged frames
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +62,16 @@ Ended = Callable[[], bool]
 """Returns whether a wait for frames must end now."""
 
 
+class FrameError(SourceError):
+    """One frame is damaged; the connection holds, and the next one may be good."""
+
+
 class Capture(Protocol):
     """One opened connection to a camera or stream."""
 
     def read(self) -> RawFrame:
-        """Wait for the next frame; raise SourceError once it is lost or stalls."""
+        """Wait for the next frame; raise FrameError if it is damaged, another SourceError once the
+        camera is lost or stalls."""
 
     def close(self) -> None:
         """Close the camera."""
@@ -104,6 +112,8 @@ class LiveSource:
         self._stop = waiting.stop
         self._quiet_s = config.stall_s / 2.0
         self._fault: str | None = None
+        self._damage: str | None = None  # of the frames since the last good one
+        self._damage_logged_s = -inf
         self._alive_s = time.monotonic()  # of the last frame, or of the start
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
@@ -118,7 +128,8 @@ class LiveSource:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Frames dropped so far; "busy": a newer frame came before the old one was taken;
-        "stale": older than `max_age_ms` when it could have been taken."""
+        "stale": older than `max_age_ms` when it could have been taken; "damaged": no picture,
+        which is the camera's fault and not the release's."""
         return dict(self._dropped)
 
     @property
@@ -130,11 +141,14 @@ class LiveSource:
     def away(self) -> Away | None:
         """Why and since when there are no frames; None while they come or may still begin to."""
         with self._arrived:
-            fault, alive_s = self._fault, self._alive_s
+            fault, damage, alive_s = self._fault, self._damage, self._alive_s
         if fault is not None:
             return Away(fault, alive_s)
+        silent_s = time.monotonic() - alive_s
+        if damage is not None and silent_s > DAMAGED_S:
+            return Away(f"{self.name} gives damaged frames: {damage}", alive_s)
         limit_s = self._quiet_s if self._seq else FIRST_FRAME_S
-        if time.monotonic() - alive_s > limit_s:
+        if silent_s > limit_s:
             return Away(f"{self.name} has given no frame for {limit_s:g} s", alive_s)
         return None
 
@@ -148,7 +162,7 @@ class LiveSource:
             return self
         capture = self._opener(self._ended)
         try:
-            self._put(capture.read())
+            self._take(capture)
         except BaseException as error:
             capture.close()
             if isinstance(error, SourceError) and self._stop.is_set():
@@ -205,7 +219,7 @@ class LiveSource:
                 self._dropped["busy"] += 1
             self._slot.append((self._seq, raw))
             self._seq += 1
-            self._fault = None
+            self._fault = self._damage = None
             self._alive_s = time.monotonic()
             self._arrived.notify_all()  # a thread that reads ahead may wait there, too
 
@@ -218,14 +232,20 @@ class LiveSource:
                 if capture is None:
                     again = self._seq > 0
                     capture = self._opener(self._ended)
-                    self._put(capture.read())
+                    self._take(capture)
                     if again:
                         self.reopened += 1
                         _log.info("%s gives frames again", self.name)
                 while not self._ended():
-                    self._put(capture.read())
+                    self._take(capture)
             except SourceError as error:
                 self._note_fault(str(error))
+            except Exception as error:  # noqa: BLE001  (no picture may end a release)
+                _log.debug("the reader of %s failed", self.name, exc_info=True)
+                self._note_fault(
+                    f"{self.name} gives what cannot be read ({type(error).__name__}: {error}): it"
+                    " is opened again"
+                )
             finally:
                 if capture is not None:
                     capture.close()
@@ -233,6 +253,29 @@ class LiveSource:
             backoff = BACKOFF_FIRST_S if time.monotonic() - opened > GOOD_S else backoff
             self._closing.wait(backoff)
             backoff = min(backoff * 2, BACKOFF_LAST_S)
+
+    def _take(self, capture: Capture) -> None:
+        """Put the next good frame. Raises SourceError after too many damaged ones."""
+        for _ in range(MAX_DAMAGED):
+            try:
+                self._put(capture.read())
+            except FrameError as error:
+                self._note_damage(str(error))
+            else:
+                return
+        raise SourceError(
+            f"{self.name} gave {MAX_DAMAGED} damaged frames in a row, the last: {self._damage}"
+        )
+
+    def _note_damage(self, damage: str) -> None:
+        """Count a damaged frame; log the first, and one a minute."""
+        with self._arrived:
+            self._dropped["damaged"] += 1
+            self._damage = damage
+        now_s = time.monotonic()
+        if now_s - self._damage_logged_s > DAMAGE_LOG_S and not self._ended():
+            self._damage_logged_s = now_s
+            _log.warning("%s gave a damaged frame, which is dropped: %s", self.name, damage)
 
     def _note_fault(self, fault: str) -> None:
         """Keep why the camera is away; log it once."""

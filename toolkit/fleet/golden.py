@@ -21,9 +21,9 @@ from device.runtime.session import Session, open_session
 from device.update.bundle import GoldenLimit
 from pipelines.golden import Compared, compare_outputs
 from pipelines.model_config import PipelineModel
+from pipelines.pictures import PictureError, read_picture
 from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.preprocess import Preprocessor
-from pipelines.vision import cv2
 
 TOLERANCE = 0.02  # of the range of an output, for boards that compare values
 AGREEMENT_MARGIN = 0.05  # what a board may lose more than the engine itself
@@ -111,10 +111,10 @@ def _pictures(folder: Path) -> list[Array]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
     images: list[Array] = []
     for path in paths[: MAX_SAMPLES + 1]:
-        image = cv2.imread(str(path))
-        if image is None:
-            raise BundleError(f"{path} cannot be read as a picture")
-        images.append(image)
+        try:
+            images.append(read_picture(path))
+        except (PictureError, OSError) as error:
+            raise BundleError(f"{path} cannot be read as a picture: {error}") from error
     return images
 
 

@@ -129,12 +129,12 @@ def _preparation(config: PreprocessConfig) -> Callable[[_Image], _Image]:
 
 
 def _read(path: Path) -> _Image:
-    from pipelines.sources.files import read_image
+    from pipelines.pictures import PictureError, read_picture
 
-    picture = read_image(path)
-    if picture is None:
-        raise SourceError(f"{path} is not a picture that OpenCV can read.")
-    return picture
+    try:
+        return read_picture(path)
+    except PictureError as error:
+        raise SourceError(f"{path} is not a picture that can be read: {error}") from error
 
 
 class _Video:
