@@ -1,11 +1,13 @@
 """Kernels are compiled for other machines' GPUs, once, and the same way each time."""
 
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -14,9 +16,17 @@ import numpy as np
 import pytest
 from gpu_graphs import ORIN, Case, convolution, node
 from int8_graphs import Graph
+from model_fixtures import small_convnet
 
 import toolkit.gpu.codegen.compile as compiling
-from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_ops, has_compiler
+from toolkit.gpu.codegen.compile import (
+    OLDEST_TRITON,
+    cache_folder,
+    check_compiler,
+    compile_kernels,
+    compile_ops,
+    has_compiler,
+)
 from toolkit.gpu.codegen.messages import Answer, Compiled, read_message
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
@@ -50,6 +60,41 @@ def compile_case(case: Case, gpu: GpuTarget = ORIN) -> GpuSegment:
 
 def content(segment: GpuSegment) -> Mapping[str, bytes]:
     return {name: array.tobytes() for name, array in segment.entries.items()}
+
+
+@pytest.mark.parametrize("version", ["3.8.0", "3.8.0rc1", "3.10", "4.0.0+git1", "", "main"])
+def test_a_triton_from_the_bound_on_is_taken(version: str) -> None:
+    check_compiler(version)
+
+
+@pytest.mark.parametrize("version", ["3.7.1", "3.6.0", "2.99", "3"])
+def test_a_triton_that_is_too_old_is_named(version: str) -> None:
+    with pytest.raises(CompileError, match=r"Triton [\d.]+ is too old: 3\.8 or newer"):
+        check_compiler(version)
+
+
+def test_the_oldest_triton_is_the_bound_of_the_extra() -> None:
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    assert f'"triton>={oldest}"' in (Path(__file__).parents[1] / "pyproject.toml").read_text()
+
+
+def test_a_build_begins_with_the_version_of_triton_that_is_too_old(tmp_path: Path) -> None:
+    """scripts/test_oldest.sh runs this with Triton 3.6, which else is a package that says so."""
+    if not has_compiler() or version("triton") >= "3.8":
+        about = tmp_path / "triton-3.6.0.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.6.0\n")
+        (tmp_path / "triton.py").write_text("")
+    model = small_convnet(tmp_path / "net.onnx", np.random.default_rng(0))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = ("build", str(model), "--profile", "orin-nx-16gb", "-o", str(tmp_path / "m.engine"))
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit.cli", *words],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Triton 3.6 is too old: 3.8 or newer" in done.stderr
+    assert "AttributeError" not in done.stderr
 
 
 @needs_compiler

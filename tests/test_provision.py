@@ -4,8 +4,11 @@ import csv
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import board_fixtures
@@ -19,6 +22,7 @@ from mqtt_fixtures import Mosquitto
 from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
 
+from toolkit.board import wheels
 from toolkit.board.line import (
     MAX_ROWS,
     OUTPUT,
@@ -36,8 +40,10 @@ from toolkit.board.shell import AskPassword, Done, Shell
 from toolkit.board.texts import ETC, AgentSettings, agent_toml, announcement_text, unit_text
 from toolkit.board.trust import CA, look_trust
 from toolkit.board.wheels import (
+    _as_tested,
     environment_of,
     gather,
+    locked_versions,
     missing,
     own_wheel,
     platform_tags,
@@ -480,3 +486,59 @@ def test_a_result_is_one_line_whatever_it_says(tmp_path: Path) -> None:
     results.close()
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 2
     ResultFile(tmp_path / "r.csv").close()
+
+
+def test_the_versions_that_were_tested_go_to_a_board(tmp_path: Path) -> None:
+    assert locked_versions(probe())["msgspec"]
+    assert locked_versions(probe(python=(3, 12, 3)))["numpy"].startswith("1.")
+    assert locked_versions(probe(python=(3, 11, 2))) == {}
+    assert str(_as_tested(Requirement("click>=8.1"), "8.2")) == "click==8.2"
+    assert str(_as_tested(Requirement("click>=8.1"), "8.0")) == "click>=8.1"
+    assert str(_as_tested(Requirement("click[a]>=8.1"), "8.1")) == "click[a]==8.1"
+    assert str(_as_tested(Requirement("click>=8.1"), None)) == "click>=8.1"
+
+
+def test_an_installed_wheel_is_packed_again_as_it_came(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, out = tmp_path / "site", tmp_path / "out"
+    out.mkdir()
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target")
+    subprocess.run((*pip, str(site), str(wheel)), check=True)
+    monkeypatch.setattr(wheels, "ROOT", site)
+    again = own_wheel(out)
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert set(second.namelist()) == set(first.namelist())
+        assert all(
+            first.read(name) == second.read(name)
+            for name in first.namelist()
+            if not name.endswith("RECORD")
+        )
+    subprocess.run((*pip, str(tmp_path / "board"), str(again)), check=True)  # pip takes it
+    with (site / "tandem.py").open("a") as file:
+        file.write("# mine\n")
+    with pytest.raises(BoardError, match="was changed after it was installed"):
+        own_wheel(out)
+
+
+def test_a_wheel_is_built_beside_an_old_setuptools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stock Python 3.10 or 3.11 has setuptools 65.5: the build gets one of its own."""
+    about = tmp_path / "old" / "setuptools-65.5.0.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Metadata-Version: 2.1\nName: setuptools\nVersion: 65.5.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "old"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(BoardError) as caught:
+        own_wheel(tmp_path)
+    said = str(caught.value)
+    assert "it takes setuptools>=77, and here is 65.5.0, and pip could not download a newer" in said
+    assert "pip install 'setuptools>=77' here, or name a wheel with --wheel" in said
+
+
+def test_a_wheel_is_built_with_what_pyproject_asks_for() -> None:
+    text = (wheels.ROOT / "pyproject.toml").read_text()
+    assert f"requires = {json.dumps(list(wheels.BUILD_REQUIRES))}" in text

@@ -10,6 +10,7 @@ from toolkit.board.wheels import (
     NUMPY_1,
     content_digest,
     gather,
+    locked_versions,
     pip_wheel,
 )
 
@@ -76,8 +77,14 @@ def install_packages(setup: Setup) -> str:
     extras = f"[{','.join(options.extras)}]" if options.extras else ""
     # NumPy 2 would not carry what JetPack built with NumPy 1.
     bound = NUMPY_1 if _system_numpy(setup).startswith("1.") else "numpy>=1.23"
+    # A version of the system's that fits is kept: pip would put the tested one before it.
+    tested = [
+        f"{name}=={version}"
+        for name, version in locked_versions(probe).items()
+        if options.packages == "board" and name != "numpy" and name not in probe.distributions
+    ]
     script = f"""set -e
-echo {shlex.quote(bound)} > {_WHEELS}/constraints.txt
+printf '%s\\n' {shlex.join((bound, *tested))} > {_WHEELS}/constraints.txt
 {run} install {_PIP} {index} -c {_WHEELS}/constraints.txt {shlex.quote(wheel + extras)}
 {run} install {_PIP} --no-index --no-deps --force-reinstall {wheel}
 {AGENT} --help > /dev/null

@@ -5,21 +5,25 @@ What the board's system has in a version that fits is never sent. pip judges con
 by the board's.
 """
 
+import base64
 import ensurepip
 import hashlib
-import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+import configs
 from toolkit.board.probe import Package, Probe
 from toolkit.errors import BoardError
 
@@ -33,6 +37,12 @@ _LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[co]", "build", "*.egg-i
 MAX_ROUNDS = 12  # of packages that ask for packages
 OLDEST_GLIBC = {"aarch64": 17, "x86_64": 5}  # the minor of 2.x that the first wheels were for
 NUMPY_1 = "numpy>=1.23,<2"  # beside JetPack's OpenCV and TensorRT, which were built with NumPy 1
+BOARD_LOCKS = {(3, 10): "jetpack6", (3, 12): "jetpack7"}  # by the Python that JetPack brings
+BUILD_REQUIRES = ("setuptools>=77",)  # as pyproject.toml says
+# Constraints that hold for what builds packages, too: pip has two names for that.
+PIP_CONSTRAINTS = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
+_OF_PIP = ("INSTALLER", "REQUESTED", "direct_url.json")  # what it notes of an installation
+REINSTALL = "install tandem-edge again, or name a wheel with --wheel"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
 
 
@@ -111,6 +121,7 @@ def gather(
     `source`: a folder of wheels in place of the index. Raises BoardError.
     """
     environment, present = environment_of(probe), dict(probe.distributions)
+    tested = locked_versions(probe)
     requirements = list(requirements_of(wheel, extras))
     wheels: dict[str, Path] = {}
     for _ in range(MAX_ROUNDS):
@@ -119,6 +130,8 @@ def gather(
             return (wheel, *wheels.values())
         if "numpy" in lacking and _has_numpy_1(probe):
             lacking["numpy"] = Requirement(NUMPY_1)
+        if source is None:
+            lacking = {name: _as_tested(row, tested.get(name)) for name, row in lacking.items()}
         for path in _download(lacking.values(), probe, folder, source):
             name, version, *_ = parse_wheel_filename(path.name)
             row = lacking.get(name)
@@ -130,6 +143,29 @@ def gather(
         f"the packages for {probe.machine} contradict each other: {', '.join(sorted(lacking))}; "
         "give a folder of wheels that fit with --packages"
     )
+
+
+def lock_file(name: str) -> Path | None:
+    """Return a file of tested versions in configs/locks, None if there is none of this name."""
+    path = Path(configs.__file__).parent / "locks" / f"{name}.txt"
+    return path if path.exists() else None
+
+
+def locked_versions(probe: Probe) -> dict[str, str]:
+    """Return the tested version of each package for the Python of a board; empty for others."""
+    path = lock_file(BOARD_LOCKS.get(probe.python[:2], ""))
+    lines = [] if path is None else path.read_text().splitlines()
+    rows = [line.partition("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, _, version in rows}
+
+
+def _as_tested(row: Requirement, version: str | None) -> Requirement:
+    """Return a requirement that takes the tested version alone, where that fits it."""
+    if version is None or not _fits(row, version):
+        return row
+    tested = Requirement(str(row))
+    tested.specifier = SpecifierSet(f"=={version}")
+    return tested
 
 
 def _has_numpy_1(probe: Probe) -> bool:
@@ -162,12 +198,9 @@ def _download(
 
 
 def own_wheel(folder: Path) -> Path:
-    """Return Tandem's wheel, built of the checkout that this runs from."""
+    """Return Tandem's wheel: built of the checkout that this runs from, or of what is installed."""
     if not (ROOT / "pyproject.toml").exists():
-        raise BoardError(
-            "this program does not run from a checkout, so that it cannot build its wheel: name "
-            "the file that you installed with --wheel"
-        )
+        return _packed_again(folder)
     # A copy: a build leaves files beside its sources, which the next one would take in.
     source = folder / "source"
     for name in SOURCES:
@@ -177,15 +210,74 @@ def own_wheel(folder: Path) -> Path:
         else:
             source.mkdir(exist_ok=True)
             shutil.copy(path, source)
-    # A build in a fresh environment downloads setuptools; ours is taken where there is one.
-    isolation = [] if importlib.util.find_spec("setuptools") is None else ["--no-build-isolation"]
+    # A build in a fresh environment downloads setuptools; ours is taken where it is new enough.
+    lacking = _lacking_to_build()
+    isolation = [] if lacking else ["--no-build-isolation"]
+    lock = lock_file(f"host-py{sys.version_info[0]}.{sys.version_info[1]}")
+    versions = {} if lock is None else dict.fromkeys(PIP_CONSTRAINTS, str(lock))
     command = (*PIP, "wheel", "--no-deps", *isolation, "-w", str(folder), str(source))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **versions}
+    )
     shutil.rmtree(source)
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["pip failed"]
-        raise BoardError(f"cannot build the wheel of {ROOT}: {lines[-1]}; name one with --wheel")
+        raise BoardError(f"cannot build the wheel of {ROOT}: {_why(done.stderr, lacking)}")
     return next(folder.glob("tandem_edge-*.whl"))
+
+
+def _lacking_to_build() -> str:
+    """Return what pyproject.toml builds with and this environment lacks, "" for nothing."""
+    for row in map(Requirement, BUILD_REQUIRES):
+        try:
+            present: str | None = metadata.version(row.name)
+        except metadata.PackageNotFoundError:
+            present = None
+        if not _fits(row, present):
+            return f"it takes {row}, and here is {present or 'none'}"
+    return ""
+
+
+def _why(errors: str, lacking: str) -> str:
+    """Return the cause of a failed build: pip's first error, not the hint at its end."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("ERROR: ")] or lines or ["pip failed"]
+    cause = causes[0].removeprefix("ERROR: ")
+    if lacking:
+        cause = f"{lacking}, and pip could not download a newer one ({cause})"
+    return f"{cause}; pip install '{BUILD_REQUIRES[0]}' here, or name a wheel with --wheel"
+
+
+def _packed_again(folder: Path) -> Path:
+    """Return the wheel that was installed, made again of its files; each must be as it came."""
+    installed = next(
+        (one for one in metadata.distributions(path=[str(ROOT)]) if one.name == "tandem-edge"), None
+    )
+    files = None if installed is None else installed.files
+    if installed is None or not files:
+        raise BoardError(
+            f"{ROOT} is no checkout, and pip has no list of its files there: name the wheel that "
+            "you installed with --wheel"
+        )
+    wheel = folder / f"tandem_edge-{installed.version}-py3-none-any.whl"
+    record: list[str] = []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(files, key=str):
+            if file.hash is None or ".." in file.parts or file.name in _OF_PIP:
+                continue
+            path = Path(str(file.locate()))
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise BoardError(f"cannot read {path} ({error.strerror}): {REINSTALL}") from error
+            digest = hashlib.new(file.hash.mode, data).digest()
+            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+                raise BoardError(f"{path} was changed after it was installed: {REINSTALL}")
+            archive.writestr(zipfile.ZipInfo(file.as_posix()), data, zipfile.ZIP_DEFLATED)
+            record.append(f"{file.as_posix()},{file.hash.mode}={file.hash.value},{len(data)}")
+        name = next(row.split(",")[0] for row in record if ".dist-info/METADATA" in row)
+        own = name.replace("METADATA", "RECORD")
+        archive.writestr(zipfile.ZipInfo(own), "\n".join((*record, f"{own},,", "")))
+    return wheel
 
 
 def pip_wheel(folder: Path) -> Path:

@@ -233,7 +233,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "Triton",
-        probes.module("triton"),
+        probes.triton,
         (),
         ("host",),
         "compiles GPU kernels; not needed where TensorRT or the CPU runs the segments",

@@ -332,6 +332,21 @@ def module(*names: str) -> Callable[[Machine], Finding]:
     return probe
 
 
+def triton(machine: Machine) -> Finding:
+    """Require Triton in a version whose kernels take what ours need."""
+    from toolkit.gpu.codegen.compile import check_compiler
+    from toolkit.gpu.errors import CompileError
+
+    found = machine.module("triton")
+    if not found:
+        return Finding("missing", "no triton")
+    try:
+        check_compiler(found.version or "")
+    except CompileError as error:
+        return Finding("missing", str(error))
+    return Finding("ok", f"triton {found.version}".rstrip())
+
+
 def cameras(machine: Machine) -> Finding:
     """List the video devices."""
     devices = sorted(path.name for path in (machine.root / "dev").glob("video*"))

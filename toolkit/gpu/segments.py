@@ -6,7 +6,7 @@ from typing import Protocol
 
 from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
-from toolkit.gpu.codegen.compile import Progress, has_compiler
+from toolkit.gpu.codegen.compile import Progress, check_compiler, has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.gpu.errors import NotCoveredError
@@ -91,9 +91,13 @@ def find_backend(
     tactics: TacticOptions | None = None,
     on_progress: Progress | None = None,
 ) -> GpuBackend | None:
-    """Return the backend of a profile, None where it has no GPU or this host no compiler."""
+    """Return the backend of a profile, None where it has no GPU or this host no compiler.
+
+    Raises CompileError: the compiler is too old.
+    """
     if profile.gpu is None or not has_compiler():
         return None
+    check_compiler()
     tactics = tactics or TacticOptions()
     return GpuBackend(
         gpu_target(profile, tactics),

@@ -193,7 +193,7 @@ class _Meter:
         """The seconds of search so far."""
         return self._steps * self._coefficients / WORK_PER_SECOND
 
-    def step(self, event: highspy.HighsCallbackEvent) -> None:
+    def step(self, event: "highspy.HighsCallbackEvent") -> None:
         """Count a step."""
         self._steps += 1
         if self.seconds >= self._limit or time.process_time() > self._cpu_end:

@@ -1,0 +1,139 @@
+# Sourced by scripts/test.sh, test_oldest.sh and test_newest.sh after venv.sh: what they have in common.
+# shellcheck shell=bash
+
+# What the tests start as programs or load from the system, by Debian package name.
+debian_packages=(
+    chromium
+    mosquitto
+    mosquitto-clients
+    openssh-client
+    openssh-server
+    lrzsz
+    faketime
+    ffmpeg
+    gstreamer1.0-tools
+    gstreamer1.0-plugins-base
+    gstreamer1.0-plugins-good
+    gstreamer1.0-plugins-bad
+    gstreamer1.0-plugins-ugly
+    gstreamer1.0-libav
+    gir1.2-gst-rtsp-server-1.0
+    gir1.2-gst-plugins-base-1.0
+    python3-gst-1.0
+    python3-gi
+    docker-registry
+    postgresql
+    rabbitmq-server
+    shellcheck
+    sudo
+)
+
+install_debian_packages() {
+    local missing=() package
+    for package in "$@"; do
+        if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then
+            missing+=("$package")
+        fi
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    local root=()
+    if ((EUID != 0)); then
+        if ! command -v sudo >/dev/null; then
+            fail "the tests need ${missing[*]}: run 'apt-get install ${missing[*]}' as root"
+        fi
+        root=(sudo)
+    fi
+    heading "apt-get install ${missing[*]}"
+    "${root[@]}" apt-get update -q
+    # No recommended packages: mosquitto's service and desktop plugins are not wanted here.
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "${missing[@]}"
+}
+
+# Run the demo with what the host's extra brings and no more, and tests of each package, with the
+# oldest versions that pyproject.toml allows, in .venv-oldest. Arguments go to pytest.
+test_oldest() {
+    make_environment .venv-oldest .venv/bin/python oldest '.[host]' hypothesis pytest pytest-timeout
+    heading "tandem demo with the oldest packages of the host"
+    local out
+    out=$(mktemp -d)
+    .venv-oldest/bin/tandem demo --out "$out" >"$out/log" 2>&1 || {
+        cat "$out/log" >&2
+        fail "tandem demo ended with an error: its output is above"
+    }
+    rm -rf "$out"
+    heading "pytest with the oldest packages of the host"
+    .venv-oldest/bin/python -m pytest -q -m "not slow" tests/test_quantize.py \
+        tests/test_threshold.py tests/test_trial.py tests/test_output_losses.py \
+        tests/test_accept_loss.py tests/test_session_arrays.py "$@"
+}
+
+# A build with a Triton below the bound of the extra `gpu-build` says that, and no more.
+test_old_triton() {
+    local folder=.venv-oldest/triton-3.6.0 out
+    if [[ ! -d $folder ]]; then
+        heading "pip install triton==3.6.0 in $folder"
+        .venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+            --target "$folder" triton==3.6.0
+    fi
+    heading "tandem build with Triton 3.6"
+    out=$(mktemp -d)
+    PYTHONPATH=$folder .venv-oldest/bin/python -m pytest -q tests/test_gpu_compile.py -k too_old \
+        >"$out/log" || {
+        cat "$out/log" >&2
+        fail "a build with Triton 3.6 does not say that it is too old"
+    }
+    rm -rf "$out"
+}
+
+# A Python of this version, from the PATH or pyenv; empty if there is none.
+find_python_version() {
+    local candidate
+    for candidate in "python$1" "$HOME"/.pyenv/versions/"$1".*/bin/"python$1"; do
+        if "$candidate" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])' \
+            "$1" 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+# What a board and a fleet's server install, on a version of Python in .venv-VERSION: the command
+# starts, every module imports, and real agents take signed releases.
+test_python() {
+    local version=$1 python venv=.venv-$1
+    python=$(find_python_version "$version")
+    if [[ -z $python ]]; then
+        echo "There is no Python $version here: that Tandem starts on it is not tested." >&2
+        return
+    fi
+    make_environment "$venv" "$python" dev '.[camera,fleet]' hypothesis pytest pytest-timeout
+    heading "tandem --help on Python $version"
+    "$venv"/bin/tandem --help >/dev/null
+    heading "import every module of the board on Python $version"
+    "$venv"/bin/python - <<'END'
+from importlib import import_module
+from pathlib import Path
+
+for package in ("configs", "device", "pipelines"):
+    for path in sorted(Path(package).rglob("*.py")):
+        import_module(".".join(path.with_suffix("").parts))
+END
+    heading "pytest of updates and fleets on Python $version"
+    # conftest.py is for models: it needs onnx.
+    "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/test_stolen_parts.py \
+        tests/test_trust_attacks.py tests/test_rollout_machine.py tests/test_rollout_rules.py \
+        tests/test_release_decisions.py tests/test_transfer.py tests/test_update_sources.py \
+        tests/test_fleet_folder.py tests/test_fleet_endings.py \
+        tests/test_messages.py
+}
+
+install_debian_packages_of_tests() {
+    if command -v dpkg-query >/dev/null; then
+        install_debian_packages "${debian_packages[@]}"
+    else
+        echo "This is not Debian: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
+    fi
+}
