@@ -3,19 +3,23 @@
     request   8 bytes length, 8 bytes length; JSON with the step and its options; a ModelProto
     answer    8 bytes length, 8 bytes length; "ok" or the name of an error; the result or message
 
-Lengths are little endian. The first argument is the memory that the process may take, in bytes.
+Lengths are little endian. The first argument is the memory that the process may take, in bytes, the
+second how long a request may occupy the processor, in seconds: SIGPROF then ends the process, also
+in the middle of C++ code.
 """
 
 import json
 import math
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx.version_converter
 from onnx import TensorProto, TypeProto, defs, helper
@@ -72,6 +76,12 @@ def convert(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
     """Convert to another opset."""
     converted = onnx.version_converter.convert_version(proto, int(options["opset"]))
     return bytes(converted.SerializeToString())
+
+
+def valid(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Run the checker; it raises what is wrong."""
+    onnx.checker.check_model(proto, full_check=False)
+    return b""
 
 
 def check(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
@@ -316,7 +326,7 @@ def _text(kind: TypeProto) -> str:
     return f"{names.get(tensor.elem_type, str(tensor.elem_type)).lower()}{shape}"
 
 
-STEPS = {"infer": infer, "convert": convert, "check": check}
+STEPS = {"infer": infer, "convert": convert, "check": check, "valid": valid}
 
 
 def answer_to(request: bytes, data: bytes) -> tuple[str, bytes]:
@@ -327,16 +337,19 @@ def answer_to(request: bytes, data: bytes) -> tuple[str, bytes]:
     except MemoryError:
         return "MemoryError", b""
     except Exception as err:  # noqa: BLE001  (all of it goes to the parent by name)
-        name = "MemoryError" if "bad_alloc" in str(err) else type(err).__name__
+        kind = ValueError if isinstance(err, UnicodeDecodeError) else type(err)  # a name in C++
+        name = "MemoryError" if "bad_alloc" in str(err) else kind.__name__
         return name, str(err).encode(errors="replace")
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: BinaryIO, answers: BinaryIO, max_cpu_seconds: float) -> None:
     """Answer requests until their stream ends."""
     while head := requests.read(16):
         sizes = [int.from_bytes(head[at : at + 8], "little") for at in (0, 8)]
         request, data = (requests.read(size) for size in sizes)
+        signal.setitimer(signal.ITIMER_PROF, max_cpu_seconds)
         status, answer = answer_to(request, data)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         parts = (status.encode(), answer)
         answers.write(b"".join(len(part).to_bytes(8, "little") for part in parts))
         answers.write(b"".join(parts))
@@ -365,7 +378,7 @@ def main() -> None:
     os.dup2(2, 1)
     answers.write(READY)
     answers.flush()
-    serve(sys.stdin.buffer, answers)
+    serve(sys.stdin.buffer, answers, float(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from toolkit.errors import InferError, first_line
+from toolkit.errors import InferError, about, first_line
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
@@ -46,16 +46,18 @@ class OnnxRunner:
 
     def run(self, feeds: Mapping[str, Array]) -> Arrays:
         """Return the outputs; raises InferError."""
-        if self._session is None:
-            self._session = _Session(self.model, self.outputs, self.title)
-        return self._session.run(fitted(feeds, self.inputs, self.title))
+        with about(self.title):
+            if self._session is None:
+                self._session = _Session(self.model, self.outputs, self.title)
+            return self._session.run(fitted(feeds, self.inputs, self.title))
 
     def tensors(self, feeds: Mapping[str, Array]) -> Arrays:
         """Return every tensor of the main graph. All are outputs, so onnxruntime fuses little."""
-        if self._all is None:
-            self._all = showable(self.model)
-        session = _Session(self.model, self._all, self.title)
-        return session.run(fitted(feeds, self.inputs, self.title))
+        with about(self.title):
+            if self._all is None:
+                self._all = showable(self.model)
+            session = _Session(self.model, self._all, self.title)
+            return session.run(fitted(feeds, self.inputs, self.title))
 
     def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> Arrays:
         """Return tensors, from the part of the model that computes them; raises InferError."""
