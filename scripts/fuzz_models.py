@@ -41,7 +41,7 @@ from scripts.mutants.whole import damaged, name_of
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
-from toolkit.graph.memory_limit import set_max_memory
+from toolkit.graph.max_memory import set_max_memory
 from toolkit.importers.onnx import ModelBytes
 from toolkit.partition.planning.plan import PlanOptions
 

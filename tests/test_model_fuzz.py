@@ -19,7 +19,8 @@ from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.errors import ImportModelError
 from toolkit.graph import native
-from toolkit.graph.memory_limit import check_host_memory, limited_memory, set_max_memory
+from toolkit.graph.max_memory import limited_memory, set_max_memory
+from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.importers.onnx import ModelBytes, import_model
 

@@ -25,7 +25,7 @@ import onnx.version_converter
 
 from device.start.command import module_command
 from toolkit.errors import ImportModelError
-from toolkit.graph.memory_limit import max_memory_bytes, size_text
+from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_CHILD_BYTES = 2 << 30  # graphs go there without their large weights
 # For one call; the largest models take a few. The child counts what its processor did, so that a
@@ -50,6 +50,7 @@ STEPS: Mapping[str, str] = {
     "convert": "ONNX's version converter",
     "check": "ONNX's check of each node",
     "valid": "ONNX's checker",
+    "evaluate": "ONNX's reference evaluator",
 }
 
 
@@ -105,6 +106,17 @@ def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def check_model(proto: onnx.ModelProto) -> None:
     """Run `onnx.checker.check_model` without its full check. Raises as `infer_shapes`."""
     _call("valid", {}, proto)
+
+
+def evaluate(
+    proto: onnx.ModelProto, *, cpu_seconds: float, max_bytes: int
+) -> Mapping[str, onnx.TensorProto]:
+    """Run a graph of constants in ONNX's reference evaluator; return its results by name.
+
+    Raises as `infer_shapes`, and RuntimeError: the evaluator fails, or gives more than `max_bytes`.
+    """
+    answer = _call("evaluate", {"cpu_seconds": cpu_seconds, "max_bytes": max_bytes}, proto)
+    return {tensor.name: tensor for tensor in onnx.GraphProto.FromString(answer).initializer}
 
 
 def bad_nodes(proto: onnx.ModelProto) -> tuple[BadNode, ...]:

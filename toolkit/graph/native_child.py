@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
@@ -23,6 +22,8 @@ import onnx.checker
 import onnx.shape_inference
 import onnx.version_converter
 from onnx import TensorProto, TypeProto, defs, helper
+
+from toolkit.graph.max_memory import address_space_bytes
 
 # Elements of integer tensors whose values inference carries along: shapes, axes and indices have a
 # few. A chain of 33 Concats of a tensor with itself would carry 2^33.
@@ -326,12 +327,24 @@ def _text(kind: TypeProto) -> str:
     return f"{names.get(tensor.elem_type, str(tensor.elem_type)).lower()}{shape}"
 
 
-STEPS = {"infer": infer, "convert": convert, "check": check, "valid": valid}
+def evaluate(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Evaluate constants; few models need it, and its modules take long to import."""
+    from toolkit.graph.native_evaluate import evaluate as on_constants
+
+    return on_constants(proto, options)
 
 
-def answer_to(request: bytes, data: bytes) -> tuple[str, bytes]:
+STEPS = {
+    "infer": infer,
+    "convert": convert,
+    "check": check,
+    "valid": valid,
+    "evaluate": evaluate,
+}
+
+
+def answer_to(options: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
     """Run a step; second, its result, or the message of what it raised."""
-    options = json.loads(request)
     try:
         return "ok", STEPS[options["step"]](onnx.ModelProto.FromString(data), options)
     except MemoryError:
@@ -347,19 +360,15 @@ def serve(requests: BinaryIO, answers: BinaryIO, max_cpu_seconds: float) -> None
     while head := requests.read(16):
         sizes = [int.from_bytes(head[at : at + 8], "little") for at in (0, 8)]
         request, data = (requests.read(size) for size in sizes)
-        signal.setitimer(signal.ITIMER_PROF, max_cpu_seconds)
-        status, answer = answer_to(request, data)
+        options = json.loads(request)
+        limit = min(max_cpu_seconds, options.get("cpu_seconds", max_cpu_seconds))
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        status, answer = answer_to(options, data)
         signal.setitimer(signal.ITIMER_PROF, 0)
         parts = (status.encode(), answer)
         answers.write(b"".join(len(part).to_bytes(8, "little") for part in parts))
         answers.write(b"".join(parts))
         answers.flush()
-
-
-def address_space_bytes() -> int:
-    """Return what RLIMIT_AS counts of this process."""
-    pages = Path("/proc/self/statm").read_text().split()[0]
-    return int(pages) * resource.getpagesize()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from toolkit.errors import ImportModelError, printable
-from toolkit.graph.memory_limit import max_memory_bytes, size_text
+from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_NODES = 100_000  # ten times those of the largest networks that boards run
 

@@ -54,7 +54,8 @@ def refuse_broken_names(proto: onnx.ModelProto, path: Path) -> None:
     for name in itertools.chain.from_iterable(itertools.chain(functions, nodes, constants)):
         if not isinstance(name, str):
             raise ImportModelError(
-                f"{path.name} has the name {name!r}, which is not UTF-8 text; export the model again."
+                f"{path.name} has the name {name!r}, which is not UTF-8 text; "
+                "export the model again."
             )
 
 

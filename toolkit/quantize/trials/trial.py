@@ -22,6 +22,7 @@ from calibration.table import scale_of
 from calibration.trials import Assignment
 from toolkit.errors import BuildError
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.graph.run_limit import limited_run
 from toolkit.quantize.loss.parts import output_parts
 from toolkit.quantize.trials.trial_graph import TrialGraph
 
@@ -104,7 +105,8 @@ class TrialModel:
             self._feed(name, np.asarray(array, order="C"))
         for name in self._varying:
             self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
+        with limited_run() as options:
+            self._session.run_with_iobinding(self._binding, options)
         # Copied: the next run writes into the same memory.
         arrays = (value.numpy().copy() for value in self._binding.get_outputs())
         return dict(zip(self.outputs, arrays, strict=True))
