@@ -36,7 +36,7 @@ _DAMAGED = (
     OverflowError,
     MemoryError,
     RuntimeError,  # NotImplementedError and RecursionError, too
-    KeyError,
+    LookupError,
     struct.error,
     zipfile.BadZipFile,
     zlib.error,

@@ -115,7 +115,8 @@ def evaluate(
 
     Raises as `infer_shapes`, and RuntimeError: the evaluator fails, or gives more than `max_bytes`.
     """
-    answer = _call("evaluate", {"cpu_seconds": cpu_seconds, "max_bytes": max_bytes}, proto)
+    limit = min(cpu_seconds, MAX_CPU_SECONDS)
+    answer = _call("evaluate", {"max_bytes": max_bytes}, proto, limit)
     return {tensor.name: tensor for tensor in onnx.GraphProto.FromString(answer).initializer}
 
 
@@ -134,7 +135,7 @@ class _Child:
         self.limit_bytes = limit_bytes
         self.owner = os.getpid()
         self.process = subprocess.Popen(
-            module_command("toolkit.graph.native_child", str(limit_bytes), str(MAX_CPU_SECONDS)),
+            module_command("toolkit.graph.native_child", str(limit_bytes)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -174,8 +175,13 @@ _LOCK = threading.Lock()
 _children: list[_Child] = []
 
 
-def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> bytes:
-    request = json.dumps({"step": step, **options}).encode()
+def _call(
+    step: str,
+    options: Mapping[str, object],
+    proto: onnx.ModelProto,
+    cpu_seconds: float = MAX_CPU_SECONDS,
+) -> bytes:
+    request = json.dumps({"step": step, "cpu_seconds": cpu_seconds, **options}).encode()
     data = proto.SerializeToString()
     with _LOCK:
         child = _child()
@@ -185,7 +191,7 @@ def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> b
             code = child.process.wait()
             _drop(child)
             if code == -signal.SIGPROF:
-                raise _too_slow(step, MAX_CPU_SECONDS) from err
+                raise _too_slow(step, cpu_seconds) from err
             raise ImportModelError(
                 f"{STEPS[step]} ended with status {code} on the model; "
                 "it is damaged: export it again"

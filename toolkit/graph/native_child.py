@@ -3,9 +3,9 @@
     request   8 bytes length, 8 bytes length; JSON with the step and its options; a ModelProto
     answer    8 bytes length, 8 bytes length; "ok" or the name of an error; the result or message
 
-Lengths are little endian. The first argument is the memory that the process may take, in bytes, the
-second how long a request may occupy the processor, in seconds: SIGPROF then ends the process, also
-in the middle of C++ code.
+Lengths are little endian. The first argument is the memory that the process may take, in bytes. A
+request says how long it may occupy the processor, `cpu_seconds`: SIGPROF then ends the process, in
+the middle of C++ code, too.
 """
 
 import json
@@ -355,14 +355,13 @@ def answer_to(options: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
         return name, str(err).encode(errors="replace")
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, max_cpu_seconds: float) -> None:
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until their stream ends."""
     while head := requests.read(16):
         sizes = [int.from_bytes(head[at : at + 8], "little") for at in (0, 8)]
         request, data = (requests.read(size) for size in sizes)
         options = json.loads(request)
-        limit = min(max_cpu_seconds, options.get("cpu_seconds", max_cpu_seconds))
-        signal.setitimer(signal.ITIMER_PROF, limit)
+        signal.setitimer(signal.ITIMER_PROF, options["cpu_seconds"])
         status, answer = answer_to(options, data)
         signal.setitimer(signal.ITIMER_PROF, 0)
         parts = (status.encode(), answer)
@@ -387,7 +386,7 @@ def main() -> None:
     os.dup2(2, 1)
     answers.write(READY)
     answers.flush()
-    serve(sys.stdin.buffer, answers, float(sys.argv[2]))
+    serve(sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

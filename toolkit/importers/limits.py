@@ -17,7 +17,7 @@ import onnx_ir as ir
 from toolkit.errors import ImportModelError, printable
 from toolkit.graph.max_memory import max_memory_bytes, size_text
 
-MAX_NODES = 100_000  # ten times those of the largest networks that boards run
+MAX_NODES = 50_000  # several times those of the largest networks that boards run
 
 # Types whose elements have a number of bits.
 KNOWN_DTYPES = frozenset(
