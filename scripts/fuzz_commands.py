@@ -13,7 +13,7 @@ import click
 import numpy as np
 import onnx
 
-from scripts.mutants.whole import WEIGHTS, damaged, name_of, weights, whole
+from scripts.mutants.whole import WEIGHTS, weights
 from toolkit.cli.main import tandem
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
@@ -73,20 +73,15 @@ def command_of(seed: int) -> CommandLine:
     return COMMANDS[random.Random(f"command {seed}").randrange(len(COMMANDS))]
 
 
-def run_command(line: CommandLine, seed: int, folder: Path) -> None:
-    """Run a command on the damaged file of a seed. Raises what the command raises."""
-    files = {NAME: damaged(seed), GOOD: whole(name_of(seed)), WEIGHTS: weights()}
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+def run_command(line: CommandLine, data: bytes, good: bytes, folder: Path) -> None:
+    """Run a command on a file; `good`: what it was. Raises what the command raises."""
+    files = {NAME: data, GOOD: good, WEIGHTS: weights()}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     np.savez(folder / DATA, **_samples(files[GOOD]))  # type: ignore[arg-type]  # no option's names
     engine = folder / ENGINE
     if line.engine:
-        options = BuildOptions(
-            precision="int8" if line.engine != "laptop" else None,
-            dummy_ranges=line.engine != "laptop",
-            kernels=False,
-            plan=SEARCH,
-        )
+        options = BuildOptions(kernels=False, plan=SEARCH)
         build_engine(folder / NAME, line.engine, engine, options)
     out = folder / "out"
     out.mkdir(exist_ok=True)

@@ -38,6 +38,7 @@ from device.errors import TandemError
 from scripts.fuzz_commands import command_of, run_command
 from scripts.mutants.mutant import mutant
 from scripts.mutants.whole import damaged, name_of
+from scripts.mutants.whole import whole as undamaged
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
@@ -123,8 +124,9 @@ def outcome_of(seed: int, folder: Path, *, whole: bool = False) -> str | Fault:
 def _attempt(seed: int, folder: Path, *, whole: bool) -> tuple[str, Callable[[], None]]:
     """Return the name of a seed's command, and what runs it."""
     if whole:
-        line = command_of(seed)
-        return f"{line.title} of {name_of(seed)}", lambda: run_command(line, seed, folder)
+        line, name = command_of(seed), name_of(seed)
+        data = damaged(seed)
+        return f"{line.title} of {name}", lambda: run_command(line, data, undamaged(name), folder)
     way = WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
     return way.command, lambda: run_way(way, mutant(seed), folder)
 

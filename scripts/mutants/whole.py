@@ -19,9 +19,9 @@ from onnx.checker import ValidationError
 
 from scripts.golden_graphs import graph_named
 from scripts.mutants.bases import DATA, Proto
-from scripts.mutants.borders import quantize_value
 from scripts.mutants.mutant import CHANGES, MAX_CHANGES, flipped
 
+node = helper.make_node
 ROBOT_OBJECTS = Path(__file__).parents[2] / "configs" / "models" / "robot-objects.onnx"
 WEIGHTS = "weights.bin"  # of EXTERNAL, beside the model
 WEIGHT_COUNT = 1024
@@ -37,16 +37,16 @@ def _branches() -> Proto:
     """A convolution, a function that calls another twice, an If and a Loop."""
     opsets = [helper.make_opsetid("", 19), helper.make_opsetid("own", 1)]
     inner = helper.make_function(
-        "own", "Inner", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opsets[:1]
+        "own", "Inner", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opsets[:1]
     )
     outer_nodes = [
-        helper.make_node("Inner", ["a"], ["m"], domain="own"),
-        helper.make_node("Inner", ["m"], ["b"], domain="own"),
+        node("Inner", ["a"], ["m"], domain="own"),
+        node("Inner", ["m"], ["b"], domain="own"),
     ]
     outer = helper.make_function("own", "Outer", ["a"], ["b"], outer_nodes, opsets)
     sides = [
         helper.make_graph(
-            [helper.make_node(op, ["f"], [f"{op}_of_f"], name=op)],
+            [node(op, ["f"], [f"{op}_of_f"], name=op)],
             op,
             [],
             [helper.make_tensor_value_info(f"{op}_of_f", 1, None)],
@@ -55,8 +55,8 @@ def _branches() -> Proto:
     ]
     step = helper.make_graph(
         [
-            helper.make_node("Identity", ["go"], ["on"], name="go_on"),
-            helper.make_node("Add", ["state", "c"], ["next"], name="step"),
+            node("Identity", ["go"], ["on"], name="go_on"),
+            node("Add", ["state", "c"], ["next"], name="step"),
         ],
         "step",
         [
@@ -70,14 +70,14 @@ def _branches() -> Proto:
         ],
     )
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Outer", ["c"], ["f"], name="outer", domain="own"),
-        helper.make_node("ReduceMax", ["f"], ["m"], name="most", keepdims=0),
-        helper.make_node("Greater", ["m", "half"], ["large"], name="compare"),
-        helper.make_node("If", ["large"], ["i"], name="choose", then_branch=sides[0],
+        node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        node("Outer", ["c"], ["f"], name="outer", domain="own"),
+        node("ReduceMax", ["f"], ["m"], name="most", keepdims=0),
+        node("Greater", ["m", "half"], ["large"], name="compare"),
+        node("If", ["large"], ["i"], name="choose", then_branch=sides[0],
                          else_branch=sides[1]),
-        helper.make_node("Loop", ["trips", "", "i"], ["l"], name="repeat", body=step),
-        helper.make_node("GlobalAveragePool", ["l"], ["y"], name="mean"),
+        node("Loop", ["trips", "", "i"], ["l"], name="repeat", body=step),
+        node("GlobalAveragePool", ["l"], ["y"], name="mean"),
     ]  # fmt: skip
     chance = np.random.default_rng(4)
     constants = {
@@ -85,34 +85,41 @@ def _branches() -> Proto:
         "half": np.array(0.5, np.float32),
         "trips": np.array(3),
     }
-    return _model(nodes, constants, functions=[inner, outer])
+    return _model(nodes, constants, [1, 8, 1, 1], functions=[inner, outer])
 
 
 def _quantized() -> Proto:
-    """Convolutions with Q/DQ before most of their operands."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="one", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-        helper.make_node("Conv", ["r", "v"], ["y"], name="two", strides=[2, 2]),
-    ]
+    """Convolutions with Q/DQ before both operands, as tools for TensorRT write them."""
     chance = np.random.default_rng(5)
-    weights = {
+    constants = {
         "w": chance.standard_normal((16, 3, 3, 3), np.float32),
         "v": chance.standard_normal((8, 16, 3, 3), np.float32),
+        "zero": np.array(0, np.int8),
     }
-    proto, draw = _model(nodes, weights), random.Random(1)
-    for _ in range(6):
-        quantize_value(draw, proto)
-    return proto
+    nodes = []
+    for name, largest in (("x", 4.0), ("w", None), ("r", 9.0), ("v", None)):
+        amax = largest or float(np.abs(constants[name]).max())
+        constants[f"{name}_scale"] = np.array(amax / 127, np.float32)
+        ends = [f"{name}_scale", "zero"]
+        nodes.append(node("QuantizeLinear", [name, *ends], [f"{name}_q"], name=f"{name}_quantize"))
+        nodes.append(
+            node("DequantizeLinear", [f"{name}_q", *ends], [f"{name}_d"], name=f"{name}_dequantize")
+        )
+    nodes[4:4] = [
+        node("Conv", ["x_d", "w_d"], ["c"], name="one", pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"], name="relu"),
+    ]
+    nodes.append(node("Conv", ["r_d", "v_d"], ["y"], name="two", strides=[2, 2]))
+    return _model(nodes, constants, [1, 8, 15, 15])
 
 
 def _external() -> Proto:
     """A convolution whose weights are in the file beside the model."""
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
-        helper.make_node("Add", ["c", "b"], ["y"], name="add"),
+        node("Conv", ["x", "w"], ["c"], name="conv"),
+        node("Add", ["c", "b"], ["y"], name="add"),
     ]
-    proto = _model(nodes, {})
+    proto = _model(nodes, {}, [1, 8, 30, 30])
     for name, dims, offset in (("w", [8, 3, 3, 3], 0), ("b", [1, 8, 1, 1], 4 * 216)):
         tensor = proto.graph.initializer.add(name=name, data_type=1, dims=dims, data_location=1)
         length = 4 * int(np.prod(dims))
@@ -125,13 +132,14 @@ def _external() -> Proto:
 def _model(
     nodes: list[onnx.NodeProto],
     constants: Mapping[str, np.ndarray],
+    result: list[int],
     functions: list[onnx.FunctionProto] | None = None,
 ) -> Proto:
     graph = helper.make_graph(
         nodes,
         "graph",
         [helper.make_tensor_value_info("x", 1, _IMAGE)],
-        [helper.make_tensor_value_info("y", 1, None)],
+        [helper.make_tensor_value_info("y", 1, result)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 19), helper.make_opsetid("own", 1)]
