@@ -81,6 +81,8 @@ FOUND_WHOLE = {
     36: "model guess: a file that does not parse",
     172: "infer: a tensor that nothing makes",
     1313: "infer: a refusal that does not name the file",
+    40272: "compare: a branch in a segment that is emulated",
+    60280: "inspect: a function that gives what nothing makes",
 }
 
 
