@@ -7,7 +7,6 @@ time, never the file.
 import math
 import os
 import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,22 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
+from device.array_files import open_member, read_header
+from device.errors import ArrayFileError
 
 Sample = dict[str, NDArray[Any]]
 """Model inputs: name -> array."""
+
+MAX_SAMPLE_BYTES = 1 << 31
 
 # Exceptions of numpy and zipfile for damaged files.
 _DAMAGED = (
     ValueError,
     TypeError,
-    SyntaxError,
     EOFError,
     OverflowError,
     MemoryError,
     OSError,
     RuntimeError,
     struct.error,
-    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -139,28 +140,30 @@ def _open_arrays(
                 raise CalibrationError(
                     f"{where} is missing among {archive.namelist()}: name each member as its input"
                 )
-            member = stack.enter_context(archive.open(f"{spec.name}.npy"))
-            size = archive.getinfo(f"{spec.name}.npy").file_size
-            opened.append(_open_array(member, size, spec, where))
+            member = archive.getinfo(f"{spec.name}.npy")
+            stream = stack.enter_context(open_member(archive, member))
+            opened.append(_open_array(stream, member.file_size, spec, where))
         return opened
-    except _DAMAGED as error:
+    except (*_DAMAGED, ArrayFileError) as error:
         raise _damaged(str(path), str(error)) from error
 
 
 def _open_array(stream: IO[bytes], size: int, spec: InputSpec, where: str) -> tuple[IO[bytes], Cut]:
     """Read the header of the .npy format and check it against the length of the stream."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    else:
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    header = read_header(stream)
+    shape, dtype = header.shape, header.dtype
     cut = cut_array(shape, dtype, spec, where)
-    if fortran and len(shape) > 1:
+    if header.fortran and len(shape) > 1:
         raise CalibrationError(
             f"{where} is stored column by column: save np.ascontiguousarray(array) instead"
         )
-    actual, declared = size - stream.tell(), math.prod(shape) * dtype.itemsize
-    if actual != declared or min(shape, default=0) < 0:
+    actual, declared = size - stream.tell(), header.data_bytes
+    if math.prod(cut.shape) * dtype.itemsize > MAX_SAMPLE_BYTES:
+        raise CalibrationError(
+            f"{where} holds samples of shape {list(cut.shape)}, which have more than "
+            f"{MAX_SAMPLE_BYTES} bytes each: give smaller ones"
+        )
+    if actual != declared:
         raise _damaged(where, f"{actual} bytes of data, but shape {list(shape)} needs {declared}")
     return stream, cut
 

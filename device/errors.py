@@ -41,6 +41,12 @@ class DlaError(TandemError, ValueError):
     A ValueError too: it is one of arguments, not of files."""
 
 
+class ArrayFileError(TandemError):
+    """A .npy or .npz file is damaged or hostile, or larger than who reads it takes.
+
+    The message is the cause alone; who reads the file names it."""
+
+
 class BundleError(TandemError):
     """A bundle is missing, damaged or inconsistent."""
 

@@ -1,6 +1,7 @@
-"""Plan and build damaged models: each ends in an engine or in one sentence that names the file.
+"""Give damaged models to commands: each ends in a result or in one sentence that names the file.
 
-    python -m scripts.fuzz_models --count 2000 --seed 1 --jobs 2
+    python -m scripts.fuzz_models --count 2000 --seed 1 --jobs 2          pieces, in plan and build
+    python -m scripts.fuzz_models --whole --count 3000 --seed 1 --jobs 2  whole files, all commands
     python -m scripts.fuzz_models --count 100000 --jobs 16 --seconds 1500
     python -m scripts.fuzz_models --only 1234 --keep bad/
 
@@ -30,20 +31,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import click
+
 from device.engine.manifest import Precision
 from device.errors import TandemError
+from scripts.fuzz_commands import command_of, run_command
 from scripts.mutants.mutant import mutant
+from scripts.mutants.whole import damaged, name_of
+from scripts.mutants.whole import whole as undamaged
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
-from toolkit.graph.memory_limit import set_max_memory
+from toolkit.graph.max_memory import set_max_memory
 from toolkit.importers.onnx import ModelBytes
 from toolkit.partition.planning.plan import PlanOptions
 
 MEMORY_BYTES = 6 << 30  # address space of a child, libraries included
 MODEL_BYTES = 2 << 30  # what a model may take
 MAX_SECONDS = 60.0  # for one mutant, on a busy machine
-BATCH = 250  # mutants of one child
+BATCH = 100  # mutants of one child
 NAME = "mutant.onnx"
 SEARCH = PlanOptions(seconds=0.2)
 
@@ -99,33 +105,40 @@ def run_way(way: Way, data: bytes, folder: Path) -> None:
     build_engine(source, way.profile, folder / "mutant.engine", options)
 
 
-def outcome_of(seed: int, folder: Path) -> str | Fault:
-    """Return "done", "refused" or "refused without a name", or what went wrong."""
-    data = mutant(seed)
-    way = WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
+def outcome_of(seed: int, folder: Path, *, whole: bool = False) -> str | Fault:
+    """Return "done" or "refused", or what went wrong. `whole`: the seed is one of a whole file."""
+    title, run = _attempt(seed, folder, whole=whole)
     try:
-        run_way(way, data, folder)
-    except TandemError as err:
-        return _judged(seed, way, str(err))
-    except MemoryError as err:
-        return Fault(seed, f"{way.command}: MemoryError {_place(err)}", traceback.format_exc())
+        run()
+    except (TandemError, click.ClickException) as err:
+        return _judged(
+            seed, title, err.message if isinstance(err, click.ClickException) else str(err)
+        )
     except BaseException as err:
         if isinstance(err, KeyboardInterrupt):
             raise
-        return Fault(
-            seed, f"{way.command}: {type(err).__name__} {_place(err)}", traceback.format_exc()
-        )
+        return Fault(seed, f"{title}: {type(err).__name__} {_place(err)}", traceback.format_exc())
     return "done"
 
 
-def _judged(seed: int, way: Way, message: str) -> str | Fault:
+def _attempt(seed: int, folder: Path, *, whole: bool) -> tuple[str, Callable[[], None]]:
+    """Return the name of a seed's command, and what runs it."""
+    if whole:
+        line, name = command_of(seed), name_of(seed)
+        data = damaged(seed)
+        return f"{line.title} of {name}", lambda: run_command(line, data, undamaged(name), folder)
+    way = WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
+    return way.command, lambda: run_way(way, mutant(seed), folder)
+
+
+def _judged(seed: int, title: str, message: str) -> str | Fault:
     """Judge the sentence of a refusal: one line that names the file."""
     if "does not start" in message:
         return Fault(seed, "the child of ONNX does not start", message)
     if Path(NAME).stem not in message:
-        return Fault(seed, f"{way.command}: no file in {_shape(message)}", message)
+        return Fault(seed, f"{title}: no file in {_shape(message)}", message)
     if "\n" in message or len(message) > 7000:
-        return Fault(seed, f"{way.command}: a long message", message)
+        return Fault(seed, f"{title}: a long message", message)
     return "refused"
 
 
@@ -151,21 +164,23 @@ def _end_mutant(number: int, frame: FrameType | None) -> None:
     raise _TooSlow
 
 
-def child(first: int, count: int) -> None:
+def child(first: int, count: int, *, whole: bool) -> None:
     """Try some seeds; print a JSON line for each."""
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     set_max_memory(MODEL_BYTES)
     signal.signal(signal.SIGALRM, _end_mutant)
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(first, first + count):
-            print(f"seed {seed}", file=sys.stderr, flush=True)  # the last one is the culprit
+    rows = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what native libraries print is no row
+    for seed in range(first, first + count):
+        print(f"seed {seed}", file=sys.stderr, flush=True)  # the last one is the culprit
+        with tempfile.TemporaryDirectory() as folder:
             signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
             faulthandler.dump_traceback_later(2 * MAX_SECONDS, exit=True)
-            outcome = outcome_of(seed, Path(folder))
+            outcome = outcome_of(seed, Path(folder), whole=whole)
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
-            print(json.dumps(_row(seed, outcome)), flush=True)
+        print(json.dumps(_row(seed, outcome)), file=rows, flush=True)
 
 
 def _row(seed: int, outcome: str | Fault) -> dict[str, object]:
@@ -180,17 +195,20 @@ def run(
     jobs: int = 1,
     report: Callable[[str], None] = lambda line: None,
     seconds: float = math.inf,
+    *,
+    whole: bool = False,
 ) -> Tally:
     """Try `count` seeds from `first` in children; after a crash the next child goes on.
 
-    After `seconds` no further child is started.
+    After `seconds` no further child is started. `whole`: seeds of whole files, in all commands.
     """
     tally, until_s = Tally(), time.monotonic() + seconds
     spans = [
         (begin, min(BATCH, first + count - begin)) for begin in range(first, first + count, BATCH)
     ]
+    kind = ("--whole",) if whole else ()
     with ThreadPoolExecutor(jobs) as threads:
-        for rows in threads.map(lambda span: _run_span(span, until_s), spans):
+        for rows in threads.map(lambda span: _run_span(span, until_s, kind), spans):
             for row in rows:
                 tally.outcomes[row.get("outcome", "faulty")] += 1
                 if "where" in row:
@@ -199,14 +217,14 @@ def run(
     return tally
 
 
-def _run_span(span: tuple[int, int], until_s: float) -> list[dict[str, Any]]:
+def _run_span(span: tuple[int, int], until_s: float, kind: Sequence[str]) -> list[dict[str, Any]]:
     first, count = span
     rows: list[dict[str, Any]] = []
     while len(rows) < count and time.monotonic() < until_s:
         process = subprocess.run(
             [
                 *(sys.executable, "-m", "scripts.fuzz_models"),
-                *("--child", str(first + len(rows)), str(count - len(rows))),
+                *("--child", str(first + len(rows)), str(count - len(rows)), *kind),
             ],
             capture_output=True,
             text=True,
@@ -236,13 +254,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=1, help="child processes at a time (1)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after these")
+    parser.add_argument("--whole", action="store_true", help="whole files, in all commands")
     parser.add_argument("--only", type=int, help="try this seed alone, here")
     parser.add_argument("--keep", type=Path, help="folder for the models of faulty seeds")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
-        child(*options.child)
+        child(*options.child, whole=options.whole)
         return 0
     if options.only is not None:
         options.seed, options.count, options.jobs = options.only, 1, 1
@@ -253,11 +272,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.jobs,
         lambda line: print(line, file=sys.stderr),
         options.seconds,
+        whole=options.whole,
     )
     if options.keep is not None:
         options.keep.mkdir(exist_ok=True)
         for fault in tally.faults:
-            (options.keep / f"{fault.seed}.onnx").write_bytes(mutant(fault.seed))
+            data = damaged(fault.seed) if options.whole else mutant(fault.seed)
+            (options.keep / f"{fault.seed}.onnx").write_bytes(data)
     _print(tally, time.monotonic() - begin, as_json=options.json)
     return 1 if tally.faults else 0
 

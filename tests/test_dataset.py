@@ -168,7 +168,7 @@ def _npy(array):
         (_npy(np.asfortranarray(np.zeros((1, 3, 2, 2), np.float32))), "column by column"),
         (_npy(np.zeros((0, 3, 2, 2), np.float32)), "holds no whole sample"),
         (_npy(np.zeros((4, 3, 2, 2), np.float32))[:-1], "damaged.*191 bytes.*needs 192"),
-        (_npy(np.array([{}], dtype=object)), "object of shape"),
+        (_npy(np.array([{}], dtype=object)), "it holds object, which is no plain type: pickles"),
         (b"", "damaged"),
         (b"\x93NUMPY\x01\x00\xff\xff", "damaged"),
     ],

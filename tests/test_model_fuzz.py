@@ -12,14 +12,17 @@ import pytest
 from onnx import helper, numpy_helper
 
 from device.errors import TandemError
-from scripts.fuzz_models import Tally, run
+from scripts.fuzz_commands import COMMANDS, CommandLine, run_command
+from scripts.fuzz_models import Tally, outcome_of, run
 from scripts.mutants.mutant import mutant
+from scripts.mutants.whole import whole
 from toolkit.build import plan
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.errors import ImportModelError
 from toolkit.graph import native
-from toolkit.graph.memory_limit import check_host_memory, limited_memory, set_max_memory
+from toolkit.graph.max_memory import limited_memory, set_max_memory
+from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.importers.onnx import ModelBytes, import_model
 
@@ -68,6 +71,48 @@ def no_faults(tally: Tally, count: int) -> None:
 
 def test_damaged_models_are_built_or_refused_by_name() -> None:
     no_faults(run(500_000, 80), 80)
+
+
+# Seeds of whole files that ended in a traceback, and in what.
+FOUND_WHOLE = {
+    2: "compare: a file that does not parse",
+    13: "infer --all: a tensor that nothing makes",
+    34: "inspect: a file that does not parse",
+    36: "model guess: a file that does not parse",
+    172: "infer: a tensor that nothing makes",
+    1313: "infer: a refusal that does not name the file",
+    40272: "compare: a branch in a segment that is emulated",
+    61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
+    60280: "inspect: a function that gives what nothing makes",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND_WHOLE, ids=str)
+def test_a_whole_file_that_was_a_fault_is_none(seed: int, tmp_path) -> None:
+    assert isinstance(outcome_of(seed, tmp_path, whole=True), str)
+
+
+def test_damaged_whole_files_end_every_command_in_an_answer_or_a_sentence() -> None:
+    no_faults(run(700_000, 40, whole=True), 40)
+
+
+@pytest.mark.slow
+def test_thousands_of_damaged_whole_files() -> None:
+    no_faults(run(800_000, 3000, jobs=2, whole=True), 3000)
+
+
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.words)
+def test_commands_take_the_models_that_are_damaged_otherwise(line: CommandLine, tmp_path) -> None:
+    """A command that refused its model as it is would say nothing of a damaged one."""
+    refuses = {"ranges {model}", "surgeon reduce {model} --check true -o {out}/part.onnx"}
+    needs = {"model guess": "detector", "ranges": "quantized"}
+    name = needs.get(line.title, "branches")
+    data = whole(name)
+    if line.words in refuses:
+        with pytest.raises(TandemError, match=r"mutant\.onnx"):
+            run_command(line, data, data, tmp_path)
+        return
+    run_command(line, data, data, tmp_path)
 
 
 def test_no_child_is_started_when_the_time_is_over() -> None:

@@ -16,7 +16,7 @@ from device.engine.preprocessing import Preprocessing
 from device.engine.purposes import entries_read
 from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import ENGINE, LABELS, PIPELINE, write_bundle
-from toolkit.graph.memory_limit import max_memory_bytes
+from toolkit.graph.max_memory import max_memory_bytes
 
 MODELS = configs.ROOT / "models"
 

@@ -15,7 +15,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engi
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.graph.memory_limit import limited_memory
+from toolkit.graph.max_memory import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
 from toolkit.importers.source import ModelPath, silent

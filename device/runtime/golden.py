@@ -7,9 +7,9 @@
 """
 
 import argparse
+import math
 import sys
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device.errors import BundleError, TandemError
+from device.array_files import MAX_HEADER_BYTES, read_npz
+from device.errors import ArrayFileError, BundleError, TandemError
 from device.runtime.session import Session, open_session
 
 Array = NDArray[Any]
+
+MAX_GOLDEN_SAMPLES = 64  # of one model
+MAX_GOLDEN_BYTES = 1 << 30  # of its arrays, unpacked
 
 
 class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +76,8 @@ def record_golden(session: Session, samples: Sequence[Mapping[str, Array]], path
 
 def run_golden(session: Session, path: Path) -> GoldenRun:
     """Run the golden inputs of a file. Raises BundleError."""
-    inputs, expected = _read(path, len(session.inputs), len(session.outputs))
+    limit_bytes = _limit_bytes(session)
+    inputs, expected = _read(path, len(session.inputs), len(session.outputs), limit_bytes)
     names = [info.name for info in session.inputs]
     outputs_of = [info.name for info in session.outputs]
     actual: list[dict[str, Array]] = []
@@ -128,17 +133,33 @@ def agreement(actual: Sequence[Array], expected: Sequence[Array], tolerance: flo
         return float(np.mean(same | (np.abs(value - known) <= limit)))
 
 
-def _read(path: Path, inputs: int, outputs: int) -> tuple[list[list[Array]], list[list[Array]]]:
+def _limit_bytes(session: Session) -> int:
+    """Return what the arrays of a file take at most, by the engine's inputs and outputs."""
+    largest = {dim.name: dim.max for dim in session.dims}
+    per_sample = 0
+    for tensor in (*session.inputs, *session.outputs):
+        sizes = [dim if isinstance(dim, int) else largest.get(dim or "") for dim in tensor.shape]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            return MAX_GOLDEN_BYTES
+        per_sample += math.prod(known) * np.dtype(tensor.dtype).itemsize + MAX_HEADER_BYTES
+    return min(MAX_GOLDEN_BYTES, MAX_GOLDEN_SAMPLES * per_sample)
+
+
+def _read(
+    path: Path, inputs: int, outputs: int, limit_bytes: int
+) -> tuple[list[list[Array]], list[list[Array]]]:
     """Return the inputs and outputs of each sample."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            count = len(file.files) // (inputs + outputs)
-            kinds = (("in", inputs), ("out", outputs))
-            first, second = (
-                [[file[f"{kind}_{n}_{i}"] for i in range(each)] for n in range(count)]
-                for kind, each in kinds
-            )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        with path.open("rb") as file:
+            arrays = read_npz(file, limit_bytes)
+        count = len(arrays) // (inputs + outputs)
+        kinds = (("in", inputs), ("out", outputs))
+        first, second = (
+            [[arrays[f"{kind}_{n}_{i}"] for i in range(each)] for n in range(count)]
+            for kind, each in kinds
+        )
+    except (OSError, ArrayFileError, KeyError) as error:
         raise BundleError(f"{path} has no golden inputs that fit the engine: {error}") from error
     if not first:
         raise BundleError(f"{path} has no golden inputs for an engine of {inputs} inputs")

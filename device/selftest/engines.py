@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from device.array_files import read_npz
 from device.engine.file import Engine
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_manifest import TensorRT
+from device.errors import ArrayFileError
 from device.runtime.session import Session
 from device.selftest.kit import KitError, unpack
 from device.selftest.report import TIMINGS, SegmentRow
@@ -25,6 +27,7 @@ Array = npt.NDArray[Any]
 PLANS = "plans"
 INPUT, OUTPUT = "in:", "out:"
 _SEED = 17
+_MAX_GOLDEN_BYTES = 1 << 29  # of a reference engine
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +48,12 @@ def unpack_engine(kit_folder: Path, folder: Path, name: str) -> Path:
 def golden(kit_folder: Path, folder: Path, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the inputs and the known outputs of a reference engine."""
     unpack(kit_folder, (f"golden/{name}.npz",), folder)
-    with np.load(folder / "golden" / f"{name}.npz", allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
+    path = folder / "golden" / f"{name}.npz"
+    try:
+        with path.open("rb") as file:
+            arrays = read_npz(file, _MAX_GOLDEN_BYTES)
+    except ArrayFileError as error:
+        raise KitError(f"golden/{name}.npz of the kit cannot be read: {error}") from error
     return (
         {key.removeprefix(INPUT): a for key, a in arrays.items() if key.startswith(INPUT)},
         {key.removeprefix(OUTPUT): a for key, a in arrays.items() if key.startswith(OUTPUT)},

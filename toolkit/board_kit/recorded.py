@@ -1,14 +1,14 @@
 """The outputs of a DLA in a report, for `tandem compare --recorded`."""
 
 import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from device.array_files import read_npz
+from device.errors import ArrayFileError
 from device.selftest.engines import INPUT
 from device.selftest.report import RECORDED, read_report
 from toolkit.errors import BuildError
@@ -34,19 +34,10 @@ def recorded_in(path: Path, engine_sha256: str) -> Arrays:
             "from kit.zip of the kit."
         )
     try:
-        arrays = _arrays(data)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        arrays = read_npz(io.BytesIO(data), _MAX_BYTES)
+    except ArrayFileError as error:
         raise BuildError(f"{path}: outputs of {row.item} are damaged ({error}).") from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             raise BuildError(f"{path}: {name!r} of {row.item} holds what is no number.")
     return {name.removeprefix(INPUT): array for name, array in arrays.items()}
-
-
-def _arrays(data: bytes) -> Arrays:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        total = sum(entry.file_size for entry in archive.infolist())
-    if total > _MAX_BYTES:
-        raise ValueError(f"{total} bytes of arrays, at most {_MAX_BYTES} are read")
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}

@@ -51,9 +51,10 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     imported = import_model(
         request.model, shapes=request.shapes, plugins=request.plugins, report=report
     )
-    graph = _graph_of(imported, request.profile)
-    options = with_model(request.options, imported)
-    ranges = measure_ranges(graph, request.data, imported.sha256, options, report)
+    with about(imported.name):
+        graph = _graph_of(imported, request.profile)
+        options = with_model(request.options, imported)
+        ranges = measure_ranges(graph, request.data, imported.sha256, options, report)
     if not request.accept_loss:
         check(ranges.judgement, imported.name)
     return ranges, imported.name
@@ -66,10 +67,9 @@ def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
             f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
             "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
         )
-    with about(imported.name):
-        graph, _ = run_passes(imported.model)
-        check_nodes(graph)
-        check_host_memory(graph.graph)
+    graph, _ = run_passes(imported.model)
+    check_nodes(graph)
+    check_host_memory(graph.graph)
     if profile is None:
         return graph
     target = choose_target(profile)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device.engine.manifest import TensorInfo
 from device.errors import BundleError
-from device.runtime.golden import record_golden
+from device.runtime.golden import MAX_GOLDEN_SAMPLES, record_golden
 from device.runtime.session import Session, open_session
 from device.update.bundle import GoldenLimit
 from pipelines.golden import Compared, compare_outputs
@@ -31,7 +31,6 @@ SQNR_MARGIN_DB = 6.0  # twice its difference
 # A board must reach so much whatever was measured, and is asked for no more.
 AGREEMENT_BOUNDS = (0.5, 0.95)
 SQNR_BOUNDS_DB = (6.0, 40.0)
-MAX_SAMPLES = 64
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp")
 
 Array = NDArray[Any]
@@ -48,10 +47,10 @@ def golden_of(
     """
     with open_session(engine) as session:
         images = _random(model, golden) if isinstance(golden, int) else _pictures(golden)
-        if not 0 < len(images) <= MAX_SAMPLES:
+        if not 0 < len(images) <= MAX_GOLDEN_SAMPLES:
             raise BundleError(
                 f"{len(images)} golden inputs are asked for with `tandem bundle --golden`: a "
-                f"bundle takes 1 to {MAX_SAMPLES}"
+                f"bundle takes 1 to {MAX_GOLDEN_SAMPLES}"
             )
         samples = [_feeds(session, model, image) for image in images]
         limit = _measured_limit(session, model, images, samples)
@@ -104,13 +103,15 @@ def _random(model: PipelineModel, count: int) -> list[Array]:
     """Return pictures of noise, the same for the same numbers."""
     rng = np.random.default_rng(0)
     shape = (model.feeding.height, model.feeding.width, 3)
-    return [rng.integers(0, 256, shape, np.uint8) for _ in range(min(count, MAX_SAMPLES + 1))]
+    return [
+        rng.integers(0, 256, shape, np.uint8) for _ in range(min(count, MAX_GOLDEN_SAMPLES + 1))
+    ]
 
 
 def _pictures(folder: Path) -> list[Array]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
     images: list[Array] = []
-    for path in paths[: MAX_SAMPLES + 1]:
+    for path in paths[: MAX_GOLDEN_SAMPLES + 1]:
         try:
             images.append(read_picture(path))
         except (PictureError, OSError) as error:

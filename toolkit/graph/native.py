@@ -11,6 +11,7 @@ import json
 import math
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -24,10 +25,13 @@ import onnx.version_converter
 
 from device.start.command import module_command
 from toolkit.errors import ImportModelError
-from toolkit.graph.memory_limit import max_memory_bytes, size_text
+from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_CHILD_BYTES = 2 << 30  # graphs go there without their large weights
-MAX_SECONDS = 300.0  # for one call; the largest models take a few
+# For one call; the largest models take a few. The child counts what its processor did, so that a
+# busy machine refuses no model; this process counts the wall clock, for a child that stands still.
+MAX_CPU_SECONDS = 60
+MAX_SECONDS = 600.0
 MAX_START_SECONDS = 60.0
 PIECE_BYTES = 1 << 20
 READY = b"+"  # what the child says once it has started
@@ -38,17 +42,24 @@ ERRORS: Mapping[str, type[Exception]] = {
     "ConvertError": onnx.version_converter.ConvertError,
     "ValidationError": onnx.checker.ValidationError,
     "ValueError": ValueError,
+    "DecodeError": ValueError,  # C++ does not parse what Python has written
 }
 TOO_LONG = "TooLongError"  # the child: a node makes more integers than inference can carry
 STEPS: Mapping[str, str] = {
     "infer": "ONNX's shape inference",
     "convert": "ONNX's version converter",
     "check": "ONNX's check of each node",
+    "valid": "ONNX's checker",
+    "evaluate": "ONNX's reference evaluator",
 }
 
 
 class MemoryLimitError(ImportModelError):
     """ONNX needs more memory for a model than it may take."""
+
+
+class TooSlowError(ImportModelError):
+    """ONNX takes longer for a model than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,23 @@ def _largest(proto: onnx.ModelProto) -> str:
 def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Run `onnx.version_converter.convert_version`. Raises as `infer_shapes`."""
     return onnx.ModelProto.FromString(_call("convert", {"opset": opset}, proto))
+
+
+def check_model(proto: onnx.ModelProto) -> None:
+    """Run `onnx.checker.check_model` without its full check. Raises as `infer_shapes`."""
+    _call("valid", {}, proto)
+
+
+def evaluate(
+    proto: onnx.ModelProto, *, cpu_seconds: float, max_bytes: int
+) -> Mapping[str, onnx.TensorProto]:
+    """Run a graph of constants in ONNX's reference evaluator; return its results by name.
+
+    Raises as `infer_shapes`, and RuntimeError: the evaluator fails, or gives more than `max_bytes`.
+    """
+    limit = min(cpu_seconds, MAX_CPU_SECONDS)
+    answer = _call("evaluate", {"max_bytes": max_bytes}, proto, limit)
+    return {tensor.name: tensor for tensor in onnx.GraphProto.FromString(answer).initializer}
 
 
 def bad_nodes(proto: onnx.ModelProto) -> tuple[BadNode, ...]:
@@ -147,8 +175,13 @@ _LOCK = threading.Lock()
 _children: list[_Child] = []
 
 
-def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> bytes:
-    request = json.dumps({"step": step, **options}).encode()
+def _call(
+    step: str,
+    options: Mapping[str, object],
+    proto: onnx.ModelProto,
+    cpu_seconds: float = MAX_CPU_SECONDS,
+) -> bytes:
+    request = json.dumps({"step": step, "cpu_seconds": cpu_seconds, **options}).encode()
     data = proto.SerializeToString()
     with _LOCK:
         child = _child()
@@ -157,16 +190,15 @@ def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> b
         except (EOFError, BrokenPipeError, ConnectionError) as err:
             code = child.process.wait()
             _drop(child)
+            if code == -signal.SIGPROF:
+                raise _too_slow(step, cpu_seconds) from err
             raise ImportModelError(
                 f"{STEPS[step]} ended with status {code} on the model; "
                 "it is damaged: export it again"
             ) from err
         except TimeoutError as err:
             _drop(child)
-            raise ImportModelError(
-                f"{STEPS[step]} took longer than {MAX_SECONDS:.0f} s on the model; "
-                "it is damaged or too large: export it again, or in parts"
-            ) from err
+            raise _too_slow(step, MAX_SECONDS) from err
         except BaseException:  # interrupted: the rest of the answer would answer the next call
             _drop(child)
             raise
@@ -181,6 +213,13 @@ def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> b
     if status != "ok":
         raise ERRORS.get(status, RuntimeError)(answer.decode(errors="replace"))
     return answer
+
+
+def _too_slow(step: str, seconds: float) -> TooSlowError:
+    return TooSlowError(
+        f"{STEPS[step]} took longer than {seconds:.0f} s on the model; "
+        "it is damaged or too large: export it again, or in parts"
+    )
 
 
 def _more(limit_bytes: int) -> str:

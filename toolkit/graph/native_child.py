@@ -3,22 +3,27 @@
     request   8 bytes length, 8 bytes length; JSON with the step and its options; a ModelProto
     answer    8 bytes length, 8 bytes length; "ok" or the name of an error; the result or message
 
-Lengths are little endian. The first argument is the memory that the process may take, in bytes.
+Lengths are little endian. The first argument is the memory that the process may take, in bytes. A
+request says how long it may occupy the processor, `cpu_seconds`: SIGPROF then ends the process, in
+the middle of C++ code, too.
 """
 
 import json
 import math
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx.version_converter
 from onnx import TensorProto, TypeProto, defs, helper
+
+from toolkit.graph.max_memory import address_space_bytes
 
 # Elements of integer tensors whose values inference carries along: shapes, axes and indices have a
 # few. A chain of 33 Concats of a tensor with itself would carry 2^33.
@@ -72,6 +77,12 @@ def convert(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
     """Convert to another opset."""
     converted = onnx.version_converter.convert_version(proto, int(options["opset"]))
     return bytes(converted.SerializeToString())
+
+
+def valid(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Run the checker; it raises what is wrong."""
+    onnx.checker.check_model(proto, full_check=False)
+    return b""
 
 
 def check(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
@@ -316,18 +327,31 @@ def _text(kind: TypeProto) -> str:
     return f"{names.get(tensor.elem_type, str(tensor.elem_type)).lower()}{shape}"
 
 
-STEPS = {"infer": infer, "convert": convert, "check": check}
+def evaluate(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
+    """Evaluate constants; few models need it, and its modules take long to import."""
+    from toolkit.graph.native_evaluate import evaluate as on_constants
+
+    return on_constants(proto, options)
 
 
-def answer_to(request: bytes, data: bytes) -> tuple[str, bytes]:
+STEPS = {
+    "infer": infer,
+    "convert": convert,
+    "check": check,
+    "valid": valid,
+    "evaluate": evaluate,
+}
+
+
+def answer_to(options: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
     """Run a step; second, its result, or the message of what it raised."""
-    options = json.loads(request)
     try:
         return "ok", STEPS[options["step"]](onnx.ModelProto.FromString(data), options)
     except MemoryError:
         return "MemoryError", b""
     except Exception as err:  # noqa: BLE001  (all of it goes to the parent by name)
-        name = "MemoryError" if "bad_alloc" in str(err) else type(err).__name__
+        kind = ValueError if isinstance(err, UnicodeDecodeError) else type(err)  # a name in C++
+        name = "MemoryError" if "bad_alloc" in str(err) else kind.__name__
         return name, str(err).encode(errors="replace")
 
 
@@ -336,17 +360,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while head := requests.read(16):
         sizes = [int.from_bytes(head[at : at + 8], "little") for at in (0, 8)]
         request, data = (requests.read(size) for size in sizes)
-        status, answer = answer_to(request, data)
+        options = json.loads(request)
+        signal.setitimer(signal.ITIMER_PROF, options["cpu_seconds"])
+        status, answer = answer_to(options, data)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         parts = (status.encode(), answer)
         answers.write(b"".join(len(part).to_bytes(8, "little") for part in parts))
         answers.write(b"".join(parts))
         answers.flush()
-
-
-def address_space_bytes() -> int:
-    """Return what RLIMIT_AS counts of this process."""
-    pages = Path("/proc/self/statm").read_text().split()[0]
-    return int(pages) * resource.getpagesize()
 
 
 def main() -> None:

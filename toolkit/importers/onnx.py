@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import load_external_data_for_tensor
 from onnx_ir.passes import common as ir_passes
 
 from device.engine.manifest import DimRange
@@ -25,14 +26,17 @@ from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
+from toolkit.importers.limits import check_external_sizes, check_node_count, read_model_bytes
 from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.importers.refusals import (
     KNOWN_DOMAINS,
     check_tensors,
     check_valid,
+    refuse_broken_names,
     refuse_bytes,
     refuse_unsupported,
+    tensors_of,
 )
 from toolkit.importers.repair import clear_false_sizes, sort_nodes
 from toolkit.importers.source import ModelPath, Report, model_sha256, silent
@@ -136,7 +140,7 @@ def open_model(
     path = source_path(source)
     data, sha256, export_notes = _read(source, report)
     plugged = [plugin.title for plugin in plugins]
-    parsed = _parse(data, path)
+    parsed, _ = _parse(data, path)
     origin = model_origin(parsed)
     proto, notes = at_known_opset(
         parsed, path, lambda proto: _written(_inlined(proto, path, plugged), path)
@@ -220,22 +224,21 @@ def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFi
 
     The weights of other files are loaded too; the functions of `plugins` are added.
 
-    Raises ImportModelError: the file is missing, damaged or no ONNX model.
+    Raises ImportModelError: the file is missing, damaged or no valid ONNX model. Operators that
+    ONNX does not have are taken.
     """
     path = Path(path)
     data, sha256, _ = _read(path, silent)
-    external = sorted(
-        {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
-         for entry in tensor.external_data if entry.key == "location"}
-    )  # fmt: skip
-    proto = _parse(data, path)
+    proto, external = _parse(data, path)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    check_valid(proto, path, foreign=True)
     try:
         model = ir.from_proto(proto)
+        model.clone()  # fails on functions that read what nothing makes: the checker does not
     except _IR_REFUSALS as err:
         raise _not_imported(path, err) from err
     _name_nodes(model.graph)
-    return ModelFile(path, sha256, len(data), model, tuple(external))
+    return ModelFile(path, sha256, len(data), model, external)
 
 
 def onnx_bytes(source: ModelSource, report: Report = silent) -> bytes:
@@ -254,17 +257,12 @@ def _read(source: ModelSource, report: Report) -> tuple[bytes, str, tuple[str, .
     exported = export_to_onnx(file, report)
     if exported is not None:
         return exported.data, model_sha256(file.path), exported.notes
-    try:
-        data = file.path.read_bytes()
-    except (OSError, ValueError) as err:  # ValueError: a NUL in the path
-        why = getattr(err, "strerror", None) or err
-        raise ImportModelError(
-            f"Cannot read the model {file.path}: {why}; check the path."
-        ) from err
+    data = read_model_bytes(file.path)
     return data, hashlib.sha256(data).hexdigest(), ()
 
 
-def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Return a model with all its weights, and the files beside it that hold some of them."""
     try:
         proto = onnx.load_model_from_string(data)
     except (DecodeError, ValueError) as err:
@@ -277,17 +275,34 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"{path} parses but holds no graph with nodes and an opset; "
             "it is damaged or is not an ONNX model."
         )
+    refuse_broken_names(proto, path)
+    check_node_count(proto, path)
+    external = _load_external(proto, path)
+    check_tensors(proto, path)
+    sort_nodes(proto.graph)
+    clear_false_sizes(proto.graph)
+    return proto, external
+
+
+def _load_external(proto: onnx.ModelProto, path: Path) -> tuple[str, ...]:
+    """Read the weights that are in files beside the model; return the names of those files."""
+    tensors = [t for t in tensors_of(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    locations = {
+        entry.value for tensor in tensors for entry in tensor.external_data
+        if entry.key == "location"
+    }  # fmt: skip
+    check_external_sizes(tensors, path)
     try:
-        onnx.load_external_data_for_model(proto, str(path.parent))
+        for tensor in tensors:
+            load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
     except (OSError, ValueError, onnx.checker.ValidationError) as err:
         raise ImportModelError(
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
-    check_tensors(proto.graph, path)
-    sort_nodes(proto.graph)
-    clear_false_sizes(proto.graph)
-    return proto
+    return tuple(sorted(locations))
 
 
 def _weight_bytes(proto: onnx.ModelProto) -> int:

@@ -3,77 +3,122 @@
 Each refusal names the file, the node or tensor, and what to do.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from toolkit.errors import ImportModelError, first_line, printable
+from toolkit.graph import native
 from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.importers.limits import KNOWN_DTYPES, all_nodes, tensor_bytes
 from toolkit.importers.weights import without_weights
 
-_NO_BITS = {ir.DataType.UNDEFINED, ir.DataType.STRING}
-_KNOWN_DTYPES = frozenset(dtype.value for dtype in ir.DataType if dtype not in _NO_BITS)
+_FOREIGN = "foreign"  # the domain of operators that ONNX does not have, for its checker
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
-def check_tensors(graph: onnx.GraphProto, path: Path) -> None:
-    """Refuse constants whose bytes are not as many as their type and sizes say."""
-    tensors = list(graph.initializer)
-    for node in graph.node:
+def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the constants of a model: initializers, and those in attributes of nodes."""
+    yield from _tensors_of(proto.graph)
+    for function in proto.functions:
+        yield from _tensors_of(function)
+
+
+def _tensors_of(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    if isinstance(body, onnx.GraphProto):
+        yield from body.initializer
+    for node in body.node:
         for attribute in node.attribute:
-            tensors += [attribute.t, *attribute.tensors]
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
             for inner in (attribute.g, *attribute.graphs):
-                check_tensors(inner, path)
-    for tensor in tensors:
-        if tensor.data_type in _KNOWN_DTYPES and not _has_its_data(tensor):
+                yield from _tensors_of(inner)
+
+
+def refuse_broken_names(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse names of nodes, operators and tensors that are not UTF-8: protobuf gives bytes."""
+    functions = ((f.name, f.domain, f.overload) for f in proto.functions)
+    nodes = (
+        (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for nodes in (proto.graph.node, *(f.node for f in proto.functions))
+        for node in all_nodes(nodes)
+    )
+    constants = ((tensor.name,) for tensor in tensors_of(proto))
+    name: object  # protobuf's types say str
+    for name in itertools.chain.from_iterable(itertools.chain(functions, nodes, constants)):
+        if not isinstance(name, str):
             raise ImportModelError(
-                f"{path.name}: the constant {tensor.name!r} has not as many elements as its type "
-                f"and its sizes {list(tensor.dims)} say; export the model again."
+                f"{path.name} has the name {name!r}, which is not UTF-8 text; "
+                "export the model again."
+            )
+
+
+def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse constants whose bytes are not as many as their type and sizes say."""
+    for tensor in tensors_of(proto):
+        if tensor.data_type in KNOWN_DTYPES and not _has_its_data(tensor):
+            raise ImportModelError(
+                f"{path.name}: the constant {printable(tensor.name)!r} has not as many elements as "
+                f"its type and its sizes {list(tensor.dims)} say; export the model again."
             )
 
 
 def _has_its_data(tensor: onnx.TensorProto) -> bool:
     """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
     if tensor.HasField("raw_data"):
-        bits = ir.DataType(tensor.data_type).bitwidth
-        return len(tensor.raw_data) == math.ceil(math.prod(tensor.dims) * bits / 8)
+        return len(tensor.raw_data) == tensor_bytes(tensor)
     try:
         return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
     except (AssertionError, TypeError, ValueError):  # onnx-ir asserts the field of the type
         return False
 
 
-def check_valid(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse what is not valid, but not a missing shape: that is inferred, or asked for by name."""
-    values = [value.type for value in (*proto.graph.input, *proto.graph.output)]
-    tensors = [kind.tensor_type for kind in values if kind.HasField("tensor_type")]
-    shapeless = [tensor for tensor in tensors if not tensor.HasField("shape")]
-    for tensor in shapeless:
-        tensor.shape.SetInParent()
+def check_valid(proto: onnx.ModelProto, path: Path, *, foreign: bool = False) -> None:
+    """Refuse what is not valid, but not a missing shape: that is inferred, or asked for by name.
+
+    `foreign`: operators that ONNX does not have are taken.
+    """
     try:
-        onnx.checker.check_model(without_weights(proto), full_check=False)
+        light = without_weights(proto)
+        for value in (*light.graph.input, *light.graph.output):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                value.type.tensor_type.shape.SetInParent()
+        if foreign:
+            _set_apart(light)
+        native.check_model(light)
     except (onnx.checker.ValidationError, ValueError) as err:  # ValueError: not to be written
         raise ImportModelError(
             f"{path.name} is not valid ONNX: {first_line(err).rstrip('.')}; {_remedy(proto)}."
         ) from err
-    finally:
-        for tensor in shapeless:
-            tensor.ClearField("shape")
+
+
+def _set_apart(proto: onnx.ModelProto) -> None:
+    """Give operators that ONNX does not have a domain of their own, which the checker passes."""
+    apart = [node for node in all_nodes(proto.graph.node) if _is_foreign(node)]
+    for node in apart:
+        node.domain = _FOREIGN
+    if apart:
+        proto.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
+
+
+def _is_foreign(node: onnx.NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type)
 
 
 def _remedy(proto: onnx.ModelProto) -> str:
     """What to do about a model that the checker refuses."""
-    names = (node.op_type for node in proto.graph.node if node.domain in ("", "ai.onnx"))
-    known = (name for name in names if isinstance(name, str))  # bytes where it is no UTF-8
-    foreign = next((name for name in known if not onnx.defs.has(name)), None)
+    foreign = next(filter(_is_foreign, proto.graph.node), None)
     if foreign is None:
         return "export it again"
     return (
-        f"ONNX has no operator {printable(foreign)}: export the model with operators that it has, "
-        "or give this one a domain of its own and add it with `tandem build --plugin`"
+        f"ONNX has no operator {printable(foreign.op_type)}: export the model with operators that "
+        "it has, or give this one a domain of its own and add it with `tandem build --plugin`"
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from toolkit.errors import ImportModelError
 
+_BLOCK_BYTES = 1 << 20
+
 Report = Callable[[str, float], None]
 """Called with the name of a step and the share of it that is done, 0 to 1."""
 
@@ -41,17 +43,27 @@ def model_sha256(path: Path) -> str:
     Raises ImportModelError: it cannot be read.
     """
     try:
+        if path.is_file():
+            return _file_sha256(path)
         if not path.is_dir():
-            return hashlib.sha256(path.read_bytes()).hexdigest()
+            path.stat()  # says what is wrong
+            raise ImportModelError(f"Cannot read the model {path}: it is no file; check the path.")
         digest = hashlib.sha256()
         for part in sorted(part for part in path.rglob("*") if part.is_file()):
-            content = hashlib.sha256(part.read_bytes()).hexdigest()
-            digest.update(f"{content} {part.relative_to(path).as_posix()}\n".encode())
+            digest.update(f"{_file_sha256(part)} {part.relative_to(path).as_posix()}\n".encode())
         return digest.hexdigest()
     except OSError as err:
         raise ImportModelError(
             f"Cannot read the model {path}: {err.strerror}; check the path."
         ) from err
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def keep_log(name: str, text: str) -> Path:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common._c_api_utils import call_onnx_api  # leaves large weights out
 
 from device.files import sync_folder
 from toolkit.errors import SurgeonError, first_line
+from toolkit.graph import native
 
 LARGEST_BYTES = 2_000_000_000
 """A protobuf file holds up to 2 GiB; a model with more weights keeps them beside it."""
@@ -38,8 +40,8 @@ def write_model(model: ir.Model, path: Path, *, external: bool = False) -> tuple
         # A folder, because the model names the file of its weights: both have their last names.
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             whole = Path(folder) / path.name
+            call_onnx_api(native.check_model, model)
             ir.save(model, whole, format="protobuf", external_data=data)
-            onnx.checker.check_model(str(whole), full_check=False)
             if data is not None:
                 _put(whole.with_name(data), path.with_name(data))
             _put(whole, path)
@@ -83,7 +85,7 @@ def _remove_others(path: Path, keep: str | None) -> None:
 def why_invalid(model: ir.Model) -> str | None:
     """Return what the checker of ONNX finds wrong with a model, None if nothing."""
     try:
-        onnx.checker.check_model(ir.to_proto(model), full_check=False)
+        call_onnx_api(native.check_model, model)
     except (onnx.checker.ValidationError, ValueError) as error:
         return first_line(error)
     return None

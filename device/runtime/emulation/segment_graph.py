@@ -89,6 +89,7 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentG
 def graph_of(model: "ModelProto", entry: Callable[[str], Array]) -> SegmentGraph:
     """Return the graph of an ONNX model; `entry` gives the weights that lie outside it."""
     import onnx
+    from google.protobuf.message import Message
     from onnx import numpy_helper
 
     constants: dict[str, Array] = {}
@@ -107,7 +108,11 @@ def graph_of(model: "ModelProto", entry: Callable[[str], Array]) -> SegmentGraph
                 proto.name,
                 tuple(proto.input),
                 tuple(proto.output),
-                {key: _plain(value) for key, value in attributes.items()},
+                {
+                    key: _plain(value)
+                    for key, value in attributes.items()
+                    if not isinstance(value, Message)  # branches, and constants with a shape
+                },
             )
         )
     readers: dict[str, list[Node]] = {}

@@ -1,16 +1,15 @@
 """Measure an engine with the options of `tandem bench`. It needs what a board has, no onnx."""
 
-import zlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 
+from device.array_files import read_arrays
 from device.engine.file import open_engine
 from device.engine.manifest import Manifest
+from device.errors import ArrayFileError
 from toolkit.cli.options.timings import not_timed
 from toolkit.cli.pages.bench_page import bench_page
 from toolkit.errors import BenchError
@@ -19,6 +18,8 @@ from toolkit.evaluate.bench.report import BenchResult
 from toolkit.evaluate.bench.state import readings, versions
 from toolkit.html.page import write_page
 from toolkit.machine import this_machine
+
+MAX_INPUT_BYTES = 1 << 32  # of all inputs of one inference
 
 
 def bench_engine(
@@ -59,18 +60,13 @@ def _notes(measured: Measured, timing_cache: Path | None) -> tuple[str, ...]:
 def read_inputs(path: Path) -> Mapping[str, np.ndarray]:
     """Read arrays by name from a .npz file; raises BenchError."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, NpzFile):
-            raise BenchError(f"{path} holds one array without a name; write it with numpy.savez")
-        with archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        arrays = read_arrays(path, MAX_INPUT_BYTES)
+    except (OSError, ArrayFileError) as error:
         raise BenchError(
             f"{path} cannot be read as .npz ({error}); write one with numpy.savez"
         ) from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise BenchError(f"{path}: {name!r} is not an array; write the file with numpy.savez")
+    if not isinstance(arrays, dict):
+        raise BenchError(f"{path} holds one array without a name; write it with numpy.savez")
     return arrays
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from device.engine.manifest import NodePlacement, Precision
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
+from toolkit.errors import about
 from toolkit.graph.summary import ModelSummary, NodeLine, TensorLine, summarize
 from toolkit.importers.input_shapes import set_shapes
 from toolkit.importers.onnx import ModelFile, read_model_file
@@ -49,7 +50,8 @@ def inspect_model(request: InspectRequest) -> Inspected:
             )
         )
         plan = planned.shared.plans[0]
-    return Inspected(file, summarize(file.model), plan)
+    with about(request.path.name):
+        return Inspected(file, summarize(file.model), plan)
 
 
 def inspected_text(inspected: Inspected, *, nodes: bool) -> str:

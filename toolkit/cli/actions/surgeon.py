@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from toolkit.errors import SurgeonError
+from toolkit.errors import SurgeonError, about
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.subgraph import cut_model, with_shapes
 from toolkit.importers.input_shapes import set_shapes
@@ -56,14 +56,15 @@ def extract(
     """Write the part of a model between tensors. Raises TandemError."""
     file = _read(source, out, ())
     set_shapes(file.model, shapes, source)
-    part = cut_model(with_shapes(file.model), inputs or None, outputs or None)
-    for value in part.graph.inputs:
-        if value.dtype is None:
-            raise SurgeonError(
-                f"the type of {value.name!r} cannot be inferred, so that it cannot be an input; "
-                "name a tensor before it"
-            )
-    return Part(write_model(part, out, external=external or bool(file.external)), part)
+    with about(source.name):
+        part = cut_model(with_shapes(file.model), inputs or None, outputs or None)
+        for value in part.graph.inputs:
+            if value.dtype is None:
+                raise SurgeonError(
+                    f"the type of {value.name!r} cannot be inferred, so that it cannot be an "
+                    "input; name a tensor before it"
+                )
+        return Part(write_model(part, out, external=external or bool(file.external)), part)
 
 
 def reduce(
@@ -82,7 +83,8 @@ def reduce(
     def keep(model: ir.Model) -> None:
         written.append(write_model(model, out))
 
-    return reduce_model(file.model, check, keep, progress), written[-1] if written else ()
+    with about(source.name):
+        return reduce_model(file.model, check, keep, progress), written[-1] if written else ()
 
 
 def reduced_text(reduced: Reduced, files: Sequence[Path]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.options.inputs import input_options, input_request
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.plugin import plugin_option
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     "pass on.")  # fmt: skip
 @click.option("--dla", type=click.Choice(["portable", "exact", "fast"]), default="portable",
     show_default=True, help="Engine: the DLA's INT8 arithmetic in software, or not.")  # fmt: skip
+@memory_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outputs' figures as JSON.")
 def infer(

@@ -30,7 +30,7 @@ def _set_limit(ctx: click.Context, param: click.Parameter, value: str | None) ->
     match = re.fullmatch(r"([0-9]{1,7})(MiB|GiB)", value)
     if match is None or int(match[1]) == 0:
         raise click.BadParameter(f"{value!r} is not a size such as 8GiB or 500MiB")
-    from toolkit.graph.memory_limit import set_max_memory
+    from toolkit.graph.max_memory import set_max_memory
 
     set_max_memory(int(match[1]) * _UNITS[match[2]])
     ctx.call_on_close(lambda: set_max_memory(None))

@@ -1,7 +1,5 @@
 """A run recorded on a board, laid beside the emulation of the same inputs."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device.array_files import read_arrays
+from device.errors import ArrayFileError
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.causes import quantized
 from toolkit.evaluate.compare.measures import Worst
 from toolkit.evaluate.compare.traces import Arrays, Emulations, SegmentTrace, tensor_of
+from toolkit.graph.max_memory import max_memory_bytes
 
 Array = NDArray[Any]
 
@@ -54,14 +55,13 @@ class Recorded:
 def load_recorded(path: Path) -> Arrays:
     """Return the arrays of an .npz file. Raises BuildError naming what is wrong with it."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        arrays = read_arrays(path, max_memory_bytes())
+    except (OSError, ArrayFileError) as error:
         raise BuildError(
             f"{path} cannot be read as .npz of arrays ({error}); save the run with numpy.savez."
         ) from error
+    if not isinstance(arrays, dict):
+        raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise BuildError(

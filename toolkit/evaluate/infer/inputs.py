@@ -11,6 +11,7 @@ import numpy as np
 from toolkit.errors import InferError
 from toolkit.evaluate.infer.runner import Array, Arrays, Input
 from toolkit.evaluate.infer.saved import load_array, load_samples
+from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 # What `--random` draws without a range, by type: what the numbers of an input mean is not declared.
 RANDOM: Mapping[str, str] = {
@@ -54,7 +55,17 @@ def make_samples(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]
         return samples[: request.samples]
     if request.data is not None:
         return _of_data(request, request.data, inputs)
-    return [_random_sample(request, inputs, number) for number in range(request.samples or 1)]
+    count = request.samples or 1
+    sizes = [_bytes(tensor, request.shapes.get(tensor.name)) for tensor in inputs]
+    if count * sum(sizes) > max_memory_bytes():
+        largest = inputs[sizes.index(max(sizes))]
+        raise InferError(
+            f"{count} random samples of {size_text(sum(sizes))} each, of which {largest.text} is "
+            f"the largest part, are above the limit of {size_text(max_memory_bytes())}; give "
+            "smaller sizes with --shape, fewer --samples, or raise the limit with "
+            "`tandem infer --max-memory`"
+        )
+    return [_random_sample(request, inputs, number) for number in range(count)]
 
 
 def describe(request: InputRequest, count: int) -> str:
@@ -109,18 +120,27 @@ def _read(path: Path, tensor: Input, shape: tuple[int, ...] | None) -> Array:
     """Read one input: .npy, .npz, or else the bytes of its numbers, as trtexec --loadInputs."""
     if path.suffix.lower() in (".npy", ".npz"):
         return load_array(path, tensor.name)
+    dims, expected = _sizes(tensor, shape), _bytes(tensor, shape)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InferError(f"cannot read {path}: {error.strerror}; check the path") from error
-    dims = _sizes(tensor, shape)
-    expected = math.prod(dims) * np.dtype(tensor.dtype).itemsize
-    if len(data) != expected:
+        found = path.stat().st_size
+        if found == expected <= max_memory_bytes() and path.is_file():
+            return np.frombuffer(path.read_bytes(), tensor.dtype).reshape(dims)
+    except (OSError, ValueError) as error:  # ValueError: it has become shorter
+        why = getattr(error, "strerror", None) or error
+        raise InferError(f"cannot read {path}: {why}; check the path") from error
+    if found == expected:
         raise InferError(
-            f"{path} has {len(data)} bytes, but {tensor.text} at {'x'.join(map(str, dims))} takes "
-            f"{expected}; give another file, or the size with --shape"
+            f"{path} has {size_text(found)}, above the limit of {size_text(max_memory_bytes())}, "
+            "or is no file; raise the limit with `tandem infer --max-memory`"
         )
-    return np.frombuffer(data, tensor.dtype).reshape(dims)
+    raise InferError(
+        f"{path} has {found} bytes, but {tensor.text} at {'x'.join(map(str, dims))} takes "
+        f"{expected}; give another file, or the size with --shape"
+    )
+
+
+def _bytes(tensor: Input, shape: tuple[int, ...] | None) -> int:
+    return math.prod(_sizes(tensor, shape)) * np.dtype(tensor.dtype).itemsize
 
 
 def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list[Arrays]:

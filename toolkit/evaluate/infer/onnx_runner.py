@@ -1,15 +1,21 @@
 """Runs an ONNX model in onnxruntime on the CPU, whole or up to some of its tensors."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import onnx_ir as ir
 
 from device.runtime.executors.portable import exact_products
-from toolkit.errors import InferError, first_line
+from toolkit.errors import InferError, about, first_line
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.graph.max_memory import bounded_growth
+from toolkit.graph.memory_limit import check_host_memory
+from toolkit.graph.passes.shapes import infer_shapes
+from toolkit.graph.run_limit import limited_run
 from toolkit.graph.subgraph import cut_model, with_shapes
+from toolkit.importers.input_shapes import set_shapes
 
 _FLOAT16 = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _INT8 = frozenset(
@@ -47,24 +53,38 @@ class OnnxRunner:
 
     def run(self, feeds: Mapping[str, Array]) -> Arrays:
         """Return the outputs; raises InferError."""
-        if self._session is None:
-            self._session = _Session(self.model, self.outputs, self.title)
-        return self._session.run(fitted(feeds, self.inputs, self.title))
+        with about(self.title):
+            checked = fitted(feeds, self.inputs, self.title)
+            if self._session is None:
+                self._session = self._open(self.model, self.outputs, checked)
+            return self._session.run(checked)
 
     def tensors(self, feeds: Mapping[str, Array]) -> Arrays:
         """Return every tensor of the main graph. All are outputs, so onnxruntime fuses little."""
-        if self._all is None:
-            self._all = showable(self.model)
-        session = _Session(self.model, self._all, self.title)
-        return session.run(fitted(feeds, self.inputs, self.title))
+        with about(self.title):
+            if self._all is None:
+                self._all = showable(self.model)
+            checked = fitted(feeds, self.inputs, self.title)
+            return self._open(self.model, self._all, checked).run(checked)
 
     def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> Arrays:
         """Return tensors, from the part of the model that computes them; raises InferError."""
         part = cut_model(self.model, None, names)
         read = {str(value.name) for value in part.graph.inputs}
-        session = _Session(part, names, self.title)
         checked = fitted(feeds, self.inputs, self.title)
-        return session.run({name: array for name, array in checked.items() if name in read})
+        needed = {name: array for name, array in checked.items() if name in read}
+        return self._open(part, names, needed).run(needed)
+
+    def _open(
+        self, model: ir.Model, names: Sequence[str], feeds: Mapping[str, Array]
+    ) -> "_Session":
+        """Refuse tensors that do not fit into the limit of memory; return a session."""
+        sized = model.clone()
+        shapes = {name: array.shape for name, array in feeds.items() if 0 not in array.shape}
+        set_shapes(sized, shapes, Path(self.title))
+        infer_shapes(sized)
+        check_host_memory(sized.graph)
+        return _Session(model, names, self.title)
 
     def close(self) -> None:
         """Release the session."""
@@ -106,17 +126,21 @@ class _Session:
             options.add_session_config_entry(key, value)
         options.add_external_initializers(list(weights), self._weights)
         try:
-            self._session = ort.InferenceSession(
-                ir.to_proto(asked).SerializeToString(),
-                options,
-                providers=["CPUExecutionProvider"],
-            )
+            with bounded_growth():
+                self._session = ort.InferenceSession(
+                    ir.to_proto(asked).SerializeToString(),
+                    options,
+                    providers=["CPUExecutionProvider"],
+                )
         except Exception as err:  # onnxruntime has a type of its own for every status
             raise InferError(f"onnxruntime cannot load {title}: {first_line(err)}") from err
 
     def run(self, feeds: Mapping[str, Array]) -> Arrays:
         try:
-            results = self._session.run(self._names, dict(feeds))
+            with bounded_growth(), limited_run() as options:
+                results = self._session.run(self._names, dict(feeds), options)
+        except InferError:
+            raise
         except Exception as err:
             raise InferError(
                 f"onnxruntime cannot run {self._title} on these inputs: {first_line(err)}"

@@ -9,15 +9,17 @@ tensors; names of models may hold colons. numpy.load and numpy.savez read and wr
 
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from device.array_files import read_arrays
+from device.errors import ArrayFileError
 from device.files import replacing
 from toolkit.errors import InferError
 from toolkit.evaluate.infer.runner import Array, Arrays
+from toolkit.graph.max_memory import max_memory_bytes
 
 _NUMBERED = re.compile(r"(\d+):(.+)", re.DOTALL)
 
@@ -79,12 +81,8 @@ def load_array(path: Path, name: str) -> Array:
 
 def _load(path: Path) -> Array | Arrays:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            return np.asarray(loaded)
-        with loaded as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return read_arrays(path, max_memory_bytes())
+    except (OSError, ArrayFileError) as error:
         raise InferError(
             f"{path} cannot be read as arrays ({error}); write it with numpy.savez or numpy.save"
         ) from error

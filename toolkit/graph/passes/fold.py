@@ -2,32 +2,57 @@
 
 f(c1, .., cn) = c      when every operand is a constant: c becomes an initializer
 Identity(x) = x, Dropout(x) = x at inference
+
+What a node may cost is judged before it is evaluated: LINEAR_OPS, whose time is that of reading and
+writing, here within a number of elements; all others in the child of `toolkit.graph.native`, where
+a few small operands of an Einsum may take all of the seconds, but no more. A node that costs too
+much stays a node.
 """
 
 import math
+import time
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as ir_passes
 from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
 
-from toolkit.graph.memory_limit import max_memory_bytes, value_bytes
+from toolkit.errors import ImportModelError
+from toolkit.graph import native
+from toolkit.graph.cpu_budget import CpuBudget
+from toolkit.graph.max_memory import max_memory_bytes
+from toolkit.graph.memory_limit import value_bytes
 from toolkit.graph.passes.branches import own_branch_outputs
-from toolkit.graph.passes.shapes import propagate_shapes, settle_shapes
+from toolkit.graph.passes.shapes import INFERENCE_ERRORS, propagate_shapes, settle_shapes
 
 # What folding may write in all. Light models keep their weights as ConstantOfShape; the largest,
 # VGG-19, has 1.4e8 of them in float32.
 MAX_FOLDED_BYTES = 1 << 30
 MAX_FOLDED_ELEMENTS = 1 << 28  # of one node, for the folder of onnxscript
 KEPT_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# Operators whose output may be far larger than their inputs: a few bytes can ask for terabytes.
-GROWING_OPS = frozenset(
-    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
+# Operators that NumPy evaluates in a time of the elements that they read and write.
+LINEAR_OPS = frozenset(
+    {"Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos"}
+    | {"CumSum", "Div", "Equal", "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather"}
+    | {"Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log"}
+    | {"Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Pad", "Pow", "Range"}
+    | {"Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"}
+    | {"Reshape", "Round", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Slice", "Split", "Sqrt"}
+    | {"Squeeze", "Sub", "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor"}
 )
+MAX_LINEAR_ELEMENTS = 1 << 31  # read and written by LINEAR_OPS in all: a minute or two at most
+MAX_CHILD_SECONDS = 30.0  # of other operators in all
+MAX_SECONDS = 60.0  # of the processor, for folding in all; large models take a few
+# Operators whose output may be far larger than their inputs: a few bytes can ask for terabytes.
+GROWING_OPS = frozenset({"ConstantOfShape", "Expand", "EyeLike", "Pad", "Range", "Tile"})
 # Others of unknown size are evaluated on so few elements that even all pairs of them are few.
 MAX_ELEMENTS_OF_UNKNOWN = 1 << 13
+MAX_PARTS = 1 << 14  # of a SplitToSequence, whose folding makes a tensor of each
+MAX_RANK = 64
+MAX_GATHERED = 1 << 20  # sizes of a tensor's shape, which are integers of Python while they fold
 
 
 def remove_no_ops(model: ir.Model) -> str:
@@ -66,15 +91,18 @@ def fold_constants(model: ir.Model) -> str:
     """Evaluate nodes whose inputs are all constants; constants become initializers.
 
     Repeats until nothing more folds: folding makes more shapes known, and shapes rule out branches.
+    Raises ImportModelError: it takes longer than MAX_SECONDS, or makes millions of tensors of one.
     """
     before = remaining = _count(model)
-    budget = _FoldingBudget(min(MAX_FOLDED_BYTES, max_memory_bytes() // 4))
+    seconds = CpuBudget("folding its constants", MAX_SECONDS)
+    budget = _FoldingBudget(min(MAX_FOLDED_BYTES, max_memory_bytes() // 4), seconds)
     settled: list[str] = []
     while True:
         _fold_once(model, budget)
+        seconds.check()
         count = _count(model)
         if count == remaining:
-            changes = settle_shapes(model)
+            changes = settle_shapes(model, seconds)
             if not changes:
                 break
             settled += changes
@@ -85,6 +113,7 @@ def fold_constants(model: ir.Model) -> str:
 
 def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
     propagate_shapes(model)  # sizes are known before they are made
+    _refuse_parts(model)
     fold_constants_ir(
         model,
         input_size_limit=MAX_FOLDED_ELEMENTS,
@@ -93,6 +122,7 @@ def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _fold_splits(model.graph, budget)
+    _fold_in_child(model, budget)
     _note_folded(model.graph)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
@@ -124,12 +154,88 @@ def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
             continue
         parts = np.split(data.numpy(), np.cumsum(known)[:-1], axis)
         for value, part in zip(node.outputs, parts, strict=True):
-            name = f"{value.name}_folded"
-            tensor = ir.tensor(part, name=name)
-            constant = ir.Value(name=name, shape=ir.Shape(part.shape), const_value=tensor)
-            constant.type = ir.TensorType(tensor.dtype)
-            graph.register_initializer(constant)
-            ir.convenience.replace_all_uses_with(value, constant)
+            _replace(graph, value, ir.tensor(part))
+
+
+def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Let readers of a value read a constant."""
+    name = f"{value.name}_folded"
+    tensor.name = name
+    constant = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+    constant.type = ir.TensorType(tensor.dtype)
+    graph.register_initializer(constant)
+    ir.convenience.replace_all_uses_with(value, constant)
+
+
+def _fold_in_child(model: ir.Model, budget: "_FoldingBudget") -> None:
+    """Evaluate the nodes that may take long, until their seconds are over."""
+    for node in budget.take_postponed():
+        graph = node.graph
+        if not isinstance(graph, ir.Graph) or any(v.is_graph_output() for v in node.outputs):
+            continue
+        begin_s = time.monotonic()
+        try:
+            results = native.evaluate(
+                _alone(node, model), cpu_seconds=budget.child_seconds, max_bytes=budget.left_bytes
+            )
+        except native.TooSlowError:
+            budget.child_seconds = 0.0
+            return
+        except (ImportModelError, RuntimeError, *INFERENCE_ERRORS):
+            continue  # the node stays, and is judged where it runs
+        finally:
+            budget.child_seconds -= time.monotonic() - begin_s
+        if len(results) == len(node.outputs):
+            budget.left_bytes -= sum(len(tensor.raw_data) for tensor in results.values())
+            for value in node.outputs:
+                _replace(graph, value, ir.from_proto(results[str(value.name)]))
+
+
+def _alone(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
+    """Return a model of one node and the constants that it reads."""
+    read = {str(v.name): v for v in node.inputs if v is not None}
+    graph = onnx.GraphProto(name="node", node=[ir.to_proto(node)])
+    for name, value in read.items():
+        assert value.const_value is not None
+        tensor = ir.serde.serialize_tensor(value.const_value)
+        tensor.name = name
+        graph.initializer.append(tensor)
+    graph.output.extend(onnx.ValueInfoProto(name=str(value.name)) for value in node.outputs)
+    opsets = [onnx.helper.make_opsetid(*row) for row in model.graph.opset_imports.items()]
+    return onnx.ModelProto(graph=graph, opset_import=opsets, ir_version=model.ir_version)
+
+
+def _refuse_parts(model: ir.Model) -> None:
+    """Refuse what folding would take apart into millions of values of Python.
+
+    Raises ImportModelError, which names the node.
+    """
+    for node in model.graph.all_nodes():
+        count, limit = 0, MAX_PARTS
+        if node.op_type == "SplitToSequence" and not node.domain:
+            count = _parts(node)
+        elif node.op_type == "Gather" and not node.domain and len(node.inputs) == 2:
+            source, indices = (0 if v is None else _elements(v) for v in node.inputs)
+            if source is not None and source <= MAX_RANK:
+                count, limit = indices or 0, MAX_GATHERED
+        if count > limit:
+            raise ImportModelError(
+                f"node {node.name!r} ({node.op_type}) makes {count} parts, the limit is {limit}; "
+                "export the model again"
+            )
+
+
+def _parts(node: ir.Node) -> int:
+    """Return how many tensors a SplitToSequence makes, 0 where that is not known."""
+    source, split, *_ = (*node.inputs, None)
+    if source is None or split is None or split.shape is None or source.shape is None:
+        return 0
+    if len(split.shape) == 1:
+        return _elements(split) or 0
+    axis = node.attributes.get_int("axis", 0)
+    size = source.shape[axis] if -len(source.shape) <= axis < len(source.shape) else 0
+    chunk = 1 if split.const_value is None else int(split.const_value.numpy().reshape(-1)[0])
+    return size // max(1, chunk) if isinstance(size, int) else 0
 
 
 def remove_unread(model: ir.Model) -> str:
@@ -160,26 +266,56 @@ def own_outputs(model: ir.Model) -> str:
 
 
 class _FoldingBudget:
-    """The number of bytes that folding may still write."""
+    """What folding may still write and compute."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._left = limit_bytes
+    def __init__(self, limit_bytes: int, seconds: CpuBudget) -> None:
+        self.left_bytes = limit_bytes
+        self._left_elements = MAX_LINEAR_ELEMENTS
+        self._seconds = seconds
+        self._postponed: list[ir.Node] = []
+        self._tried: set[str] = set()
+        self.child_seconds = MAX_CHILD_SECONDS
 
     def take(self, node: ir.Node) -> bool:
-        """Whether a node may be evaluated; if so, its outputs count against the budget.
+        """Whether a node may be evaluated here; if so, it counts against the budget.
 
-        Q/DQ carry scales and are kept.
+        Q/DQ carry scales and are kept. A node that may take long is postponed. Text is never
+        evaluated: it grows without a size, and patterns of it take for ever.
         """
-        if node.op_type in KEPT_OPS:
+        if node.op_type in KEPT_OPS or self._seconds.is_spent or _holds_text(node):
             return False
+        linear = node.op_type in LINEAR_OPS
         sizes = [_known_bytes(value) for value in node.outputs]
         known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes) and not _stays_small(node):
+        if linear and len(known) < len(sizes) and not _stays_small(node):
             return False
-        if sum(known) > self._left:
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        elements = sum(_elements(value) or 0 for value in values)
+        if sum(known) > self.left_bytes or elements > self._left_elements:
             return False
-        self._left -= sum(known)
+        if not linear:
+            self._postpone(node)
+            return False
+        self.left_bytes -= sum(known)
+        self._left_elements -= elements
         return True
+
+    def _postpone(self, node: ir.Node) -> None:
+        if self.child_seconds > 0 and str(node.name) not in self._tried:
+            self._tried.add(str(node.name))
+            self._postponed.append(node)
+
+    def take_postponed(self) -> list[ir.Node]:
+        """Return the nodes that are to be evaluated in the child, each once."""
+        nodes, self._postponed = self._postponed, []
+        return nodes
+
+
+def _holds_text(node: ir.Node) -> bool:
+    return any(
+        value is not None and value.dtype == ir.DataType.STRING
+        for value in (*node.inputs, *node.outputs)
+    )
 
 
 def _stays_small(node: ir.Node) -> bool:

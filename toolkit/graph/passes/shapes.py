@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common._c_api_utils import call_onnx_api  # leaves large weights out
 
 from toolkit.graph import native
+from toolkit.graph.cpu_budget import CpuBudget
 from toolkit.graph.extract import values_read
 
 LOG = logging.getLogger(__name__)
@@ -84,19 +85,20 @@ class Pruned:
         )
 
 
-def settle_shapes(model: ir.Model) -> list[str]:
+def settle_shapes(model: ir.Model, budget: CpuBudget) -> list[str]:
     """Drop shapes that do not hold, and the branches of `If` that shapes rule out; say which.
 
     Exporters note shapes that the nodes contradict. `If` nodes on the rank or the size of a
     tensor have a branch that is not valid for the sizes given; onnxruntime refuses to load it.
     Constants are folded before, so that a condition of shapes alone has decided by itself.
+    Raises ImportModelError: it takes longer than `budget`.
     """
     changes = []
     if _contradiction(model) is not None and _forget_shapes(model):
         changes.append("dropped shapes that the nodes contradict")
     if not any(node.op_type == "If" for node in model.graph.all_nodes()):
         return changes
-    pruned, _ = _prune(model.graph, dict(model.graph.opset_imports))
+    pruned, _ = _prune(model.graph, dict(model.graph.opset_imports), budget)
     return changes + [row.text for row in pruned]
 
 
@@ -137,29 +139,32 @@ def _agree(claimed: ir.Shape, inferred: ir.Shape) -> bool:
     )
 
 
-def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[Pruned], str | None]:
+def _prune(
+    graph: ir.Graph, opsets: dict[str, int], budget: CpuBudget
+) -> tuple[list[Pruned], str | None]:
     """Inline `If` nodes of which one branch cannot hold; return them and what still fails.
 
     Branches inside come first: those that remain decide whether the outer one holds.
     """
     pruned: list[Pruned] = []
     while True:
+        budget.check()
         alone = _standing_alone(graph, opsets)
         propagate_shapes(alone)
         _copy_shapes(alone.graph, graph)
-        rows = next((rows for node in graph if (rows := _prune_node(node, opsets))), None)
+        rows = next((rows for node in graph if (rows := _prune_node(node, opsets, budget))), None)
         if rows is None:
             return pruned, _contradiction(alone)
         pruned += rows
 
 
-def _prune_node(node: ir.Node, opsets: dict[str, int]) -> list[Pruned]:
+def _prune_node(node: ir.Node, opsets: dict[str, int], budget: CpuBudget) -> list[Pruned]:
     if node.op_type != "If" or node.domain != "":
         return []
     pruned: list[Pruned] = []
     errors: dict[str, str | None] = {}
     for name in BRANCHES:
-        rows, errors[name] = _prune(node.attributes[name].as_graph(), opsets)
+        rows, errors[name] = _prune(node.attributes[name].as_graph(), opsets, budget)
         pruned += rows
     holding = [name for name, error in errors.items() if error is None]
     if len(holding) == 1:

@@ -14,8 +14,9 @@ from calibration.calibrate import Checkpoint, Observation, Progress, Run, observ
 from calibration.dataset import Dataset
 from calibration.observer import FINE_BINS
 from pipelines.vision import cv2
-from toolkit.errors import BuildError, first_line
+from toolkit.errors import BuildError, InferError, first_line
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.graph.run_limit import limited_run
 
 THREADS = 2
 """Samples run at the same time; each takes the memory of its activations."""
@@ -116,7 +117,14 @@ class ActivationRunner:
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one sample; raises BuildError if it does not fit the model."""
         try:
-            arrays = self._session.run(self._computed, dict(feeds)) if self._computed else []
+            with limited_run() as options:
+                arrays = (
+                    self._session.run(self._computed, dict(feeds), options)
+                    if self._computed
+                    else []
+                )
+        except InferError:
+            raise
         except Exception as err:
             raise BuildError(
                 f"onnxruntime cannot run the model on a calibration sample: {first_line(err)}"
@@ -135,7 +143,10 @@ class ActivationRunner:
         try:
             for name, array in feeds.items():
                 preallocated.binding.bind_cpu_input(name, np.asarray(array, order="C"))
-            self._session.run_with_iobinding(preallocated.binding)
+            with limited_run() as options:
+                self._session.run_with_iobinding(preallocated.binding, options)
+        except InferError:
+            raise
         except Exception:  # noqa: BLE001  (an undeclared shape, or an error that self() raises again)
             return self(feeds)
         return self._with_fed(dict(preallocated.arrays), feeds)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from calibration.table import scale_of
 from calibration.trials import Assignment
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, InferError, first_line
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.graph.run_limit import limited_run
 from toolkit.quantize.loss.parts import output_parts
 from toolkit.quantize.trials.trial_graph import TrialGraph
 
@@ -104,7 +105,15 @@ class TrialModel:
             self._feed(name, np.asarray(array, order="C"))
         for name in self._varying:
             self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
+        try:
+            with limited_run() as options:
+                self._session.run_with_iobinding(self._binding, options)
+        except InferError:
+            raise
+        except Exception as err:  # onnxruntime has a type of its own for every status
+            raise BuildError(
+                f"onnxruntime cannot run the model for INT8 trials: {first_line(err)}"
+            ) from err
         # Copied: the next run writes into the same memory.
         arrays = (value.numpy().copy() for value in self._binding.get_outputs())
         return dict(zip(self.outputs, arrays, strict=True))
