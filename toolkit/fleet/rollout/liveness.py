@@ -1,7 +1,7 @@
 """Whether a device is alive: by when it was last heard, and when it could have been heard.
 
 A device that says beats is believed while its last word is young. One that is not heard although
-the server listened for a whole interval is silent. Where the server listened for less nobody knows.
+the server listened for long enough is silent. Where the server listened for less nobody knows.
 All times are the server's: the clocks of boards are wrong. Pure functions.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Liveness = Literal["alive", "silent", "unknown", "no_beat"]
+LISTENED = 0.9  # of an interval: an agent speaks after four fifths of it
 SITE_LABELS = ("site", "group")  # by the first that a device has, silent ones are one event
 
 
@@ -30,7 +31,7 @@ def judge(heard_s: float, beat_s: float, ear: Ear) -> Liveness:
     # A word from the future is no younger than one from the past: a clock was set.
     if abs(ear.until_s - heard_s) <= beat_s:
         return "alive"
-    return "silent" if ear.until_s - ear.since_s > beat_s else "unknown"
+    return "silent" if ear.until_s - ear.since_s > LISTENED * beat_s else "unknown"
 
 
 @dataclass(frozen=True, slots=True)
