@@ -24,8 +24,10 @@ from device.errors import BrokerError
 from scripts.chaos_parts import START_S, Part, listens
 from toolkit.fleet.broker import free_port
 from toolkit.fleet.certificates import issue_device
+from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.identity import Authority
+from toolkit.fleet.views import device_views
 
 PROFILE = "agx-orin-64gb"
 READY_S = 300.0
@@ -121,6 +123,14 @@ class Stand:
         return rows
 
     def states(self) -> dict[str, str]:
+        """Return the state of each device, from the store."""
+        database = load_fleet(self.fleet).open_store()
+        try:
+            return {view.id: view.state for view in device_views(database)}
+        finally:
+            database.close()
+
+    def said_states(self) -> dict[str, str]:
         """Return the state of each device, as `tandem fleet devices` says."""
         return {str(row["id"]): str(row["state"]) for row in self.ask("devices")}
 
@@ -173,7 +183,7 @@ def measure(
             if any(states[name] == "online" for name in stand.dead):
                 false_s = asked_s
             if asked_s >= beat_s and not at_beat:
-                at_beat = states
+                at_beat = stand.said_states()
             if states == truth and true_after_s is None:
                 true_after_s = time.monotonic() - back_s
             if asked_s > SLACK * beat_s + START_S:

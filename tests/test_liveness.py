@@ -233,7 +233,7 @@ def test_a_device_with_ten_thousand_labels_floods_no_list(store: Database, tmp_p
 
 
 def shown(what: object) -> str:
-    console = Console(file=io.StringIO(), record=True, width=300)
+    console = Console(file=io.StringIO(), record=True, width=2000)
     console.print(what)
     return console.export_text()
 

@@ -16,7 +16,8 @@ from toolkit.fleet.views import DeviceView, GroupView, RolloutView
 
 PLANNED = 5  # devices of a group that a plan lists
 LISTED_LABELS = 8  # of a device in a list; `tandem fleet device show` has them all
-MAX_CELL = 400  # characters of what a device says, in one place of a page
+MAX_WORDS = 48  # characters of a label in a list
+MAX_REASON = 400  # characters of a reason in a list
 COLOURS: Mapping[v.Status, str] = {
     "running": "cyan",
     "paused": "yellow",
@@ -78,7 +79,8 @@ def rollout_table(view: RolloutView) -> RenderableType:
     if view.failures:
         rows = _table("device", "group", "phase", "reason")
         for failure in view.failures:
-            rows.add_row(failure.device, _text(failure.group), failure.phase, _text(failure.reason))
+            reason = _text(_cut(failure.reason, MAX_REASON))
+            rows.add_row(failure.device, _text(failure.group), failure.phase, reason)
         parts.append(rows)
     return _with_server(Group(*parts), [view])
 
@@ -234,9 +236,11 @@ def _share(agreement: float | None, of: str) -> str:
 
 
 def _labels(view: DeviceView, most: int | None = None) -> str:
-    rows = sorted(view.labels.items())
-    more = f", and {len(rows) - most} more" if most is not None and len(rows) > most else ""
-    return ", ".join(f"{key}={value}" for key, value in rows[:most]) + more
+    rows = [f"{key}={value}" for key, value in sorted(view.labels.items())]
+    if most is None:
+        return ", ".join(rows)
+    more = [f"and {len(rows) - most} more"] if len(rows) > most else []
+    return ", ".join([*(_cut(row, MAX_WORDS) for row in rows[:most]), *more])
 
 
 def age_text(age_s: float | None) -> str:
@@ -258,5 +262,8 @@ def _table(*columns: str) -> Table:
 
 def _text(text: str, style: str = "") -> Text:
     """Return a text of which nothing steers the terminal: devices say much of it."""
-    cut = text if len(text) <= MAX_CELL else f"{text[:MAX_CELL]}..."
-    return Text(printable(cut), style=style)
+    return Text(printable(text), style=style)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
