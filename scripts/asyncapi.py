@@ -53,6 +53,8 @@ CHANNELS: tuple[Channel, ...] = (
     Channel("reported", TOPICS.reported, "device",
             (documents.Reported, documents.Signed), 1, True,
             "What the device runs and how far an update is; signed where it has a key."),
+    Channel("beat", TOPICS.beat, "device", (documents.Beat, documents.Signed), 1, False,
+            "The device is alive; signed where it has a key."),
     Channel("chunkRequest", TOPICS.blob_get, "device", documents.BlobGet, 0, False,
             "Asks for chunks of a bundle."),
     Channel("chunk", TOPICS.chunk("{sha256}", "{part}", "{peer}"), "fleet", BYTES, 0, False,

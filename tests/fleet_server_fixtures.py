@@ -40,6 +40,8 @@ def report(
     facts: DeviceFacts | None = None,
     reason: str = "",
     profile: str = PROFILE,
+    beat_s: float = 0.0,
+    counter: int = 0,
 ) -> Reported:
     """What a device reports that runs the release of a letter."""
     return Reported(
@@ -49,7 +51,7 @@ def report(
         else None,
         pipeline=PipelineReport(status="running"),
         update=Update(phase=phase, request=request, reason=reason),
-        facts=facts or DeviceFacts(), measured=measured,
+        facts=facts or DeviceFacts(), measured=measured, beat_s=beat_s, counter=counter,
     )  # fmt: skip
 
 

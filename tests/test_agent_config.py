@@ -38,7 +38,7 @@ def test_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MINIMAL + "prot = 1\n", r"unknown key 'prot' in \[broker\]: use one of port, host,"),
+        (MINIMAL + "prot = 1\n", r"unknown key 'prot' in \[broker\]: use one of port, "),
         (
             "devices = 1\n" + MINIMAL,
             "unknown key 'devices' in the top level: use one of device, dev,",

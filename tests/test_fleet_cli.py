@@ -109,7 +109,7 @@ def test_devices_are_filtered(folder: Path) -> None:
 
     assert ids() == ["board-1", "board-2", "board-3", "nano"]
     assert ids("--where", "label.site=lab,jetpack>=6") == ["board-1"]
-    assert ids("--state", "silent") == ["board-3"]
+    assert ids("--state", "unknown") == ["board-3"]
     assert ids("--where", "profile=orin-nano", "--state", "online") == ["nano"]
     assert ids("--phase", "live") == []
     text = run(folder, "devices")

@@ -26,11 +26,13 @@ from device.protocol.documents import (
 )
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.store import devices, lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.dialects import parse_url
 
 SHA = "a" * 64
+EAR = Ear(0.0, 100.0)
 BLOB = BlobSpec(sha256=SHA, bytes=10, chunk_bytes=65536, index_sha256="c" * 64)
 RELEASE = ReleaseSpec(name="n", version="2", profile="p", blob=BLOB)
 SPEC = v.RolloutSpec(key="k", release=RELEASE, groups=("rest",))
@@ -156,13 +158,13 @@ def test_devices_keep_the_operators_labels_when_they_report(store: Database) -> 
         devices.save_devices(store, [row, silent])
         devices.set_labels(store, "d1", {"site": "field"})
     with store.write():
-        devices.save_devices(store, [replace(row, seen_s=6.0)])
+        devices.save_devices(store, [replace(row, heard_s=6.0)])
     (first, second) = devices.load_devices(store)
-    assert (first.id, first.target()) == ("d0", None)
-    target = second.target()
+    assert (first.id, first.target(EAR)) == ("d0", None)
+    target = second.target(EAR)
     assert target is not None
     assert target.labels == {"site": "field", "zone": "a"}
-    assert (target.running, target.online, second.seen_s) == (SHA, True, 6.0)
+    assert (target.running, target.online, second.heard_s) == (SHA, True, 6.0)
     assert devices.load_device(store, "d1") == second
     assert devices.load_device(store, "d2") is None
     assert devices.load_labels(store) == {"d1": {"site": "field"}}
@@ -303,7 +305,7 @@ def test_a_store_of_another_tandem_is_refused(tmp_path: Path) -> None:
     open_database("sqlite:///fleet.db", tmp_path).close()
     with sqlite3.connect(tmp_path / "fleet.db") as other:
         other.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
-    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 1"):
+    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 2"):
         open_database("sqlite:///fleet.db", tmp_path)
 
 

@@ -100,6 +100,7 @@ TABLES = {
         "reload": Reload,
         "state": documents.StateDocument,
         "reported": documents.Reported,
+        "beat": documents.Beat,
         "what runs": documents.Running,
         "status": documents.PipelineReport,
         "update": documents.Update,

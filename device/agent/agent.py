@@ -61,6 +61,7 @@ from device.agent.verification import (
 from device.errors import TandemError
 from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
+from device.protocol.fitting import fit
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
@@ -434,7 +435,7 @@ class Agent:
         state, now_s = self._updater.state, time.monotonic()
         record = state.record(state.trial if self._updater.runs.on_trial else state.active)
         phase, health = self._updater.update.phase, self._pipeline.health()
-        return Reported(
+        reported = Reported(
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
@@ -447,6 +448,7 @@ class Agent:
             facts=self._facts.of(state, now_s),
             measured=self._figures.measured(record, phase, health, now_s),
         )
+        return fit(reported)
 
     def _problems(self) -> tuple[str, ...]:
         desired = (self._desired_problem,) if self._desired_problem else ()

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from device.errors import ConfigError, ProfileError
 from device.profile import load_profile
-from device.protocol.documents import CommandName
+from device.protocol.documents import MAX_BEAT_S, CommandName
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
@@ -37,7 +37,10 @@ class TlsTable(_Table, frozen=True, kw_only=True):
 
 
 class BrokerTable(_Table, frozen=True, kw_only=True):
-    """[broker]: where the broker is and how to log in. Without `tls` the connection is plain."""
+    """[broker]: where the broker is and how to log in. Without `tls` the connection is plain.
+
+    `beat_s`: the agent says at least so often that it is alive.
+    """
 
     host: Annotated[str, Meta(min_length=1)]
     port: Annotated[int, Meta(ge=1, le=65535)] = 1883
@@ -45,6 +48,7 @@ class BrokerTable(_Table, frozen=True, kw_only=True):
     username: str | None = None
     password: str | None = None
     keepalive_s: Annotated[int, Meta(ge=5, le=3600)] = 30
+    beat_s: Annotated[float, Meta(ge=5.0, le=MAX_BEAT_S)] = 300.0
     tls: TlsTable | None = None
 
     def __repr__(self) -> str:  # a config that is logged must not show the password

@@ -12,6 +12,7 @@ from pathlib import Path
 from device.agent.config import AgentConfig, tls_files
 from device.agent.event_sender import EventSender
 from device.agent.outbox import Outbox
+from device.agent.report_counter import ReportCounter
 from device.agent.reporter import Reporter
 from device.protocol.device_key import ReportSigner
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
@@ -20,6 +21,7 @@ from device.protocol.topics import Topics, cast_topic
 
 LOG = logging.getLogger("tandem.agent")
 OUTBOX = "outbox.db"  # in state_dir
+COUNTER = "report_counter"  # in state_dir
 LOG_INTERVAL_S = 60.0  # between two log lines about a broker that cannot be reached
 STOPPED_WAIT_S = 2.0
 OWN_KEPT = 16  # connections: a will comes soon after its own, if at all
@@ -66,8 +68,12 @@ class Presence:
         tls = tls_files(config.broker)
         key = None if tls is None else tls.key
         self._signer = None if key is None else ReportSigner(key)
-        self._reporter = Reporter(self._link, topics.reported, self._signer)
-        self._events = EventSender(self._link, topics, Outbox(Path(config.state_dir) / OUTBOX))
+        state_dir = Path(config.state_dir)
+        counter = ReportCounter(state_dir / COUNTER)
+        self._reporter = Reporter(
+            self._link, topics, counter, self._signer, beat_s=config.broker.beat_s
+        )
+        self._events = EventSender(self._link, topics, Outbox(state_dir / OUTBOX))
         self._log_due_s = 0.0
         self._device = config.device
         self._rivals = Rivals()
@@ -125,14 +131,15 @@ class Presence:
         return self.online and self._link.publish(topic, payload, qos=1, retain=True)
 
     def report(self, report: Reported, now_s: float) -> None:
-        """Publish the report if it changed, and the events that it tells; offline they wait."""
+        """Publish the report if it changed, and the events that it tells; offline they wait. A
+        beat, if nothing else was said."""
         self._events.offer(report)
         if self.online:
             self._reporter.offer(report, now_s)
             self._events.advance()
 
     def report_due_s(self, report: Reported) -> float | None:
-        """Return when `report` has something to publish."""
+        """Return when `report` has something to publish; None: offline."""
         return self._reporter.due_s(report) if self.online else None
 
     def on_link_up(self, event: LinkUp) -> None:

@@ -20,8 +20,19 @@ MAX_CHUNKS = 32 * 1024
 MAX_INDEX_BYTES = 1024**2  # one message for every broker
 MAX_CHUNKS_A_REQUEST = 256
 MAX_BASES = 2  # a device has two slots
+# Of a report: what is over these is cut by its agent, and refused by its reader.
+MAX_WORDS = 200  # characters of a name
+MAX_SENTENCE = 2000  # characters of a reason
+MAX_SENTENCES = 32
+MAX_LABELS = 64
+MAX_BUNDLES = 8
+MAX_BEAT_S = 86400.0  # between two beats
 
 Amount = Annotated[int, Meta(ge=0, le=10**15)]
+Counter = Annotated[int, Meta(ge=0, le=2**62)]
+Words = Annotated[str, Meta(max_length=MAX_WORDS)]
+Sentence = Annotated[str, Meta(max_length=MAX_SENTENCE)]
+Sentences = Annotated[tuple[Sentence, ...], Meta(max_length=MAX_SENTENCES)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
 Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
@@ -130,10 +141,10 @@ class Desired(_Document, frozen=True, kw_only=True):
 class Running(_Document, frozen=True, kw_only=True):
     """The release that the device runs, by slot."""
 
-    slot: str
-    sha256: str
-    name: str
-    version: str
+    slot: Words
+    sha256: Words
+    name: Words
+    version: Words
 
 
 class PipelineReport(_Document, frozen=True, kw_only=True):
@@ -145,10 +156,10 @@ class PipelineReport(_Document, frozen=True, kw_only=True):
     """
 
     status: PipelineStatus
-    reason: str = ""
-    since: str = ""
-    load: str = ""
-    degraded: tuple[str, ...] = ()
+    reason: Sentence = ""
+    since: Words = ""
+    load: Sentence = ""
+    degraded: Sentences = ()
 
 
 class Update(_Document, frozen=True, kw_only=True):
@@ -156,11 +167,11 @@ class Update(_Document, frozen=True, kw_only=True):
     that it stays (`InstallPolicy.manual`)."""
 
     phase: Phase
-    sha256: str = ""
-    request: str = ""
+    sha256: Words = ""
+    request: Words = ""
     received_bytes: Amount = 0
     total_bytes: Amount = 0
-    reason: str = ""
+    reason: Sentence = ""
     waits_for_commit: bool = False
 
 
@@ -170,15 +181,15 @@ class DeviceFacts(_Document, frozen=True, kw_only=True):
     `bundles`: the SHA-256 of the releases in its slots, which need no download.
     """
 
-    module: str = ""
-    jetpack: str = ""
-    tensorrt: str = ""
+    module: Words = ""
+    jetpack: Words = ""
+    tensorrt: Words = ""
     dla_cores: Amount = 0
     memory_mb: Amount = 0
     free_mb: Amount = 0
-    power_mode: str = ""
-    labels: dict[str, str] = {}
-    bundles: tuple[str, ...] = ()
+    power_mode: Words = ""
+    labels: Annotated[dict[Words, Words], Meta(max_length=MAX_LABELS)] = {}
+    bundles: Annotated[tuple[Words, ...], Meta(max_length=MAX_BUNDLES)] = ()
 
 
 class Measured(_Document, frozen=True, kw_only=True):
@@ -202,19 +213,36 @@ class Measured(_Document, frozen=True, kw_only=True):
 
 
 class Reported(_Document, frozen=True, kw_only=True):
-    """The reported state; retained. `problems`: sentences on what is wrong with the device."""
+    """The reported state; retained. `problems`: sentences on what is wrong with the device.
 
-    agent: str
-    profile: str
+    `counter`: above that of every report before, also of earlier processes; 0: of an older agent.
+    `beat_s`: a beat or another report comes at least so often; 0: of an agent without beats.
+    """
+
+    agent: Words
+    profile: Words
     dev: bool
-    warning: str
+    warning: Sentence
     session: int
     running: Running | None
     pipeline: PipelineReport
     update: Update
-    problems: tuple[str, ...] = ()
+    problems: Sentences = ()
     facts: DeviceFacts = DeviceFacts()
     measured: Measured | None = None
+    counter: Counter = 0
+    beat_s: Annotated[float, Meta(ge=0.0, le=MAX_BEAT_S)] = 0.0
+
+
+class Beat(_Document, frozen=True, kw_only=True):
+    """The agent is alive; not retained, and signed as reports are.
+
+    `counter`: one sequence with that of reports. `at`: the device's clock, RFC 3339; it is only
+    shown, as clocks of boards are wrong.
+    """
+
+    counter: Annotated[int, Meta(ge=1, le=2**62)]
+    at: Words = ""
 
 
 class Command(_Document, frozen=True, kw_only=True):

@@ -73,10 +73,11 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a subscribed topic."""
+    """A message of a subscribed topic. `retained`: the broker has kept it since an earlier time."""
 
     topic: str
     payload: bytes
+    retained: bool = False
 
 
 LinkEvent = LinkUp | LinkDown | Message
@@ -334,7 +335,7 @@ class Connection:
             topic = message.topic
         except UnicodeDecodeError:  # not a subscribed topic
             return
-        self._put(Message(topic, bytes(message.payload)))
+        self._put(Message(topic, bytes(message.payload), message.retain))
 
     def _on_disconnect(
         self,

@@ -6,10 +6,11 @@ securesystemslib's, imported when a signature is made or checked.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from device.errors import TrustError
 from device.protocol.documents import (
+    Beat,
     Command,
     Desired,
     Reported,
@@ -23,6 +24,7 @@ from device.protocol.documents import (
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
+Told = TypeVar("Told", Reported, Beat)
 MAX_SIGNATURES = 32  # each costs a verification
 
 
@@ -83,8 +85,13 @@ def sign_command(command: Command, signers: "Iterable[Signer]") -> bytes:
 
 
 def open_reported(payload: bytes, keys: "Mapping[str, Key] | None" = None) -> Reported:
-    """Return a report, signed or not; with the device's public keys, by their ids, only one that is
-    signed by one of them is taken.
+    """Return a report, as `open_told` does."""
+    return open_told(payload, Reported, keys)
+
+
+def open_told(payload: bytes, kind: type[Told], keys: "Mapping[str, Key] | None" = None) -> Told:
+    """Return what a device says, signed or not; with the device's public keys, by their ids, only
+    what one of them has signed is taken.
 
     Raises ValueError: it is not understood. Raises TrustError: none of the keys has signed it.
     """
@@ -92,10 +99,10 @@ def open_reported(payload: bytes, keys: "Mapping[str, Key] | None" = None) -> Re
     if keys is not None and (signed is None or not count_valid(signed, keys)):
         names = ", ".join(f"{keyid[:12]}..." for keyid in keys) or "none, it was revoked"
         raise TrustError(
-            f"a report is not signed by a key of the device ({names}): somebody else published it, "
-            "or its agent is older than the fleet"
+            f"its {kind.__name__} is not signed by a key of the device ({names}): somebody else "
+            "published it, or its agent is older than the fleet"
         )
-    return decode(payload if signed is None else signed.payload.encode(), Reported)
+    return decode(payload if signed is None else signed.payload.encode(), kind)
 
 
 def sign_document(document: Desired | Reported, signers: "Iterable[Signer]") -> bytes:

@@ -3,6 +3,7 @@
 fleet/v1/{device}/state             retained, will: online | stopped | lost
 fleet/v1/{device}/desired           retained: the release that the device shall run
 fleet/v1/{device}/reported          retained: what it runs and how far an update is
+fleet/v1/{device}/tele/beat         the device is alive: a signed counter, now and then
 fleet/v1/{device}/blob/get          the device asks for chunks of a blob
 fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
 fleet/v1/{device}/evt/update        CloudEvents: how an update ended
@@ -63,6 +64,11 @@ class Topics:
     def reported(self) -> str:
         """The reported state."""
         return f"{self.root}/reported"
+
+    @property
+    def beat(self) -> str:
+        """Says that the agent is alive."""
+        return f"{self.root}/tele/beat"
 
     @property
     def blob_get(self) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from toolkit.fleet.reports import event_of, request_of
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.rollout.machine import step
 from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
@@ -63,15 +64,20 @@ class Control:
         return self._states
 
     def advance(
-        self, changed: Mapping[str, DeviceRow], *, reconnected: bool = False
+        self,
+        changed: Mapping[str, DeviceRow],
+        *,
+        reconnected: bool = False,
+        silent: Set[str] = frozenset(),
     ) -> list[DesiredRow]:
         """Do a round; return the documents that are new. `changed`: devices that were heard;
-        `reconnected`: the server heard nobody for a while, and does now.
+        `reconnected`: the server heard nobody for a while, and does now; `silent`: devices that
+        fell silent since the last round.
 
         RolloutError: the store cannot be used, or another server has the lease.
         """
         at_s = self._database.now_s()
-        if not changed and not reconnected and not self._is_due(at_s):
+        if not changed and not reconnected and not silent and not self._is_due(at_s):
             return []
         with self._database.write():
             lease.check(self._database, self._holder)
@@ -80,6 +86,7 @@ class Control:
             if reconnected:
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
+            self._take_silence(this, silent, at_s)
             self._tick(this, at_s)
             documents = self._documents(this, at_s)
             documents += self._renewed(at_s, but={row.device for row in documents})
@@ -182,9 +189,21 @@ class Control:
         for number, devices in joined.items():
             self._take_over(this, number, devices, at_s)
 
+    def _take_silence(self, this: _Round, silent: Set[str], at_s: float) -> None:
+        """Tell each rollout which of its live devices fell silent, as one event."""
+        for number, state in list(this.states.items()):
+            lost = tuple(
+                device
+                for device in sorted(silent)
+                if self._owners.get(device) == number and state.devices[device].phase == "live"
+            )
+            if lost and state.status not in v.ENDED:
+                heard_s = min(self.devices[device].heard_s for device in lost)
+                self._note(this, number, [v.Silent(at_s=at_s, devices=lost, heard_s=heard_s)])
+
     def _joins(self, this: _Round, row: DeviceRow, owner: int | None) -> int | None:
         """Return the newest rollout that a device enters late, None if there is none."""
-        target = row.target()
+        target = row.target(Ear(row.heard_s, row.heard_s))
         for number in sorted(this.states, reverse=True):
             if target is None or (owner is not None and number <= owner):
                 return None
@@ -196,8 +215,8 @@ class Control:
         return None
 
     def _previous(self, row: DeviceRow) -> str:
-        target = row.target()
-        return target.running if target and target.running in self._releases else ""
+        running = None if row.reported is None else row.reported.running
+        return running.sha256 if running and running.sha256 in self._releases else ""
 
     def _tick(self, this: _Round, at_s: float) -> None:
         """Let time pass; ticks that change nothing are not noted."""

@@ -61,12 +61,18 @@ def _document_text(body: str, device: str) -> str:
     return f"is sent {what} {row['sha256'][:12]} (counter {row['counter']})"
 
 
+def _about(event: v.Silent | v.Superseded) -> str:
+    if isinstance(event, v.Superseded):
+        return f"is taken over by rollout {event.by}"
+    return "is not heard any more"
+
+
 def _event_text(event: v.Event, device: str) -> str:
     """Return what an event says of a device, empty if it is about others."""
     if isinstance(event, v.Started):
         return "is in this rollout" if any(m.device == device for m in event.members) else ""
-    if isinstance(event, v.Superseded):
-        return f"is taken over by rollout {event.by}" if device in event.devices else ""
+    if isinstance(event, v.Silent | v.Superseded):
+        return _about(event) if device in event.devices else ""
     if isinstance(event, v.Ordered | v.Reconnected | v.Tick) or event.device != device:
         return ""
     if isinstance(event, v.Joined):

@@ -21,7 +21,7 @@ from toolkit.fleet.rollout.machine import accepts
 from toolkit.fleet.rollout.targets import Target, unfit
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import load_device, load_devices, set_labels
+from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
 
 MAX_LABELS = 64
 
@@ -43,9 +43,9 @@ class Unfit(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout would do, known before anything is sent.
 
-    `ungrouped`: devices that it fits and no group takes. `offline`: those that get it once they are
-    back. `unsigned`: those with dev = true. `before`: the release that each goes back to, by its
-    SHA-256; of the others it is not known.
+    `ungrouped`: devices that it fits and no group takes. `offline`: those that are away or silent,
+    and get it once they are back. `unsigned`: those with dev = true. `before`: the release that
+    each goes back to, by its SHA-256; of the others it is not known.
     """
 
     release: ReleaseSpec
@@ -67,7 +67,8 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     release = f"{spec.release.name} {spec.release.version}"
     statements = BundleStatements(spec.metrics, spec.texts, spec.models)
     check_bundle_gates(spec.gates, release, statements)
-    targets = [target for row in load_devices(database) if (target := row.target()) is not None]
+    ear, rows = load_ear(database), load_devices(database)
+    targets = [target for row in rows if (target := row.target(ear)) is not None]
     if not targets:
         raise RolloutError(
             "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"

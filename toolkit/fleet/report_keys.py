@@ -6,7 +6,7 @@ from securesystemslib.signer import Key, SSlibKey
 
 from device.errors import TrustError
 from device.protocol.documents import Reported
-from device.protocol.signed import open_reported
+from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
 from toolkit.fleet.identity import Authority, read_certificate
 
@@ -21,7 +21,15 @@ class ReportKeys:
         self._known: dict[str, tuple[tuple[int, int], dict[str, Key]]] = {}
 
     def read(self, device: str, payload: bytes) -> Reported:
-        """Return a report; of a device that was enrolled only one that it has signed.
+        """Return a report, as `open` does."""
+        return self.open(device, payload, Reported)
+
+    def knows(self, device: str) -> bool:
+        """Whether a device was enrolled, so that it signs what it says."""
+        return (self._folder / DEVICES / device).is_dir()
+
+    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
+        """Return what a device says; of one that was enrolled only what it has signed.
 
         Raises ValueError: it is not understood. Raises TrustError: the device did not sign it, or
         the CA's folder cannot be read.
@@ -32,7 +40,7 @@ class ReportKeys:
             raise TrustError(
                 f"whether {device} signed a report cannot be checked: {error}"
             ) from error
-        return open_reported(payload, keys)
+        return open_told(payload, kind, keys)
 
     def _keys(self, device: str) -> dict[str, Key] | None:
         """Return the keys of a device that are not revoked; None: it was never enrolled."""

@@ -12,12 +12,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from device.errors import TrustError
-from device.protocol.documents import Desired, Reported, StateDocument, decode, encode
+from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
-from device.protocol.signed import open_reported
+from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, Topics
 from toolkit.fleet.admission import is_signed
 from toolkit.fleet.answers import Answers
@@ -28,7 +29,8 @@ from toolkit.fleet.identity import SERVER
 from toolkit.fleet.refresher import Refresher
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow
+from toolkit.fleet.store.devices import DeviceRow, save_beats, save_ear
+from toolkit.fleet.watch import Watch
 
 LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
@@ -50,7 +52,28 @@ class Service(Protocol):
         """Stop."""
 
 
-ReportReader = Callable[[str, bytes], Reported]
+class Reader(Protocol):
+    """Reads what devices say."""
+
+    def knows(self, device: str) -> bool:
+        """Whether a device signs what it says."""
+
+    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
+        """Return a report or a beat. Raises ValueError, TrustError."""
+
+
+class BareReader:
+    """Reads what the devices of a bench say: nothing is signed."""
+
+    def knows(self, device: str) -> bool:
+        """No device has a key."""
+        return False
+
+    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
+        """Return a report or a beat. Raises ValueError."""
+        return open_told(payload, kind)
+
+
 ServiceFactory = Callable[[Fleet], Service]
 
 
@@ -66,14 +89,14 @@ def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
     return lambda desired: sign_desired(desired, repository.director_signer())
 
 
-def reader_of(fleet: Fleet) -> ReportReader:
+def reader_of(fleet: Fleet) -> Reader:
     """Return what reads a device's reports: by its certificate, where the fleet has a CA."""
     identity = fleet.folder / IDENTITY
     if not identity.is_dir():
-        return lambda _device, payload: open_reported(payload)
+        return BareReader()
     from toolkit.fleet.report_keys import ReportKeys
 
-    return ReportKeys(identity).read
+    return ReportKeys(identity)
 
 
 # What a server starts beside the rollouts.
@@ -88,14 +111,12 @@ class FleetServer:
         fleet: Fleet,
         *,
         sign: Callable[[Desired], bytes] | None = None,
-        read_report: ReportReader | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
     ) -> None:
-        """`sign` makes the payload of a desired document, by default as `signer_of` says;
-        `read_report` reads a reported one, by default as `reader_of` says."""
+        """`sign` makes the payload of a desired document, by default as `signer_of` says."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
-        self._read_report = read_report or reader_of(fleet)
+        self._reader = reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
@@ -106,6 +127,8 @@ class FleetServer:
         self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
+        self._watch = Watch()
+        self._beaten: set[str] = set()  # devices that were heard and have nothing new to say
 
     def serve(self, stopped: threading.Event) -> None:
         """Work until `stopped` is set; RolloutError: the store, or another server took over."""
@@ -135,7 +158,8 @@ class FleetServer:
 
     def _work(self, database: Database, stopped: threading.Event) -> None:
         control = Control(database, self._holder, self._sign)
-        subscriptions = ((f"{PREFIX}/+/state", 1), (f"{PREFIX}/+/reported", 1))
+        every = Topics("+")
+        subscriptions = ((every.state, 1), (every.reported, 1), (every.beat, 1))
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
         link = Link(settings, queue_putter(self._events, stopped))
         services = [make(self._fleet) for make in self._services]
@@ -150,6 +174,10 @@ class FleetServer:
                 if time.monotonic() - renewed_s > lease.LEASE_S / 3:
                     with database.write():
                         lease.check(database, self._holder)
+                        save_beats(database, [control.devices[one] for one in self._beaten])
+                        if self._is_connected:
+                            save_ear(database, self._watch.ear)
+                    self._beaten.clear()
                     renewed_s = time.monotonic()
         finally:
             stopped.set()  # nobody takes events any more
@@ -170,17 +198,24 @@ class FleetServer:
             taken += 1
             if taken % SEND_AFTER == 0:  # the connection has room again
                 self._send(link)
+        if self._events.empty():
+            self._watch.caught_up(time.time())
         if not self._is_connected:
             return  # nobody can be heard: no device may count as late
-        for row in control.advance(self._heard, reconnected=self._reconnected):
+        silent = self._watch.fallen_silent(control.devices.values())
+        silent -= self._heard.keys()
+        for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
         self._heard, self._reconnected = {}, False
+        for sentence in self._watch.news(control.devices.values()):
+            LOG.warning("%s", sentence)
         self._send(link)
 
     def _take(self, event: LinkEvent, control: Control) -> None:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
             self._is_connected = True
+            self._watch.begin(time.time())
             # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
             # a device at another node than ours gets only what is sent while it is there.
             self._says_again = event.mqtt_version == "3.1.1"
@@ -200,21 +235,45 @@ class FleetServer:
             return
         row = self._heard.get(device) or control.devices.get(device)
         row = row or DeviceRow(device, 0.0, None, None, {})
-        state, reported = row.state, row.reported
         try:
-            if kind == "state":
-                state = _newer(state, decode(message.payload, StateDocument))
-                if self._says_again and _is_birth(row.state, state) and device in control.desired:
-                    self._unsent[device] = control.desired[device].document.encode()
-            else:
-                reported = self._read_report(device, message.payload)
+            after = self._told(row, kind, message)
         except (ValueError, TrustError) as error:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
-        self._heard[device] = DeviceRow(device, time.time(), state, reported, row.labels)
+        is_back = after.heard_s > row.heard_s and self._watch.take(device)
+        says_news = (after.state, after.reported) != (row.state, row.reported)
+        if self._says_again and _is_birth(row.state, after.state) and device in control.desired:
+            self._unsent[device] = control.desired[device].document.encode()
+        if says_news or is_back or device in self._heard:
+            self._heard[device] = after
+        elif after != row:  # it lives: kept with the lease
+            control.devices[device] = after
+            self._beaten.add(device)
+
+    def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow:
+        """Return a device after a message. What is retained or old says nothing of now.
+
+        Raises ValueError, TrustError: it is not understood, not signed by the device, or older than
+        what is known.
+        """
+        now_s = row.heard_s if message.retained else time.time()
+        if kind == "state":
+            state = _newer(row.state, decode(message.payload, StateDocument))
+            heard_s = row.heard_s if self._reader.knows(row.id) else now_s  # nobody signs it
+            return replace(row, state=state, heard_s=heard_s)
+        if kind == "reported":
+            reported = self._reader.open(row.id, message.payload, Reported)
+            known = 0 if row.reported is None else row.reported.counter
+            if not _is_new(reported.counter, known, message):
+                return row
+            return replace(row, reported=reported, heard_s=now_s)
+        beat = self._reader.open(row.id, message.payload, Beat)
+        if not _is_new(beat.counter, row.beat, message):
+            return row
+        return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
 
     def _send(self, link: Link) -> None:
         """Publish documents as far as the connection takes them."""
@@ -225,9 +284,27 @@ class FleetServer:
             del self._unsent[device]
 
 
-def _is_birth(known: StateDocument | None, state: StateDocument) -> bool:
+def _is_new(counter: int, known: int, message: Message) -> bool:
+    """Whether a counter says that something is new; 0: of an agent that does not count.
+
+    What is retained is older than a beat, and comes with each connection. Raises TrustError: it
+    was said before, and somebody says it again.
+    """
+    if counter > known or known == 0:
+        return True
+    if counter < known and not message.retained:
+        raise TrustError(
+            f"{message.topic} has the counter {counter}, and {known} was there before: somebody "
+            "has published an old one again, or the device has lost its state and its clock"
+        )
+    return False
+
+
+def _is_birth(known: StateDocument | None, state: StateDocument | None) -> bool:
     """Whether a device has connected anew."""
-    return state.state == "online" and (known is None or known.session < state.session)
+    if state is None or state.state != "online":
+        return False
+    return known is None or known.session < state.session
 
 
 def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:

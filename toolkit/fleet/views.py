@@ -3,7 +3,6 @@
 The command line draws them; `--json` prints them as they are.
 """
 
-import datetime as dt
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -11,10 +10,13 @@ import msgspec
 from device.protocol.documents import DeviceFacts, Measured, PipelineReport, Running, Update
 from toolkit.fleet.reports import request_of
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear, Outage, outages
 from toolkit.fleet.rollout.routing import owners
 from toolkit.fleet.store import lease, rollouts
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow, load_devices
+from toolkit.fleet.store.devices import DeviceRow, load_devices, load_ear
+from toolkit.fleet.times import utc
+from toolkit.fleet.watch import voice_of
 
 MAX_FAILURES = 50  # that a view lists; `tandem fleet devices` has them all
 FAILED: frozenset[v.DevicePhase] = frozenset({"failed", "timed_out", "undo_failed"})
@@ -50,7 +52,9 @@ class FailureView(_View, frozen=True, kw_only=True):
 class RolloutView(_View, frozen=True, kw_only=True):
     """A rollout. `waiting_s`: since when orders wait for a server, None: they do not.
 
-    `received_bytes` of `total_bytes`: what the devices that download have.
+    `received_bytes` of `total_bytes`: what the devices that download have. `taken_by`: how many
+    devices newer rollouts have taken since it ended, by their numbers; they are in its figures as
+    they were then.
     """
 
     number: int
@@ -67,16 +71,28 @@ class RolloutView(_View, frozen=True, kw_only=True):
     received_bytes: int
     total_bytes: int
     failures: tuple[FailureView, ...]
+    taken_by: dict[int, int]
     server: bool
 
 
 class DeviceView(_View, frozen=True, kw_only=True):
-    """A device. `state`: that of its agent, "silent" before the first report. `dev`: it takes
-    releases that are not signed. `rollout` and `phase`: the rollout that it is in, 0: none."""
+    """A device. `state`: that of its agent; "silent": it says that it is online, and is not heard;
+    "unknown": it says so, and nobody could have heard it, or it has said nothing yet.
+
+    `last_heard`: when something came from it live, on the server's clock; `age_s`: how long ago;
+    `silent_since`: the same as `last_heard` while it is silent. `beats`: whether its agent says
+    beats, without which silence is not noticed. `clock`: what its clock said at the last beat.
+    `dev`: it takes releases that are not signed. `rollout` and `phase`: the rollout that it is in,
+    0: none.
+    """
 
     id: str
     state: str
-    seen: str
+    last_heard: str
+    age_s: float | None
+    silent_since: str
+    beats: bool
+    clock: str
     profile: str
     dev: bool
     labels: dict[str, str]
@@ -133,12 +149,13 @@ def _rollout_view(
                 if row.group == number_of_group], release.blob.sha256)
             for number_of_group, group in enumerate(state.groups)
         ),
-        live=sum(group.counts.get("live", 0) for group in state.groups),
-        devices=sum(group.size for group in state.groups),
+        live=sum(_phases(group).get("live", 0) for group in state.groups),
+        devices=sum(group.size + sum(group.taken.values()) for group in state.groups),
         received_bytes=sum(_received(devices.get(d), request_of(spec, number, undo=False))
             for d in sent),
         total_bytes=len(sent) * release.blob.bytes,
         failures=tuple(failures[:MAX_FAILURES]),
+        taken_by=dict(state.taken_by),
         server=server,
     )  # fmt: skip
 
@@ -157,15 +174,21 @@ def _group_view(group: v.GroupState, members: Iterable[DeviceRow | None], sha256
     ]
     return GroupView(
         name=group.name,
-        devices=group.size,
-        phases={str(k): n for k, n in _counts(group)},
+        devices=group.size + sum(group.taken.values()),
+        phases={str(phase): count for phase, count in sorted(_phases(group).items())},
         shadow_agreement=min((agreement for agreement, _ in shadows), default=None),
         shadow_frames=sum(frames for _, frames in shadows),
     )
 
 
-def _counts(group: v.GroupState) -> list[tuple[v.DevicePhase, int]]:
-    return sorted(group.counts.items())
+def _phases(group: v.GroupState) -> dict[v.DevicePhase, int]:
+    """Return a group's devices by phase; those that were taken since the rollout ended as they were
+    then."""
+    phases = dict(group.counts)
+    for phase, count in group.taken.items():
+        phases[phase] = phases.get(phase, 0) + count
+        phases["superseded"] -= count
+    return {phase: count for phase, count in phases.items() if count}
 
 
 def _received(row: DeviceRow | None, request: str) -> int:
@@ -180,20 +203,41 @@ def device_views(database: Database) -> list[DeviceView]:
     specs = rollouts.load_specs(database)
     states = {n: rollouts.load_state(database, n, spec) for n, spec in specs.items()}
     owner = owners(states)
-    views = []
+    views, ear = [], load_ear(database)
     for row in load_devices(database):
         number = owner.get(row.id, 0)
         phase = states[number].devices[row.id].phase if number else ""
-        views.append(_device_view(row, number, phase))
+        views.append(_device_view(row, ear, number, phase))
     return views
 
 
-def _device_view(row: DeviceRow, rollout: int, phase: str) -> DeviceView:
-    reported = row.reported
+def read_outages(database: Database) -> tuple[Outage, ...]:
+    """Return which devices are silent now, those of one place that fell silent together as one."""
+    ear = load_ear(database)
+    return outages(
+        voice_of(row, silent=_state_of(row, ear) == "silent") for row in load_devices(database)
+    )
+
+
+def _state_of(row: DeviceRow, ear: Ear) -> str:
+    if row.state is None:
+        return "unknown"
+    liveness = row.liveness(ear)
+    is_believed = row.state.state != "online" or liveness in ("alive", "no_beat")
+    return row.state.state if is_believed else liveness
+
+
+def _device_view(row: DeviceRow, ear: Ear, rollout: int, phase: str) -> DeviceView:
+    reported, state = row.reported, _state_of(row, ear)
+    heard = utc(row.heard_s)
     return DeviceView(
         id=row.id,
-        state="silent" if row.state is None else row.state.state,
-        seen=utc(row.seen_s),
+        state=state,
+        last_heard=heard,
+        age_s=round(max(0.0, ear.until_s - row.heard_s), 1) if heard else None,
+        silent_since=heard if state == "silent" else "",
+        beats=row.beat_s > 0.0,
+        clock=row.beat_at,
         profile="" if reported is None else reported.profile,
         dev=reported is not None and reported.dev,
         labels=dict(row.all_labels),
@@ -207,11 +251,3 @@ def _device_view(row: DeviceRow, rollout: int, phase: str) -> DeviceView:
         rollout=rollout,
         phase=phase,
     )
-
-
-def utc(at_s: float) -> str:
-    """Return a time as RFC 3339, in seconds; empty for 0."""
-    if at_s <= 0.0:
-        return ""
-    time = dt.datetime.fromtimestamp(int(at_s), dt.timezone.utc)
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,7 +5,8 @@
 A comma-separated list. `NAME` (or several, NAME+NAME): the devices with the label group=NAME, or
 the one device of that id. `KEY=VALUE`: those with a label. `N%`: so many of all devices, rounded
 up, chosen by a hash that differs from rollout to rollout. `rest`: all others, the last group. A
-device is in the first group that takes it.
+device is in the first group that takes it; one that is away proves nothing, so it comes last: with
+`rest` no other group takes it.
 """
 
 import hashlib
@@ -60,14 +61,18 @@ def assign(
 
     Devices that no group takes are in none. RolloutError: a named group has no device.
     """
-    ordered = sorted(targets, key=lambda target: rank(key, target.device))
+    ordered = sorted(targets, key=lambda target: (not target.online, rank(key, target.device)))
+    early = [target for target in ordered if target.online or groups[-1] != REST]
     taken: set[str] = set()
     assigned = []
     for group in groups:
-        free = [target for target in ordered if target.device not in taken]
+        able = ordered if group == REST else early
+        free = [target for target in able if target.device not in taken]
         members = _members(group, free, total=len(ordered))
         if not members and group != REST and not _PERCENT.match(group):
-            raise RolloutError(_nobody(group, {target.device for target in ordered} & taken))
+            left = [target for target in ordered if target.device not in taken]
+            away = len(_members(group, left, total=len(ordered)))
+            raise RolloutError(_nobody(group, len(taken), away))
         taken.update(target.device for target in members)
         assigned.append(tuple(members))
     return tuple(assigned)
@@ -90,9 +95,14 @@ def _is_named(device: str, labels: Mapping[str, str], group: str, names: set[str
     return device in names or labels.get(GROUP_LABEL) in names
 
 
-def _nobody(group: str, taken: set[str]) -> str:
+def _nobody(group: str, taken: int, away: int) -> str:
     label = group if "=" in group else f"{GROUP_LABEL}={group.partition('+')[0]}"
-    others = f" that is not in an earlier group ({len(taken)} are)" if taken else ""
+    if away:
+        return (
+            f"the group {group} has no device that is there ({away} are away or silent, and prove "
+            f"nothing): label another one with `tandem fleet device label ID {label}`, or wait"
+        )
+    others = f" that is not in an earlier group ({taken} are)" if taken else ""
     return (
         f"the group {group} has no device{others}: label one with `tandem fleet device label ID "
         f"{label}`, or leave the group out"

@@ -17,8 +17,9 @@ from toolkit.fleet.rollout.judge import Fails, Waits, judge_group, too_many_fail
 from toolkit.fleet.rollout.policy import longest_wait_s
 
 DeviceWord = Literal[
-    "send", "skip", "live", "failed", "timeout", "supersede", "undo", "undone", "undo_failed"
-]
+    "send", "skip", "live", "silent", "failed", "timeout", "supersede",
+    "undo", "undone", "undo_failed",
+]  # fmt: skip
 StatusWord = Literal[
     "pause", "resume", "approve", "abort", "rollback", "hold", "ask", "finish", "join"
 ]
@@ -38,8 +39,14 @@ DEVICE_STEPS: Mapping[tuple[v.DevicePhase, DeviceWord], v.DevicePhase] = {
     ("timed_out", "undo"): "undoing",
     ("timed_out", "supersede"): "superseded",
     ("live", "failed"): "failed",  # it crashed too often and was rolled back
+    ("live", "silent"): "silent",
     ("live", "undo"): "undoing",
     ("live", "supersede"): "superseded",
+    ("silent", "live"): "live",  # it is heard again, and runs the release
+    ("silent", "failed"): "failed",
+    ("silent", "timeout"): "timed_out",
+    ("silent", "undo"): "undoing",
+    ("silent", "supersede"): "superseded",
     ("failed", "undo"): "undoing",
     ("failed", "supersede"): "superseded",
     ("undoing", "undone"): "undone",
@@ -218,9 +225,28 @@ def _keep(draft: _Draft, device: str, measured: Measured) -> None:
     draft.put(device, replace(draft.devices[device], measured=measured))
 
 
-def _on_superseded(draft: _Draft, event: v.Superseded) -> None:
+def _on_silent(draft: _Draft, event: v.Silent) -> None:
+    """What is not heard is not believed to be live; what has ended stays as it ended."""
+    if draft.state.status in v.ENDED:
+        return
     for device in event.devices:
-        draft.move(device, "supersede", event.at_s, f"rollout {event.by} took it over")
+        draft.move(device, "silent", event.at_s, "it is not heard any more")
+
+
+def _on_superseded(draft: _Draft, event: v.Superseded) -> None:
+    """A newer rollout takes devices. One that has ended keeps the figures that it ended with."""
+    for device in event.devices:
+        before = draft.devices.get(device)
+        reason = f"rollout {event.by} took it over"
+        if not draft.move(device, "supersede", event.at_s, reason) or before is None:
+            continue
+        if draft.state.status in v.ENDED:
+            group = draft.groups[before.group]
+            taken = {**group.taken, before.phase: group.taken.get(before.phase, 0) + 1}
+            draft.groups[before.group] = replace(group, taken=taken)
+            by = draft.state.taken_by
+            counted = {**by, event.by: by.get(event.by, 0) + 1}
+            draft.state = replace(draft.state, taken_by=counted)
 
 
 def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
@@ -255,7 +281,7 @@ def _accept(draft: _Draft, cause: v.Cause) -> None:
 
 def _on_reconnected(draft: _Draft, event: v.Reconnected) -> None:
     """Nobody could be heard: no device is late for that, nor are its figures."""
-    for device in draft.in_phases("sent", "undoing"):
+    for device in draft.in_phases("sent", "silent", "undoing"):
         draft.put(device, replace(draft.devices[device], since_s=event.at_s))
     _wait_anew_for_figures(draft)
 
@@ -274,7 +300,8 @@ def _skip_pending(draft: _Draft, at_s: float, reason: str) -> None:
 def _undo_all(draft: _Draft, at_s: float) -> None:
     """Send every device that got the release back to the one before."""
     release = draft.spec.release.blob.sha256
-    for device in draft.in_phases("live", "sent", "failed", "timed_out"):
+    draft.groups = [replace(group, taken={}) for group in draft.groups]
+    for device in draft.in_phases("live", "silent", "sent", "failed", "timed_out"):
         draft.move(device, "undo", at_s)
         previous = draft.devices[device].previous
         if not previous:
@@ -299,11 +326,12 @@ def _on_tick(draft: _Draft, event: v.Tick) -> None:
 
 def _time_out(draft: _Draft, at_s: float) -> None:
     window_s = longest_wait_s(draft.spec.policy)
-    for device in draft.in_phases("sent", "undoing"):
+    for device in draft.in_phases("sent", "silent", "undoing"):
         state = draft.devices[device]
         limit_s = draft.spec.timeout_s + (window_s if state.phase == "sent" else 0.0)
         if at_s - state.since_s >= limit_s:
-            draft.move(device, "timeout", at_s, f"no final answer within {limit_s:g} s")
+            what = "not heard for" if state.phase == "silent" else "no final answer within"
+            draft.move(device, "timeout", at_s, f"{what} {limit_s:g} s")
 
 
 def _judge(draft: _Draft, at_s: float) -> None:
@@ -397,6 +425,7 @@ HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
     v.Joined: _on_joined,
     v.Answered: _on_answered,
     v.Figures: _on_figures,
+    v.Silent: _on_silent,
     v.Superseded: _on_superseded,
     v.Ordered: _on_ordered,
     v.Reconnected: _on_reconnected,

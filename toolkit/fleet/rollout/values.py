@@ -17,6 +17,7 @@ DevicePhase = Literal[
     "pending",  # its turn has not come
     "sent",  # the release is desired
     "live",
+    "silent",  # it was live, and is not heard any more
     "failed",  # refused, or rolled back by the device
     "timed_out",
     "skipped",  # the rollout ended before its turn
@@ -32,7 +33,7 @@ Order = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
 ENDED: frozenset[Status] = frozenset({"finished", "aborted", "rolled_back"})
-OPEN: frozenset[DevicePhase] = frozenset({"pending", "sent", "undoing"})  # no final phase
+OPEN: frozenset[DevicePhase] = frozenset({"pending", "sent", "silent", "undoing"})  # no final phase
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,13 @@ class Figures(_Event, frozen=True, kw_only=True, tag="figures"):
     measured: Measured
 
 
+class Silent(_Event, frozen=True, kw_only=True, tag="silent"):
+    """Devices are not heard any more; `heard_s`: when the first of them last was."""
+
+    devices: tuple[str, ...]
+    heard_s: float
+
+
 class Superseded(_Event, frozen=True, kw_only=True, tag="superseded"):
     """Devices were taken over by a newer rollout."""
 
@@ -142,7 +150,7 @@ class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
     """Time has passed. The machine decides and sends at ticks alone."""
 
 
-Event = Started | Joined | Answered | Figures | Superseded | Ordered | Reconnected | Tick
+Event = Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
 
 
 class Send(_Value, frozen=True, kw_only=True):
@@ -177,6 +185,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
 
     `accepted`: the operator lets it pass as it is. `tolerated`: failures that were there when the
     operator said to go on. `full_s`: when enough devices were live, while figures are missing.
+    `taken`: the phases that devices had which newer rollouts have taken, of `counts["superseded"]`.
     """
 
     name: str
@@ -185,6 +194,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
     accepted: bool = False
     tolerated: int = 0
     full_s: float | None = None
+    taken: Mapping[DevicePhase, int] = {}
 
     @property
     def size(self) -> int:
@@ -207,7 +217,8 @@ class RolloutState(_Value, frozen=True, kw_only=True):
     """A rollout now. `reason`: a sentence on why it stands still, or what it waits for.
 
     `group`: the number of the newest group that has begun. `credit`: devices that may be sent to
-    by the rate, as of `credit_s`.
+    by the rate, as of `credit_s`. `taken_by`: how many devices each newer rollout has taken since
+    this one ended, by its number.
     """
 
     status: Status = "running"
@@ -218,8 +229,9 @@ class RolloutState(_Value, frozen=True, kw_only=True):
     devices: Mapping[str, DeviceState] = {}
     credit: float = 0.0
     credit_s: float | None = None
+    taken_by: Mapping[int, int] = {}
 
 
 EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
-    Started | Joined | Answered | Figures | Superseded | Ordered | Reconnected | Tick
+    Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.errors import RolloutError
 from toolkit.fleet.store.dialects import Connection, Dialect, parse_url, shown
-from toolkit.fleet.store.schema import SCHEMA_VERSION, TABLES
+from toolkit.fleet.store.schema import MIGRATIONS, SCHEMA_VERSION, TABLES
 
 Row = tuple[Any, ...]
 
@@ -78,11 +78,21 @@ class Database:
                     for statement in (*TABLES, *self.dialect.append_only):
                         self.run(statement)
                     self.run("INSERT INTO settings VALUES ('schema', ?)", SCHEMA_VERSION)
+        if self._version() in MIGRATIONS:
+            self._migrate()
         if (version := self._version()) != SCHEMA_VERSION:
             raise RolloutError(
                 f"{self._name} has the schema {version}, this Tandem reads {SCHEMA_VERSION}: "
                 "take the Tandem that wrote it"
             )
+
+    def _migrate(self) -> None:
+        """Bring the tables of an earlier version up to date."""
+        with self.write():
+            while (version := self._version() or 0) in MIGRATIONS:  # nobody was quicker
+                for statement in MIGRATIONS[version]:
+                    self.run(statement)
+                self.run("UPDATE settings SET value = ? WHERE name = 'schema'", version + 1)
 
     def _version(self) -> int | None:
         catalog = {

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @fleet_option
 @click.option("--where", default="", metavar="LIST",
     help="Only devices that fulfil all of it, such as jetpack>=6,label.site=lab.")  # fmt: skip
-@click.option("--state", metavar="STATE", help="Only devices that are online, stopped, lost...")
+@click.option(
+    "--state", metavar="STATE", help="Only devices that are online, silent, stopped, lost..."
+)
 @click.option("--phase", metavar="PHASE",
     help="Only devices in this phase of their rollout: live, failed, ...")  # fmt: skip
 @click.option("--rollout", "number", type=click.IntRange(min=1), metavar="N",
@@ -37,14 +39,15 @@ def devices(
     from toolkit.cli.commands.fleet.tables import devices_table
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.rollout.targets import fulfils, parse_requirements
-    from toolkit.fleet.store.devices import load_devices
+    from toolkit.fleet.store.devices import load_devices, load_ear
     from toolkit.fleet.views import device_views
 
     database = load_fleet(folder).open_store()
     requirements = parse_requirements(where)
 
     def read() -> "Sequence[DeviceView]":
-        targets = {row.id: row.target() for row in load_devices(database)}
+        ear = load_ear(database)
+        targets = {row.id: row.target(ear) for row in load_devices(database)}
         return [
             view
             for view in device_views(database)

@@ -31,7 +31,7 @@ def logs(device: str, folder: Path, follow: bool, as_json: bool) -> None:
     from toolkit.fleet.history import history_of
     from toolkit.fleet.operations import unknown_device
     from toolkit.fleet.store.devices import load_device
-    from toolkit.fleet.views import utc
+    from toolkit.fleet.times import utc
 
     fleet = load_fleet(folder)
     database = fleet.open_store()
@@ -76,7 +76,7 @@ def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
     from device.protocol.mqtt import Link, LinkEvent, Message, queue_putter
     from device.protocol.topics import Topics
     from toolkit.fleet.history import printable
-    from toolkit.fleet.views import utc
+    from toolkit.fleet.times import utc
 
     root = Topics(device).root
     subscriptions = tuple((f"{root}/{topic}", 1) for topic in FOLLOWED)

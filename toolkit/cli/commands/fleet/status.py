@@ -1,4 +1,4 @@
-"""`tandem fleet status`: what of a fleet ends soon."""
+"""`tandem fleet status`: who is silent, and what of a fleet ends soon."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from toolkit.cli.options.fleet import fleet_option, json_option
 
 if TYPE_CHECKING:
     from toolkit.fleet.endings import Ending
+    from toolkit.fleet.rollout.liveness import Outage
 
+MAX_OUTAGES = 20  # that are listed
 # Urgency -> exit status of --check.
 STATUSES = {"fine": 0, "soon": 3, "urgent": 4, "over": 4}
 
@@ -24,15 +26,17 @@ STATUSES = {"fine": 0, "soon": 3, "urgent": 4, "over": 4}
 @fleet_option
 @json_option
 def status(check: bool, due: bool, folder: Path, as_json: bool) -> None:
-    """Show when signatures and certificates end, and what to do before.
+    """Show which devices are silent, and when signatures and certificates end.
 
+    Devices of one site that fell silent together are one row; they do not count for --check.
     What `tandem fleet serve` renews by itself needs attention only if it did not. By a timer, use
     --check --due: it prints nothing and exits with 0 while all is fine.
     """
     from toolkit.fleet.endings import most_urgent, read_endings, urgency, utc_now
+    from toolkit.fleet.times import utc
 
     now = utc_now()
-    endings = read_endings(folder)
+    endings, silent = read_endings(folder), _silent(folder)
 
     def is_shown(row: "Ending") -> bool:
         # A fleet has thousands of devices: those whose certificate is fine are not listed.
@@ -45,11 +49,42 @@ def status(check: bool, due: bool, folder: Path, as_json: bool) -> None:
                 "remedy": row.remedy}
             for row in shown
         ]  # fmt: skip
+        rows += [
+            {"kind": "silent", "name": event.place, "devices": event.devices, "of": event.of,
+                "since": utc(event.since_s)}
+            for event in silent
+        ]  # fmt: skip
         click.echo(msgspec.json.encode(rows))
-    elif shown:
-        _print(shown)
+    else:
+        _print_silent(silent)
+        if shown:
+            _print(shown)
     if check:
         sys.exit(STATUSES[most_urgent(endings, now)])
+
+
+def _silent(folder: Path) -> "Sequence[Outage]":
+    """Return the outages of a fleet; one that was never served has none."""
+    from toolkit.fleet.fleet_folder import load_fleet
+    from toolkit.fleet.folder import SETTINGS
+    from toolkit.fleet.views import read_outages
+
+    if not (folder / SETTINGS).exists():
+        return ()
+    database = load_fleet(folder).open_store()
+    try:
+        return read_outages(database)
+    finally:
+        database.close()
+
+
+def _print_silent(silent: "Sequence[Outage]") -> None:
+    from toolkit.fleet.watch import sentence
+
+    for event in silent[:MAX_OUTAGES]:
+        click.echo(sentence(event))
+    if len(silent) > MAX_OUTAGES:
+        click.echo(f"and {len(silent) - MAX_OUTAGES} more: `tandem fleet devices --state silent`")
 
 
 def _print(endings: "Sequence[Ending]") -> None:

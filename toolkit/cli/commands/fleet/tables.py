@@ -1,5 +1,6 @@
 """How the views of a fleet look on a terminal."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -14,6 +15,9 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.views import DeviceView, GroupView, RolloutView
 
 PLANNED = 5  # devices of a group that a plan lists
+LISTED_LABELS = 8  # of a device in a list; `tandem fleet device show` has them all
+MAX_WORDS = 48  # characters of a label in a list
+MAX_REASON = 400  # characters of a reason in a list
 COLOURS: Mapping[v.Status, str] = {
     "running": "cyan",
     "paused": "yellow",
@@ -35,10 +39,15 @@ def rollouts_table(views: Sequence[RolloutView]) -> RenderableType:
             _text(f"{view.name} {view.version}"),
             _text(view.profile),
             _status(view),
-            f"{view.live} of {view.devices}",
+            f"{view.live} of {view.devices}{_taken(view)}",
             view.created,
         )
     return _with_server(table, views)
+
+
+def _taken(view: RolloutView) -> str:
+    numbers = ", ".join(map(str, view.taken_by))
+    return f" (then taken by {numbers})" if numbers else ""
 
 
 def rollout_table(view: RolloutView) -> RenderableType:
@@ -63,10 +72,15 @@ def rollout_table(view: RolloutView) -> RenderableType:
         for group in view.groups
         if (share := group.shadow_agreement) is not None
     ]
+    parts += [
+        _text(f"rollout {number} has taken {count} of its devices since it ended")
+        for number, count in view.taken_by.items()
+    ]
     if view.failures:
         rows = _table("device", "group", "phase", "reason")
         for failure in view.failures:
-            rows.add_row(failure.device, _text(failure.group), failure.phase, _text(failure.reason))
+            reason = _text(_cut(failure.reason, MAX_REASON))
+            rows.add_row(failure.device, _text(failure.group), failure.phase, reason)
         parts.append(rows)
     return _with_server(Group(*parts), [view])
 
@@ -93,20 +107,24 @@ def _group_cells(group: GroupView) -> list[RenderableType]:
 
 
 def devices_table(views: Sequence[DeviceView]) -> RenderableType:
-    """Return the list of devices."""
-    table = _table("device", "state", "profile", "runs", "update", "rollout", "labels", "problems")
+    """Return the list of devices, and the outages among them."""
+    columns = ("device", "state", "heard", "profile", "runs", "update", "rollout", "labels")
+    table = _table(*columns, "problems")
     for view in views:
         table.add_row(
             Text.assemble(view.id, (" dev", "red") if view.dev else ""),
             _text(view.state, style="" if view.state == "online" else "yellow"),
+            age_text(view.age_s) if view.beats else f"{age_text(view.age_s)} (no beats)",
             _text(view.profile),
             _running(view),
             _update(view),
             f"{view.rollout} {view.phase}" if view.rollout else "",
-            _text(_labels(view)),
+            _text(_labels(view, LISTED_LABELS)),
             str(len(view.problems)) if view.problems else "",
         )
-    return Group(table, _text(f"{len(views)} devices"))
+    states = Counter(view.state for view in views)
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return Group(table, _text(f"{len(views)} devices: {counted}" if views else "0 devices"))
 
 
 def device_table(view: DeviceView) -> RenderableType:
@@ -114,7 +132,10 @@ def device_table(view: DeviceView) -> RenderableType:
     table = Table(box=None, show_header=False)
     facts, measured = view.facts, view.measured
     rows: list[tuple[str, str]] = [
-        ("state", f"{view.state}, heard {view.seen or 'never'}"),
+        ("state", f"{view.state}, heard {view.last_heard or 'never'}"),
+        ("silent since", view.silent_since),
+        ("beats", "" if view.beats else "none: its agent is older, so silence is not noticed"),
+        ("its clock", view.clock),
         ("profile", view.profile),
         ("signatures", "takes unsigned releases (dev = true)" if view.dev else "required"),
         ("runs", _running(view).plain),
@@ -214,8 +235,22 @@ def _share(agreement: float | None, of: str) -> str:
     return "" if agreement is None else f"{100.0 * agreement:.2f} % agree{of}"
 
 
-def _labels(view: DeviceView) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))
+def _labels(view: DeviceView, most: int | None = None) -> str:
+    rows = [f"{key}={value}" for key, value in sorted(view.labels.items())]
+    if most is None:
+        return ", ".join(rows)
+    more = [f"and {len(rows) - most} more"] if len(rows) > most else []
+    return ", ".join([*(_cut(row, MAX_WORDS) for row in rows[:most]), *more])
+
+
+def age_text(age_s: float | None) -> str:
+    """Return how long ago something was, in one unit."""
+    if age_s is None:
+        return "never"
+    for seconds, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit} ago"
+    return f"{age_s:.0f} s ago"
 
 
 def _table(*columns: str) -> Table:
@@ -228,3 +263,7 @@ def _table(*columns: str) -> Table:
 def _text(text: str, style: str = "") -> Text:
     """Return a text of which nothing steers the terminal: devices say much of it."""
     return Text(printable(text), style=style)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
