@@ -1,5 +1,5 @@
-"""Chunk servers: several at once, brokers without shared subscriptions, casts, and bundles that are
-not there; with a real broker, real servers and real agents."""
+"""Chunk servers: several at once, casts, floods, and bundles that are not there; with a real broker,
+real servers and real agents."""
 
 import queue
 import signal
@@ -39,10 +39,11 @@ from device.protocol.topics import Topics
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import start_broker
 from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer, serve
+from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer, reach, serve
 from toolkit.fleet.deploy import BrokerAddress
 from toolkit.fleet.identity import Authority
 from toolkit.fleet.library import Library
+from toolkit.fleet.request_gate import RequestGate, gated
 
 
 @contextmanager
@@ -128,7 +129,8 @@ def test_servers_come_and_go_and_an_update_comes_as_differences(
             ask_for(watcher, release_of(second), "second")
             assert result(watcher, "second").phase == "live"
         requests = watcher.drain().requests
-    assert {request.peer for request in requests} == {"", "fleet"}
+    # Each download asks all, then one server by its name; the first one's was killed.
+    assert len({request.peer for request in requests} - {""}) == 2
     assert any(request.bases for request in requests[before:])
     assert "a difference" not in board.log()
 
@@ -148,7 +150,7 @@ def test_a_bundle_that_nobody_has_ends_the_download_with_a_sentence(
     assert asked < 10
 
 
-def test_a_broker_without_shared_subscriptions_has_several_servers_too(tmp_path: Path) -> None:
+def test_a_broker_of_mqtt_3_has_several_servers_too(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "targets", engine_bytes=2 * 1024**2)
     targets = tmp_path / "targets"
     with start_broker() as embedded:
@@ -273,7 +275,7 @@ def test_an_address_with_tls_is_never_spoken_to_in_plain(tmp_path: Path, broker:
         cast_bundle(plain, blob)
     ended = threading.Event()
     with pytest.raises(BrokerError, match="cannot reach the broker"):
-        serve(plain, library, ended, on_up=ended.set)
+        serve(reach(plain), library, ended, on_up=ended.set)
     blob.close()
     library.close()
 
@@ -319,7 +321,7 @@ def test_a_bundle_that_was_taken_away_costs_that_bundle_alone(
 
 def test_devices_are_answered_in_turn(tmp_path: Path, library: Library) -> None:
     sha256, sent = sha256_of(library, tmp_path), Sent()
-    server = ChunkServer(library, sent)
+    server = ChunkServer(library, sent, "fleet")
     for device in ("a", "b"):
         server.on_message(request_of(device, BlobGet(sha256=sha256, chunks=(0, 1, 2, 0))))
     while server.pending:
@@ -368,6 +370,53 @@ def test_the_queue_of_a_server_is_bounded(
     while server.pending:
         server.send_next()
     assert len(sent.rows) == 20
+
+
+def test_who_floods_has_the_rate_of_one_device_and_no_more() -> None:
+    gate = RequestGate(per_s=10.0, burst=20.0)
+    assert [gate.admits("thief", 0.0) for _ in range(21)] == [True] * 20 + [False]
+    assert gate.admits("board", 0.0)  # another one has its own
+    assert [gate.admits("thief", 0.1) for _ in range(2)] == [True, False]
+    assert sum(gate.admits("thief", 100.0) for _ in range(50)) == 20
+
+
+def test_a_flood_is_dropped_before_it_is_queued_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken: list[LinkEvent] = []
+    put = gated(taken.append, RequestGate(per_s=0.001, burst=5.0))
+    for _ in range(1000):
+        put(Message("fleet/v1/thief/blob/get", b"{}"))
+    put(Message("fleet/v1/board/blob/get", b"{}"))
+    put(LinkUp(1, "5"))
+    assert len(taken) == 7
+    assert [record.message for record in caplog.records] == [
+        "thief sends more than 0.001 requests a second, which are dropped: if it does not end, shut "
+        "it out with `tandem fleet identity revoke thief`"
+    ]
+
+
+def test_one_device_fills_neither_the_queue_nor_the_disk_s_time(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.fleet.chunk_server.MAX_PENDING_EACH", 3)
+    looked: list[str] = []
+    find = library._find
+    monkeypatch.setattr(library, "_find", lambda sha256: looked.append(sha256) or find(sha256))
+    sha256, sent = sha256_of(library, tmp_path), Sent()
+    server = ChunkServer(library, sent)
+    for number in range(200):  # bundles that nobody has: each one is looked for on the disk
+        server.on_message(request_of("thief", BlobGet(sha256=f"{number:064x}", chunks=(0,))))
+    assert len(looked) == len(sent.rows) < 20
+    server.on_message(request_of("board", BlobGet(sha256=sha256, chunks=(0, 1, 2, 3, 4))))
+    for base in range(200, 300):
+        request = BlobGet(sha256=sha256, chunks=(0, 1, 2, 3, 4), bases=(f"{base:064x}",))
+        server.on_message(request_of("thief", request))
+    assert len(looked) < 25
+    sent.rows.clear()
+    while server.pending:
+        server.send_next()
+    assert [topic.split("/")[2] for topic, _ in sent.rows] == ["board", "thief"] * 3
 
 
 def test_a_library_opens_a_bundle_by_name_or_by_hash(tmp_path: Path) -> None:

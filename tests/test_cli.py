@@ -181,7 +181,7 @@ FOREIGN = {
     "--implementation", "--no-build-isolation", "--no-cache-dir", "--no-deps", "--no-index",
     "--no-pager", "--no-same-owner", "--now", "--only-binary", "--onnx", "--opset",
     "--platform", "--port", "--python-version", "--qos", "--query-gpu", "--request",
-    "--root-user-action", "--saved-model", "--share", "--shell", "--system",
+    "--root-user-action", "--saved-model", "--shell", "--system",
     "--system-site-packages", "--tag", "--tflite", "--unrestrict", "--until-stdin-closes",
     "--user-group",
     "--version", "--without-pip", "--write",

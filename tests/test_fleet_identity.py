@@ -344,7 +344,7 @@ class Server:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            if isinstance(event, Message) and self._service.takes(event.topic):
+            if isinstance(event, Message):
                 self._service.on_message(event, self._link)
 
 

@@ -35,7 +35,7 @@ PREFIX = "fleet/v1"
 CAST = f"{PREFIX}/cast"  # chunks that all devices read
 PROVISION = "fleet/provision/v1"  # {id}/request, {id}/response: a new device's certificate
 BLOB_GET_OF_ALL = f"{PREFIX}/+/blob/get"  # what a server of chunks subscribes to
-SHARED_BLOB_GET = f"$share/fleet/{BLOB_GET_OF_ALL}"  # several servers: each request to one of them
+TUF_GET_OF_ALL = f"{PREFIX}/+/tuf/get"  # what the server of metadata subscribes to
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 

@@ -1,119 +1,93 @@
-"""Answers what devices ask of a fleet, over one connection: chunks, signed metadata, certificates.
+"""Answers what devices ask of a fleet: signed metadata, chunks, certificates.
 
-It keeps nothing of a device, so several of them may run: a broker of MQTT 5 gives each request to
-one by a shared subscription. With 3.1.1, which may have none, all answer, and the device asks the
-first that did by its name from then on.
+Each kind has a connection and a thread of its own: a file of metadata never waits behind chunks of
+others, nor behind who floods the server with requests for certificates.
 """
 
 import logging
 import queue
 import secrets
 import threading
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
-from paho.mqtt.enums import MQTTProtocolVersion
-
-from device.errors import BrokerError
-from device.protocol.mqtt import (
-    Link,
-    LinkDown,
-    LinkEvent,
-    LinkSettings,
-    LinkUp,
-    queue_putter,
-)
-from device.protocol.mqtt_version import FIXED_VERSIONS, probe_version
-from device.protocol.topics import BLOB_GET_OF_ALL, PREFIX, SHARED_BLOB_GET
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, Message, queue_putter
+from device.protocol.topics import TUF_GET_OF_ALL
+from toolkit.fleet import chunk_server
 from toolkit.fleet.admission import BENCH_BUNDLES
-from toolkit.fleet.chunk_server import SHARED_PEER, ChunkServer
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.identity import SERVER, Authority
 from toolkit.fleet.library import Library
-from toolkit.fleet.metadata_server import SHARED, MetadataServer
+from toolkit.fleet.metadata_server import MetadataServer
 from toolkit.fleet.provisioning import Provisioning
+from toolkit.fleet.request_gate import RequestGate, gated
 
 LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
-AGAIN_S = 2.0  # between two tries to find out what the broker speaks
+FILES_PER_S, MAX_FILES = 20.0, 200.0  # of metadata, for one device: a check asks for about ten
 BUNDLES = (Path("repository", "targets"), Path(BENCH_BUNDLES))
 
 
 class Answers:
-    """A connection of its own, in a thread of its own."""
+    """A thread for each kind of request."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
-        self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._library = Library(*(fleet.folder / folder for folder in BUNDLES))
         self._metadata = MetadataServer(fleet.folder / "repository")
         identity = fleet.folder / IDENTITY
-        self._provisioning = (
-            Provisioning(Authority(identity)) if (identity / "ca.key").exists() else None
-        )
+        runs: list[tuple[str, Callable[[], None]]] = [
+            ("metadata", self._answer_metadata),
+            ("chunks", self._answer_chunks),
+        ]
+        if (identity / "ca.key").exists():
+            self._provisioning = Provisioning(Authority(identity))
+            runs.append(("certificates", self._answer_provisioning))
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in runs]
 
     def start(self) -> None:
         """Begin to answer, without waiting for the broker."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Stop, and close the bundles."""
         self._stopped.set()
-        self._thread.join(5.0)
+        for thread in self._threads:
+            thread.join(5.0)
         self._library.close()
 
-    def _run(self) -> None:
-        settings = self._fleet.link_settings(f"fleet-answers-{secrets.token_hex(4)}", (), SERVER)
-        shared = self._is_shared(settings)
-        if shared is None:
-            return
-        topics = [SHARED_BLOB_GET, SHARED] if shared else [BLOB_GET_OF_ALL, f"{PREFIX}/+/tuf/get"]
-        subscriptions = [(topic, 0) for topic in topics]
-        if self._provisioning is not None:
-            subscriptions += self._provisioning.subscriptions
-        settings = replace(settings, subscriptions=tuple(subscriptions))
-        link = Link(settings, queue_putter(self._events, self._stopped))
-        peer = SHARED_PEER if shared else settings.client_id[-8:]
-        chunks = ChunkServer(self._library, partial(link.publish_bulk, qos=0), peer)
+    def _answer_chunks(self) -> None:
+        chunk_server.serve(self._settings("chunks"), self._library, self._stopped)
+
+    def _answer_metadata(self) -> None:
+        self._hold(self._settings("tuf", (TUF_GET_OF_ALL, 0)), self._metadata.handle)
+
+    def _answer_provisioning(self) -> None:
+        settings = self._settings("certificates", *self._provisioning.subscriptions)
+        self._hold(settings, lambda link, message: self._provisioning.on_message(message, link))
+
+    def _settings(self, kind: str, *subscriptions: tuple[str, int]) -> LinkSettings:
+        name = f"fleet-{kind}-{secrets.token_hex(4)}"
+        return self._fleet.link_settings(name, subscriptions, SERVER)
+
+    def _hold(self, settings: LinkSettings, handle: Callable[[Link, Message], object]) -> None:
+        """Keep a connection, and handle each message in this thread."""
+        events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
+        link = Link(
+            settings,
+            gated(queue_putter(events, self._stopped), RequestGate(FILES_PER_S, MAX_FILES)),
+        )
         link.start()
-        try:
-            while not self._stopped.is_set():
-                try:
-                    event = self._events.get(block=not chunks.pending, timeout=0.5)
-                except queue.Empty:
-                    if chunks.pending:
-                        chunks.send_next()
-                    continue
-                self._take(event, chunks, link)
-        finally:
-            self._stopped.set()
-            link.close()
-
-    def _take(self, event: LinkEvent, chunks: ChunkServer, link: Link) -> None:
-        if isinstance(event, LinkDown):
-            LOG.warning("%s", event.reason)
-            chunks.forget()
-        elif isinstance(event, LinkUp):
-            LOG.info("answers devices")
-        elif self._provisioning is not None and self._provisioning.takes(event.topic):
-            self._provisioning.on_message(event, link)
-        elif not self._metadata.handle(link, event):
-            chunks.on_message(event)
-
-    def _is_shared(self, settings: LinkSettings) -> bool | None:
-        """Return whether the broker has shared subscriptions; None: stopped before it was there."""
-        fixed = FIXED_VERSIONS[settings.mqtt_version]
-        if fixed is not None:
-            return fixed == MQTTProtocolVersion.MQTTv5
         while not self._stopped.is_set():
             try:
-                context = None if settings.tls is None else settings.tls.context()
-                version = probe_version(settings.host, settings.port, context)
-                return version == MQTTProtocolVersion.MQTTv5
-            except (OSError, BrokerError):  # the link of the rollouts says why
-                self._stopped.wait(AGAIN_S)
-        return None
+                event = events.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if isinstance(event, LinkDown):
+                LOG.warning("%s", event.reason)
+            elif isinstance(event, Message):
+                handle(link, event)
+        link.close()

@@ -3,9 +3,9 @@
     python -m toolkit.fleet.chunk_server --fleet DIR --broker 192.168.1.10
 
 It remembers nothing of a device: every request says all that its answer needs. So several of them
-may run, on several machines. The broker gives each request to one of them by a shared subscription;
-with a broker of MQTT 3.1.1, which may have none, all get it, and the device asks the first that
-answered by its name from then on.
+may run, on several machines. All get the first request of a download, and the device asks the first
+that answered by its name from then on. A shared subscription would give each request to one of
+them, and with mosquitto to any device that joins it: that checks rights at delivery only.
 """
 
 import argparse
@@ -16,13 +16,12 @@ import secrets
 import signal
 import sys
 import threading
-from collections import OrderedDict, deque
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from paho.mqtt.enums import MQTTProtocolVersion
 
 from device.errors import BrokerError, BundleError, TandemError
 from device.protocol.documents import BlobGet, decode
@@ -36,27 +35,24 @@ from device.protocol.mqtt import (
     queue_putter,
 )
 from device.protocol.mqtt_version import probe_version
-from device.protocol.topics import BLOB_GET_OF_ALL, PREFIX, SHARED_BLOB_GET, Topics
+from device.protocol.topics import BLOB_GET_OF_ALL, PREFIX, Topics
 from toolkit.fleet.blob import INDEX_PART, Blob
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
 from toolkit.fleet.library import Library
+from toolkit.fleet.request_gate import RequestGate, gated
 
 LOG = logging.getLogger("tandem.chunks")
-SHARED_PEER = "fleet"  # the name of all servers of a shared subscription: any of them may answer
 GONE_PART = "none"
 TARGETS = Path("repository", "targets")
 MAX_PENDING = 256 * 1024  # parts of all devices; what is dropped is asked for again
+MAX_PENDING_EACH = 4096  # of one device
+# Looks for bundles that are not open, of one device: each reads the folder.
+LOOKS_PER_S, MAX_LOOKS = 2.0, 16.0
 MAX_EVENTS = 4096
 READY = "serving"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One answer that a device waits for."""
-
-    sha256: str
-    part: int | str
-    bases: tuple[str, ...]
+Part = tuple[str, int | str]  # the SHA-256 of a bundle, and the number of a chunk or "index"
 
 
 class ChunkServer:
@@ -66,15 +62,17 @@ class ChunkServer:
     """
 
     def __init__(
-        self, library: Library, send: Callable[[str, bytes], bool], peer: str = SHARED_PEER
+        self, library: Library, send: Callable[[str, bytes], bool], peer: str = ""
     ) -> None:
-        """`peer`: the name by which devices ask this server again."""
+        """`peer`: the name by which devices ask this server again; empty: a new one."""
         self.sent_bytes = 0
         self._library = library
         self._send = send
-        self._peer = peer
-        self._pending: OrderedDict[str, deque[_Part]] = OrderedDict()  # by device, in turn
+        self._peer = peer or secrets.token_hex(4)
+        # By device, in turn: what it waits for, and the bases of a difference.
+        self._pending: OrderedDict[str, OrderedDict[Part, tuple[str, ...]]] = OrderedDict()
         self._parts = 0
+        self._looks = RequestGate(LOOKS_PER_S, MAX_LOOKS)
 
     @property
     def pending(self) -> bool:
@@ -102,49 +100,58 @@ class ChunkServer:
     def send_next(self) -> None:
         """Send one part to the device whose turn it is."""
         device, parts = self._pending.popitem(last=False)
-        part = parts.popleft()
+        (sha256, part), bases = parts.popitem(last=False)
         self._parts -= 1
         if parts:
             self._pending[device] = parts
-        name, payload = self._answer(part)
-        if self._send(Topics(device).chunk(part.sha256, name, self._peer), payload):
+        name, payload = self._answer(sha256, part, bases)
+        if self._send(Topics(device).chunk(sha256, name, self._peer), payload):
             self.sent_bytes += len(payload)
 
     def _take(self, device: str, request: BlobGet) -> None:
+        if not self._may_look(device, request.sha256):
+            return
         blob = self._library.blob(request.sha256)
         if blob is None:
             topic = Topics(device).chunk(request.sha256, GONE_PART, self._peer)
             self._send(topic, self._gone(request.sha256))
             return
-        queued = self._pending.setdefault(device, deque())
-        known = {(row.sha256, row.part) for row in queued}
+        bases = request.bases if all(self._may_look(device, b) for b in request.bases) else ()
+        queued = self._pending.setdefault(device, OrderedDict())
         for part in blob.parts_of(request):
-            if (request.sha256, part) not in known and self._parts < MAX_PENDING:
-                known.add((request.sha256, part))
-                queued.append(_Part(request.sha256, part, request.bases))
+            key = request.sha256, part
+            room = self._parts < MAX_PENDING and len(queued) < MAX_PENDING_EACH
+            if key not in queued and room:
+                queued[key] = bases
                 self._parts += 1
         if not queued:
             del self._pending[device]
 
-    def _answer(self, part: _Part) -> tuple[int | str, bytes]:
+    def _may_look(self, device: str, sha256: str) -> bool:
+        """Whether a bundle is open or known to be away, or the device may have it looked for."""
+        return self._library.knows(sha256) or self._looks.admits(device, time.monotonic())
+
+    def _answer(
+        self, sha256: str, part: int | str, bases: tuple[str, ...]
+    ) -> tuple[int | str, bytes]:
         """Return the name and the payload of an answer, which says so where the bundle is gone."""
         for _ in range(2):  # a file that was changed or is not read is looked for again, once
-            blob = self._library.blob(part.sha256)
+            blob = self._library.blob(sha256)
             if blob is None:
                 break
             try:
-                return self._read(blob, part)
+                return self._read(blob, part, bases)
             except (BundleError, OSError) as error:
                 LOG.error("%s", error)
-                self._library.forget(part.sha256)
-        return GONE_PART, self._gone(part.sha256)
+                self._library.forget(sha256)
+        return GONE_PART, self._gone(sha256)
 
-    def _read(self, blob: Blob, part: _Part) -> tuple[int | str, bytes]:
-        if part.part != INDEX_PART and part.bases:
-            payload = self._library.delta(blob, int(part.part), part.bases)
+    def _read(self, blob: Blob, part: int | str, bases: tuple[str, ...]) -> tuple[int | str, bytes]:
+        if part != INDEX_PART and bases:
+            payload = self._library.delta(blob, int(part), bases)
             if payload is not None:
-                return f"d{part.part}", payload
-        return part.part, blob.read(part.part)
+                return f"d{part}", payload
+        return part, blob.read(part)
 
     def _gone(self, sha256: str) -> bytes:
         return (
@@ -154,44 +161,21 @@ class ChunkServer:
 
 
 def serve(
-    address: BrokerAddress,
+    settings: LinkSettings,
     library: Library,
     ended: threading.Event,
     *,
-    shared: bool | None = None,
     qos: int = 0,
     on_up: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until `ended` is set. `shared`: by a shared subscription; None: if it has MQTT 5.
+    """Serve until `ended` is set; interruptions of the connection are waited out.
 
-    `on_up` is called at each connection. Raises BrokerError if the broker cannot be reached at the
-    start; later interruptions are waited out.
+    `settings`: the connection, without subscriptions; `on_up` is called each time it is made.
     """
-    if shared is None:
-        try:
-            context = None if address.tls is None else address.tls.context()
-            version = probe_version(address.host, address.port, context)
-            shared = version == MQTTProtocolVersion.MQTTv5
-        except OSError as error:
-            raise BrokerError(
-                f"cannot reach the broker at {address.host}:{address.port}: "
-                f"{error.strerror or error}; is it running, and is --broker right?"
-            ) from error
-    name = secrets.token_hex(4)
-    settings = LinkSettings(
-        host=address.host,
-        port=address.port,
-        client_id=f"tandem-chunks-{name}",
-        subscriptions=((SHARED_BLOB_GET if shared else BLOB_GET_OF_ALL, 0),),
-        username=address.username,
-        password=address.password,
-        tls=address.tls,
-    )
+    settings = replace(settings, subscriptions=((BLOB_GET_OF_ALL, 0),))
     events: queue.Queue[LinkEvent | None] = queue.Queue(MAX_EVENTS)
-    link = Link(settings, queue_putter(events, ended))
-    server = ChunkServer(
-        library, partial(link.publish_bulk, qos=qos), SHARED_PEER if shared else name
-    )
+    link = Link(settings, gated(queue_putter(events, ended), RequestGate()))
+    server = ChunkServer(library, partial(link.publish_bulk, qos=qos))
     link.start()
     try:
         while not ended.is_set():
@@ -209,8 +193,27 @@ def serve(
             elif event is not None:
                 server.on_message(event)
     finally:
-        ended.set()
         link.close()
+
+
+def reach(address: BrokerAddress) -> LinkSettings:
+    """Return the connection of a chunk server; BrokerError if nothing can be reached there."""
+    try:
+        context = None if address.tls is None else address.tls.context()
+        probe_version(address.host, address.port, context)
+    except OSError as error:
+        raise BrokerError(
+            f"cannot reach the broker at {address.host}:{address.port}: "
+            f"{error.strerror or error}; is it running, and is --broker right?"
+        ) from error
+    return LinkSettings(
+        host=address.host,
+        port=address.port,
+        client_id=f"tandem-chunks-{secrets.token_hex(4)}",
+        username=address.username,
+        password=address.password,
+        tls=address.tls,
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -223,12 +226,6 @@ def make_parser() -> argparse.ArgumentParser:
     where.add_argument("--folder", type=Path, help="any folder with bundles")
     parser.add_argument("--broker", required=True, help="host or host:port")
     parser.add_argument("--username", help="the password is taken from TANDEM_MQTT_PASSWORD")
-    parser.add_argument(
-        "--share",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the broker gives each request to one server only (default: with MQTT 5)",
-    )
     parser.add_argument(
         "--qos",
         type=int,
@@ -252,16 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise BundleError(f"{folder} is no folder: publish a bundle first, or name another")
         password = os.environ.get("TANDEM_MQTT_PASSWORD")
         address = parse_broker(arguments.broker, arguments.username, password)
-        shared = {"auto": None, "yes": True, "no": False}[arguments.share]
         library = Library(folder)
-        serve(
-            address,
-            library,
-            ended,
-            shared=shared,
-            qos=arguments.qos,
-            on_up=lambda: print(READY, flush=True),
-        )
+        on_up = partial(print, READY, flush=True)
+        serve(reach(address), library, ended, qos=arguments.qos, on_up=on_up)
         library.close()
     except TandemError as error:
         print(f"chunk_server: {error}", file=sys.stderr)

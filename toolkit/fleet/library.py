@@ -38,6 +38,10 @@ class Library:
         self._deltas: OrderedDict[tuple[str, str, int], bytes | None] = OrderedDict()
         self._delta_bytes = 0
 
+    def knows(self, sha256: str) -> bool:
+        """Whether a bundle is open, or known not to be there: `blob` need not look for it."""
+        return sha256 in self._blobs or time.monotonic() < self._absent.get(sha256, 0.0)
+
     def blob(self, sha256: str) -> Blob | None:
         """Return a bundle, or None if the folder does not have it."""
         blob = self._blobs.get(sha256)

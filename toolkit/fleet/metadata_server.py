@@ -1,7 +1,6 @@
 """Answers the devices' requests for files of the signed repository, over MQTT.
 
-It keeps nothing: of several servers behind a shared subscription any answers any request. What it
-sends is signed, so that nothing depends on who answers.
+It keeps nothing, and what it sends is signed, so that nothing depends on who answers.
 """
 
 import logging
@@ -17,7 +16,6 @@ from device.protocol.topics import PREFIX, Topics
 from device.trust.exchange import PART_BYTES
 
 LOG = logging.getLogger(__name__)
-SHARED = f"$share/fleet/{PREFIX}/+/tuf/get"
 MAX_TARGET_BYTES = 256 * 1024  # director.json; bundles are sent in chunks
 _FOLDERS = ("metadata", "targets")
 _NAME = re.compile(r"[A-Za-z0-9_%+-][A-Za-z0-9_.%+-]*\Z")

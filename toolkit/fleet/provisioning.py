@@ -23,10 +23,6 @@ class Provisioning:
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
 
-    def takes(self, topic: str) -> bool:
-        """Whether a message on this topic is for this service."""
-        return topic.startswith(f"{PROVISION}/")
-
     def on_message(self, message: Message, link: Link) -> None:
         """Answer a request; what is none is dropped."""
         request_id = message.topic.removeprefix(f"{PROVISION}/").removesuffix("/request")
