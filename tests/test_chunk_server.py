@@ -1,4 +1,4 @@
-"""Chunk servers: several at once, casts, floods, and bundles that are not there; with a real broker,
+"""Chunk servers: several at once, casts, floods, and bundles that are not there; real broker,
 real servers and real agents."""
 
 import queue
@@ -391,8 +391,8 @@ def test_a_flood_is_dropped_before_it_is_queued_and_said_once(
     put(LinkUp(1, "5"))
     assert len(taken) == 7
     assert [record.message for record in caplog.records] == [
-        "thief sends more than 0.001 requests a second, which are dropped: if it does not end, shut "
-        "it out with `tandem fleet identity revoke thief`"
+        "thief sends more than 0.001 requests a second, which are dropped: if it does not end, "
+        "shut it out with `tandem fleet identity revoke thief`"
     ]
 
 
