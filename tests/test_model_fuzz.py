@@ -82,6 +82,7 @@ FOUND_WHOLE = {
     172: "infer: a tensor that nothing makes",
     1313: "infer: a refusal that does not name the file",
     40272: "compare: a branch in a segment that is emulated",
+    61280: "export: an input that no segment reads",
     61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
     60280: "inspect: a function that gives what nothing makes",
 }

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from device.engine.file import Engine
-from device.engine.manifest import DimRange, Portable, Precision, Processor
+from device.engine.manifest import DimRange, Portable, Precision, Processor, TensorInfo
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.quantize.qdq.importer import import_qdq
 
@@ -79,7 +79,8 @@ def _join(engine: Engine) -> ir.Model:
             nodes.append(node)
             for output in node.outputs:
                 values[str(output.name)] = output
-    inputs = [values[name] for name in manifest.inputs]
+    infos = {tensor.name: tensor for tensor in manifest.tensors}
+    inputs = [values[name] if name in values else _unread(infos[name]) for name in manifest.inputs]
     initializers = [
         value for piece in pieces for name, value in piece.graph.initializers.items()
         if values[name] is value
@@ -99,6 +100,12 @@ def _join(engine: Engine) -> ir.Model:
     )
     functions = {key: f for piece in pieces for key, f in piece.functions.items()}
     return ir.Model(graph, ir_version=pieces[0].ir_version, functions=list(functions.values()))
+
+
+def _unread(info: TensorInfo) -> ir.Value:
+    """Return an input that no segment reads."""
+    dtype = ir.DataType.from_numpy(np.dtype(info.dtype))
+    return ir.Value(name=info.name, shape=ir.Shape(info.shape), type=ir.TensorType(dtype))
 
 
 def _replace_uses(value: ir.Value, by: ir.Value) -> None:
