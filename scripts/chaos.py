@@ -106,7 +106,8 @@ class Chaos:
         broker_port, camera_port = free_port(), free_port()
         self._wires = {"broker": parts.Wire(broker_port), "camera": parts.Wire(camera_port)}
         self._broker_port = broker_port
-        ends = (self._wires["broker"].port, self._wires["camera"].port)
+        camera = f"rtsp://127.0.0.1:{self._wires['camera'].port}/cam"
+        ends = (self._wires["broker"].port, camera)
         self._parts = {
             "broker": parts.broker_part(folder, broker_port, self._mark),
             "camera": parts.camera_part(folder, camera_port, self._mark),

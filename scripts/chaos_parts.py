@@ -216,15 +216,15 @@ def camera_part(folder: Path, port: int, mark: str) -> Part:
     return Part(["/usr/bin/python3", "-c", CAMERA, str(port)], folder / "camera.log", mark)
 
 
-def agent_part(folder: Path, broker_port: int, camera_port: int, mark: str) -> Part:
-    """Return the agent with its state in `folder / "state"`."""
+def agent_part(folder: Path, broker_port: int, camera: str, mark: str) -> Part:
+    """Return the agent with its state in `folder / "state"`; `camera`: its address."""
     config = folder / "agent.toml"
     config.write_text(
         f'device = "{DEVICE}"\nprofile = "laptop"\nstate_dir = "state"\ndev = true\n'
         f'[broker]\nhost = "127.0.0.1"\nport = {broker_port}\nkeepalive_s = 5\n'
         f"[update]\ntrial_timeout_s = 20.0\nconfirm_after_s = 3.0\nstop_grace_s = 1.0\n"
         f"[pipeline]\nstall_s = {STALL_S}\n"
-        f'[source]\nuri = "rtsp://127.0.0.1:{camera_port}/cam"\n'
+        f'[source]\nuri = "{camera}"\n'
     )
     command = module_command("device.agent", "--config", str(config))
     return Part(command, folder / "agent.log", mark)
