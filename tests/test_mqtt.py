@@ -194,9 +194,10 @@ def test_a_retained_giant_costs_its_subscription_alone_and_only_while_it_is_ther
         publish_retained(broker.port, "t/1", b"")
         publish_retained(broker.port, "t/2", b"small")
         publish_retained(broker.port, "u/1", b"heard")
-        expected = {Message("u/1", b"heard"), Message("t/2", b"small")}
+        expected = {("u/1", b"heard"), ("t/2", b"small")}
         while expected:
-            expected.discard(events.get(timeout=WAIT_S))  # type: ignore[arg-type]
+            if isinstance(event := events.get(timeout=WAIT_S), Message):
+                expected.discard((event.topic, event.payload))
         assert link.left_out == ()
     finally:
         link.close()
