@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 import onnx_ir as ir
-from exact_sessions import exact_session
+import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from device.runtime.exact_products import exact_session
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment, extract_segments
@@ -61,7 +62,7 @@ class Case:
         return {n: rng.normal(size=s).astype(np.float32) for n, s in self.inputs.items()}
 
     def truth(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = exact_session(self.model())
+        session = exact_session(self.model().SerializeToString(), ort.SessionOptions())
         return dict(zip(self.outputs, session.run(list(self.outputs), dict(feeds)), strict=True))
 
 

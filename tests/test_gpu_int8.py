@@ -14,13 +14,14 @@ import int8_reference
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-from exact_sessions import exact_session
 from gpu_graphs import OPSET, ORIN, Case, node
 from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_block, small_detector
 from onnx import TensorProto
 
 from device.engine.manifest import DimRange
+from device.runtime.exact_products import exact_session
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.errors import NotCoveredError
@@ -367,7 +368,7 @@ def test_whole_networks_are_exact_and_int8_inside(
 
 
 def ort_run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = exact_session(model)
+    session = exact_session(model.SerializeToString(), ort.SessionOptions())
     names = [out.name for out in model.graph.output]
     return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 

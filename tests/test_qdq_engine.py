@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-from exact_sessions import exact_session
 from model_fixtures import save, small_convnet
 from onnx import helper
 from qdq_fixtures import by_onnxruntime, int8_operands, run_onnx, steps_apart
@@ -20,6 +20,7 @@ import configs
 from calibration.compare import sqnr_db
 from calibration.table import CalibrationTable
 from device.errors import TandemError
+from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from pipelines.config import load_model
 from toolkit.engine.build import BuildOptions, build_engine
@@ -108,7 +109,7 @@ def test_the_form_for_onnxruntime_has_the_bits_of_the_engine(
     amax = observed(graph, feeds)
     engine = engine_run(path, amax, feeds, tmp_path / "m.engine")
     proto = ir.to_proto(export_form(graph, amax, PORTABLE))
-    session = exact_session(proto)
+    session = exact_session(proto.SerializeToString(), ort.SessionOptions())
     for output, array in zip(engine, session.run(list(engine), feeds), strict=True):
         np.testing.assert_array_equal(array, engine[output])
 

@@ -3,21 +3,19 @@
 onnxruntime is imported only when a segment is opened.
 """
 
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError, shortened
+from device.runtime.exact_products import exact_session
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = npt.NDArray[Any]
-Session = TypeVar("Session")
 
 # onnxruntime's name of a tensor type, and ours.
 _TYPES: dict[str, str] = {
@@ -41,47 +39,10 @@ _CONFIG: tuple[tuple[str, str], ...] = (
     ("session.intra_op.allow_spinning", "0"),
     ("session.inter_op.allow_spinning", "0"),
 )
-_EXACT_PRODUCTS = ("session.x64quantprecision", "1")
-_FLOAT_PRODUCTS = ("session.disable_quant_qdq", "1")
 # Rewrites of onnxruntime (1.31 at least) that change results: this one drops the lower bound of a
 # Clip before Q where the scale is below about 1e-7, and with it the rectifier.
 _DISABLED = ("ClipQuantRewrite",)
 _FATAL = 4  # onnxruntime's log level for the whole process: its errors are raised to us anyway
-
-
-def int8_products_saturate(machine: str, flags: frozenset[str]) -> bool:
-    """Whether the CPU's fast INT8 products saturate at 16 bits: quick and wrong.
-
-    So they do on x86 without VNNI. The exact way costs twice the time, so it is taken only there.
-    """
-    return machine in {"x86_64", "AMD64"} and not flags & {"avx512_vnni", "avx_vnni"}
-
-
-def start_exact(start: Callable[[tuple[tuple[str, str], ...]], Session]) -> Session:
-    """Start a session of onnxruntime whose INT8 products are exact on this CPU.
-
-    `start` takes keys of the session's configuration. onnxruntime's exact products fail where
-    nodes share weights: it stores them anew for each node under one name. There the nodes between
-    Q/DQ pairs run in float, which is exact, too, and slower.
-    """
-    if not int8_products_saturate(platform.machine(), _cpu_flags()):
-        return start(())
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
-
-    try:
-        return start((_EXACT_PRODUCTS,))
-    except Fail:
-        return start((_EXACT_PRODUCTS, _FLOAT_PRODUCTS))
-
-
-def _cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux names them; empty where they cannot be read."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    line = next((row for row in text.splitlines() if row.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
 
 
 def why_not() -> str | None:
@@ -129,14 +90,10 @@ class PortableExecutor(Executor):
         self._where = f"{engine.path}: segment {segment.name!r}"
         onnxruntime.set_default_logger_severity(_FATAL)
         try:
-            self._session = start_exact(
-                lambda keys: onnxruntime.InferenceSession(
-                    engine.entry(implementation.model).tobytes(),
-                    self._options(engine, implementation, threads, keys),
-                    providers=["CPUExecutionProvider"],
-                    enable_fallback=False,  # it would print to stdout and try the same again
-                    disabled_optimizers=list(_DISABLED),
-                )
+            self._session = exact_session(
+                engine.entry(implementation.model).tobytes(),
+                self._options(engine, implementation, threads),
+                _DISABLED,
             )
         except self._errors as error:
             raise SessionError(
@@ -178,17 +135,11 @@ class PortableExecutor(Executor):
             for name, target in outputs.items()
         }
 
-    def _options(
-        self,
-        engine: Engine,
-        implementation: Portable,
-        threads: int | None,
-        keys: tuple[tuple[str, str], ...],
-    ) -> Any:  # noqa: ANN401
+    def _options(self, engine: Engine, implementation: Portable, threads: int | None) -> Any:  # noqa: ANN401
         options = self._runtime.SessionOptions()
         options.use_deterministic_compute = True
         options.intra_op_num_threads = threads or 0
-        for key, value in (*_CONFIG, *keys):
+        for key, value in _CONFIG:
             options.add_session_config_entry(key, value)
         # A model may name files with weights. No path can lie below a file, so none is ever read
         # (by onnxruntime 1.23, the floor in pyproject.toml, and newer; 1.19 ignores the setting).
