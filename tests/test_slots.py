@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
 from device.errors import BundleError, StateError
-from device.update import slot_store, slots
+from device.update import slot_store, slots, state_folder
 from device.update.boot import boot_state
 from device.update.slot_store import SlotStore
 from device.update.slots import SlotFailure, SlotRecord, SlotSeal, SlotState
@@ -407,14 +407,14 @@ def test_a_trial_whose_files_are_damaged_is_no_failure_of_the_release(tmp_path: 
 def failing_reads(number: int, *names: str, times: int = 1000) -> Iterator[None]:
     """Let the disk refuse to open the files of these names, so many times."""
     remaining = iter(range(times))
-    honest = Path.open
+    honest = os.open
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name in names and next(remaining, None) is not None:
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name in names and next(remaining, None) is not None:
             raise OSError(number, os.strerror(number))
         return honest(path, *arguments, **options)
 
-    with mock.patch.object(Path, "open", refuse):
+    with mock.patch("os.open", refuse):
         yield
 
 
@@ -481,7 +481,7 @@ def test_a_trial_that_cannot_be_counted_waits(tmp_path: Path) -> None:
     older.unlink()
     older.mkdir()  # root may write everywhere, but not over a folder
     (older / "x").write_text("")
-    with mock.patch.object(SlotStore, "_set_aside", return_value=None):
+    with mock.patch.object(slot_store, "set_aside", return_value=None):
         booted, saved = boot_state(store)
     assert not saved
     assert (booted.active, booted.trial, booted.failures) == ("b", None, ())
@@ -556,12 +556,12 @@ def test_a_rolled_back_release_is_known_without_the_state(tmp_path: Path) -> Non
 
 def test_unreadable_states_do_not_fill_the_disk(tmp_path: Path) -> None:
     store = populated(tmp_path / "state", tmp_path)
-    for _ in range(slot_store.MAX_UNREADABLE + 3):
+    for _ in range(state_folder.MAX_ASIDE + 3):
         newest = store.load().generation % 2
         (tmp_path / "state" / f"slots.{newest}").write_bytes(b"x")
         store.save(store.load())
     kept = list((tmp_path / "state").glob("slots.?.unreadable-*"))
-    assert len(kept) == slot_store.MAX_UNREADABLE
+    assert len(kept) == state_folder.MAX_ASIDE
     store.close()
 
 

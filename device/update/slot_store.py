@@ -28,7 +28,16 @@ from pathlib import Path
 import msgspec
 
 from device.errors import BundleError, BundleReadError, StateError
-from device.files import make_folder, replacing, sync_folder, write_synced
+from device.files import (
+    UnfitFileError,
+    make_folder,
+    open_regular,
+    read_regular,
+    remove,
+    replacing,
+    sync_folder,
+    write_synced,
+)
 from device.update.admission import Room
 from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
@@ -43,12 +52,19 @@ from device.update.slots import (
     inconsistency,
     recovered,
 )
+from device.update.state_folder import (
+    FILE_MODE,
+    FOLDER_MODE,
+    LOCK,
+    put_lock_right,
+    put_right,
+    set_aside,
+)
 
 LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
 CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
-MAX_UNREADABLE = 8  # states that are kept aside
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -56,7 +72,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class SlotStore:
     """The state directory of one agent; two agents on the same one are refused.
 
-    `unread`: the slots that the disk did not give when they were last verified, and why.
+    `unread`: the slots that the disk did not give when they were last verified, and why. `odd`:
+    what was put aside in the folder as the store was opened, each a sentence.
     """
 
     def __init__(self, root: Path) -> None:
@@ -64,14 +81,11 @@ class SlotStore:
         self.unread: dict[Slot, str] = {}
         self._slots = root / "slots"
         try:
-            for folder in (root, self._slots, self.downloads):
-                make_folder(folder)
-            self._lock = os.open(root / "agent.lock", os.O_RDONLY | os.O_CREAT, 0o644)
+            make_folder(root, FOLDER_MODE)
+            put_lock_right(root)
+            self._lock = open_regular(root / LOCK, os.O_RDONLY | os.O_CREAT, FILE_MODE)
         except OSError as error:
-            raise StateError(
-                f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent "
-                "may write"
-            ) from error
+            raise _unusable(root, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -86,6 +100,13 @@ class SlotStore:
                 f"state_dir {root} cannot be locked: {error.strerror}; name a folder on a local "
                 "disk"
             ) from error
+        self.odd = put_right(root)
+        try:
+            for folder in (self._slots, self.downloads):
+                make_folder(folder, FOLDER_MODE)
+        except OSError as error:
+            os.close(self._lock)
+            raise _unusable(root, error) from error
 
     @property
     def downloads(self) -> Path:
@@ -199,7 +220,7 @@ class SlotStore:
         """
         path = self.root / "reserve"
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = open_regular(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
                 os.posix_fallocate(handle, 0, RESERVE_BYTES)
             finally:
@@ -222,14 +243,13 @@ class SlotStore:
         """
         folder = self.slot_folder(slot)
         temporary = self._slots / f".{slot}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(folder)
+        remove(temporary)
+        remove(folder)
         try:
             info = extract_bundle(bundle, temporary)
             if record is not None:
                 seal = encode_record(SlotSeal(record=record), _sha256)
-                write_synced(temporary / SEAL, [seal])
+                write_synced(temporary / SEAL, [seal], FILE_MODE)
                 sync_folder(temporary)
             os.rename(temporary, folder)
             sync_folder(self._slots)
@@ -256,9 +276,10 @@ class SlotStore:
         for folder in (self.root, *(self.slot_folder(slot) for slot in SLOTS)):
             for leftover in folder.glob(".*.tmp"):
                 with contextlib.suppress(OSError):  # it only takes space
-                    leftover.unlink()
+                    remove(leftover)
         for slot in SLOTS:
-            shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(self._slots / f".{slot}.tmp")
 
     # -- reading
 
@@ -281,27 +302,8 @@ class SlotStore:
         except ValueError as error:
             reason = str(error)
         problem = f"{path.name} could not be read ({reason})"
-        aside = self._set_aside(path)
+        aside = set_aside(path)
         return f"{problem} and is kept as {aside}" if aside else f"{problem} and stays as it is"
-
-    def _set_aside(self, path: Path) -> str | None:
-        """Give a state that cannot be read a name with the time; return it, None if it stays."""
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name, number = f"{path.name}.unreadable-{stamp}", 1
-        while (self.root / name).exists():
-            number += 1
-            name = f"{path.name}.unreadable-{stamp}-{number}"
-        try:
-            path.rename(self.root / name)
-            sync_folder(self.root)
-        except OSError as error:
-            LOG.error("cannot keep %s aside: %s", path, error.strerror)
-            return None
-        kept = sorted(self.root.glob("slots.?.unreadable-*"), key=lambda one: one.lstat().st_mtime)
-        for oldest in kept[:-MAX_UNREADABLE]:
-            with contextlib.suppress(OSError):
-                oldest.unlink()
-        return name
 
     def _slots_by_themselves(self) -> tuple[dict[Slot, SlotSeal], dict[Slot, SlotRecord]]:
         """Return the seals of the slots that are whole, and records of whole ones without a seal.
@@ -340,7 +342,7 @@ class SlotStore:
 
     def _read_seal(self, slot: Slot) -> SlotSeal | None:
         try:
-            blob = _read_bytes(self.slot_folder(slot) / SEAL)
+            blob = read_regular(self.slot_folder(slot) / SEAL, MAX_RECORD_BYTES)
             return decode_record(blob, SlotSeal, _sha256)
         except (OSError, ValueError):
             return None
@@ -359,7 +361,7 @@ class SlotStore:
         current = msgspec.structs.replace(seal, record=record, failure=failure)
         blob = encode_record(current, _sha256)
         try:
-            if _read_bytes(folder / SEAL) == blob:
+            if read_regular(folder / SEAL, MAX_RECORD_BYTES) == blob:
                 return
         except OSError:
             pass  # there is none, or none that can be read: it is written
@@ -368,15 +370,21 @@ class SlotStore:
     def _write(self, path: Path, blob: bytes) -> None:
         """Replace a file; on a full disk the reserve is given up for it. Raises OSError."""
         try:
-            with replacing(path) as file:
+            with replacing(path, FILE_MODE) as file:
                 file.write(blob)
         except OSError as error:
             reserve = self.root / "reserve"
             if error.errno not in _FULL or not reserve.exists():
                 raise
             reserve.unlink()
-            with replacing(path) as file:
+            with replacing(path, FILE_MODE) as file:
                 file.write(blob)
+
+
+def _unusable(root: Path, error: OSError) -> StateError:
+    return StateError(
+        f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent may write"
+    )
 
 
 def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:
@@ -386,21 +394,16 @@ def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:
     return {record.sha256: root / "slots" / slot for slot, record in records if record}
 
 
-def _read_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_RECORD_BYTES + 1)
-
-
 def _read_patiently(path: Path) -> bytes:
     for _ in range(READ_TRIES - 1):
         try:
-            return _read_bytes(path)
-        except (FileNotFoundError, IsADirectoryError):
+            return read_regular(path, MAX_RECORD_BYTES)
+        except (FileNotFoundError, UnfitFileError):
             break
         except OSError as error:
             LOG.warning("cannot read %s: %s; it is read again", path, error.strerror)
             time.sleep(READ_PAUSE_S)
-    return _read_bytes(path)
+    return read_regular(path, MAX_RECORD_BYTES)
 
 
 def _crc32(body: bytes) -> str:
