@@ -5,12 +5,14 @@
     STATE_DIR/slots.N.unreadable-TIME  a state that could not be read
     STATE_DIR/slots/a, slots/b         unpacked bundles
     STATE_DIR/slots/a/seal.json        what the slot says of itself: SHA-256 and JSON
+    STATE_DIR/slots/a/live-N-SHA256    empty: the release of this hash became live as number N
     STATE_DIR/reserve                  room for the state on a full disk
     STATE_DIR/download/                the bundle that is being fetched
 
 Each write goes to a new name, is synced, renamed and the folder synced. The older copy of the
 state stays as it is, so one torn or lost write never takes both. Where both are lost, the state is
-made anew of the seals. A slot is overwritten by another release, and never removed otherwise.
+made anew of the seals, and of the names of the empty files where those are lost, too. A slot is
+overwritten by another release, and never removed otherwise.
 """
 
 import contextlib
@@ -63,6 +65,7 @@ from device.update.state_folder import (
 
 LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
+LIVE = "live-"  # then the number of the commit and the bundle's SHA-256
 CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
@@ -198,13 +201,14 @@ class SlotStore:
     def save(self, state: SlotState) -> SlotState:
         """Write the state and return it with its new generation; StateError if the disk fails.
 
-        The seals of the slots are written first.
+        The seals and marks of the slots are written first.
         """
         state = msgspec.structs.replace(state, generation=state.generation + 1)
         path = self._copy(state.generation % 2)
         try:
             for slot in SLOTS:
                 self._seal(slot, state)
+                self._mark(slot, state)
             self._write(path, encode_record(state, _crc32))
         except OSError as error:
             raise StateError(
@@ -308,11 +312,11 @@ class SlotStore:
     def _slots_by_themselves(self) -> tuple[dict[Slot, SlotSeal], dict[Slot, SlotRecord]]:
         """Return the seals of the slots that are whole, and records of whole ones without a seal.
 
-        The latter with the newest first.
+        The latter with the oldest first: the other one may have been on trial.
         """
         seals: dict[Slot, SlotSeal] = {}
         unsealed: dict[Slot, SlotRecord] = {}
-        for slot in sorted(SLOTS, key=self._written_ns, reverse=True):
+        for slot in sorted(SLOTS, key=self._written_ns):
             seal = self._read_seal(slot)
             try:
                 info, sha256, size = hash_folder(self.slot_folder(slot))
@@ -326,8 +330,15 @@ class SlotStore:
             if seal is not None and seal.record.sha256 == sha256:
                 seals[slot] = seal
             else:
+                commit = self._marked_commit(slot, sha256)
                 unsealed[slot] = SlotRecord(
-                    sha256=sha256, bytes=size, name=info.name, version=info.version, request=""
+                    sha256=sha256,
+                    bytes=size,
+                    name=info.name,
+                    version=info.version,
+                    request="",
+                    good=commit > 0,
+                    commit=commit,
                 )
         return seals, unsealed
 
@@ -346,6 +357,13 @@ class SlotStore:
             return decode_record(blob, SlotSeal, _sha256)
         except (OSError, ValueError):
             return None
+
+    def _marked_commit(self, slot: Slot, sha256: str) -> int:
+        """Return the number with which a release became live by the slot's marks, 0 if it never
+        was."""
+        marks = self.slot_folder(slot).glob(f"{LIVE}*-{sha256}")
+        commits = [mark.name.split("-")[1] for mark in marks]
+        return max((int(one) for one in commits if one.isascii() and one.isdigit()), default=0)
 
     # -- writing
 
@@ -366,6 +384,25 @@ class SlotStore:
         except OSError:
             pass  # there is none, or none that can be read: it is written
         self._write(folder / SEAL, blob)
+
+    def _mark(self, slot: Slot, state: SlotState) -> None:
+        """Let the name of an empty file say that a slot's release was live: it has no content that
+        could be damaged. Without room for it the seal alone says so."""
+        record, folder = state.record(slot), self.slot_folder(slot)
+        if record is None or not folder.is_dir():
+            return
+        wanted = {f"{LIVE}{record.commit}-{record.sha256}"} if record.good else set()
+        present = {path.name for path in folder.glob(f"{LIVE}*")}
+        if wanted == present:
+            return
+        try:
+            for name in present - wanted:
+                remove(folder / name)
+            for name in wanted - present:
+                os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
+            sync_folder(folder)
+        except OSError as error:
+            LOG.warning("slot %s is not marked: %s", slot, error.strerror)
 
     def _write(self, path: Path, blob: bytes) -> None:
         """Replace a file; on a full disk the reserve is given up for it. Raises OSError."""
@@ -427,7 +464,8 @@ def _recovery(
             rows.append(f"slot {slot}: {record.name} {record.version}, {proof}")
         elif slot in unsealed:
             record = unsealed[slot]
-            rows.append(f"slot {slot}: {record.name} {record.version}, without a seal")
+            proof = "marked as live" if record.good else "not marked as live"
+            rows.append(f"slot {slot}: {record.name} {record.version}, without a seal, {proof}")
         else:
             rows.append(f"slot {slot}: no whole release")
     return f"{lost}. The slots were read instead: {'; '.join(rows)}"
