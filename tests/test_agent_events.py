@@ -129,7 +129,8 @@ def test_a_damaged_outbox_is_kept_aside_and_begins_anew(tmp_path: Path) -> None:
     outbox = Outbox(path)
     outbox.add("update", event(1), final=True)
     assert [row.id for row in outbox.waiting(9)] == ["1"]
-    assert len((tmp_path / "outbox.unreadable").read_bytes()) == 5000
+    (kept,) = tmp_path.glob("outbox.db.unreadable-*")
+    assert len(kept.read_bytes()) == 5000
 
 
 def test_an_event_that_the_disk_damaged_costs_that_event_alone(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ costs that alone; the events are then kept in memory.
 """
 
 import contextlib
+import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,10 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from device.files import UnfitFileError, open_regular
 from device.protocol.cloud_events import CloudEvent
+from device.update.state_folder import set_aside
 
 LOG = logging.getLogger("tandem.agent")
 MAX_BYTES = 4 * 1024**2
+MAX_FILE_BYTES = 16 * MAX_BYTES  # of a database, with its free pages, and of its journal
 MAX_FINAL = 1000  # each is the end of an update: years of them
 MAX_TOLD = 256  # ids of finals that were sent, which are not sent again
 SCHEMA = """
@@ -133,12 +138,34 @@ class Outbox:
         """Open the file; a damaged one is kept aside."""
         for _ in range(2):
             try:
+                _check_files(self._path)
                 return _prepared(_connect(self._path))
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, OSError) as error:
                 LOG.error("the outbox %s cannot be read (%s) and begins anew", self._path, error)
-                with contextlib.suppress(OSError):
-                    self._path.replace(self._path.with_suffix(".unreadable"))
+                for path in _files(self._path):
+                    if os.path.lexists(path):
+                        set_aside(path)
         return _prepared(_connect(":memory:"))
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """Return the files that SQLite opens for a database."""
+    return tuple(path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm"))
+
+
+def _check_files(path: Path) -> None:
+    """Raise OSError for a file that SQLite must not open: it waits for a named pipe for ever.
+
+    The database is made here, for its user alone; SQLite gives its other files the same rights.
+    """
+    os.close(open_regular(path, os.O_RDWR | os.O_CREAT))
+    for one in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = open_regular(one, os.O_RDONLY)
+            size = os.fstat(descriptor).st_size
+            os.close(descriptor)
+            if size > MAX_FILE_BYTES:
+                raise UnfitFileError(errno.EFBIG, f"{one.name} has {size} bytes")
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
