@@ -5,6 +5,7 @@ import pytest
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import FRAME_GAP_S, YOUNG_S, Liveness
 from device.agent.pipeline_process import Restarts
 from device.agent.trial import (
     Confirm,
@@ -39,9 +40,11 @@ LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max
 
 def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
     """A trial that began at 0 s, after looks at (time, state, frames, errors)."""
-    trial = Trial(frame_s=0.0)
+    trial, signs = Trial(frame_s=0.0), Liveness()
     for now_s, state, frames, errors in looks:
-        trial = trial.observed(PipelineHealth(state, frames, errors, reason or None, 0.0), now_s)
+        signs = signs.beaten(frames, 0.0, now_s, runs=state == "running")
+        health = PipelineHealth(state, frames, errors, reason or None, 0.0, signs)
+        trial = trial.observed(health, now_s)
     return trial
 
 
@@ -60,8 +63,29 @@ def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
         (seen((1, "running", 1, 0), (11, "running", 5, 0)), 11.0, Confirm()),
         (seen((1, "running", 4, 0)), 31.0, RollBack("no frame after 4 within 30 s")),
         # errors: one of ten is let pass, one of nine is not
-        (seen((1, "running", 9, 1)), 11.0, Confirm()),
+        (seen((1, "running", 8, 0), (11, "running", 9, 1)), 11.0, Confirm()),
         (seen((1, "running", 8, 1)), 11.0, RollBack("1 of 9 frames failed, a trial allows 10%")),
+        # what it once gave proves nothing now: the last frame is from before its time was over,
+        (seen((1, "running", 1, 0), (10.9, "running", 9, 0)), 11.0, Wait(40.9)),
+        (
+            seen((1, "running", 1, 0), (10.9, "running", 9, 0), (11, "running", 9, 0)),
+            11.0,
+            Wait(40.9),
+        ),
+        # or the last heartbeat is old,
+        (seen((1, "running", 1, 0), (12, "running", 9, 0)), 12.0 + YOUNG_S, Confirm()),
+        (seen((1, "running", 1, 0), (12, "running", 9, 0)), 12.1 + YOUNG_S, Wait(42.0)),
+        # or the last frame
+        (
+            seen((1, "running", 1, 0), (12, "running", 9, 0), (15, "running", 9, 0)),
+            12.0 + FRAME_GAP_S,
+            Confirm(),
+        ),
+        (
+            seen((1, "running", 1, 0), (12, "running", 9, 0), (15, "running", 9, 0)),
+            12.1 + FRAME_GAP_S,
+            Wait(42.0),
+        ),
         # a source that is away stops the clock, however much ran before
         (seen((1, "degraded", 0, 0), reason="no camera"), 30.9, Wait(31.0)),
         (seen((1, "degraded", 0, 0), reason="no camera"), 31.0, Postpone("for 30 s: no camera")),

@@ -26,6 +26,7 @@ from video_fixtures import (
 
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import FRAME_GAP_S
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
@@ -306,7 +307,8 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     assert runner.health().state == "running"
     say(runner, beat("degraded", 5, reason="the camera is away", since_s=77.0))
     say(runner, beat("degraded", 5, reason="still away", since_s=78.0))
-    assert runner.health() == PipelineHealth("degraded", 5, 1, "still away", 77.0)
+    health = runner.health()
+    assert health == PipelineHealth("degraded", 5, 1, "still away", 77.0, health.signs)
     assert runner.report.status == "degraded"
     say(runner, beat("running", 6))
     assert runner.health().state == "running"
@@ -356,6 +358,41 @@ def test_stalled_pipeline_that_does_not_even_die_is_given_up(runner: PipelineRun
     look(runner, 16, 12)
     assert runner.restart_at_s is not None
     assert runner._process.stops == 1  # type: ignore[attr-defined]
+
+
+# Gap that the heart allows, then heartbeats as (state, frames) once a second; when it is killed.
+RUNS = [("running", 1), ("running", 2)]
+SILENT = [("running", 2)]
+AWAY = [("degraded", 2)]
+FRAMELESS = [
+    (0.0, RUNS + SILENT * 9, 2 + FRAME_GAP_S),
+    (6.0, RUNS + SILENT * 9, 8),
+    (20.0, RUNS + SILENT * 9, None),
+    (0.0, [("running", count) for count in range(1, 12)], None),
+    (0.0, [("running", count // 2) for count in range(2, 13)], None),  # a frame each two seconds
+    (0.0, [("starting", 0)] * 11, None),  # it loads
+    (0.0, RUNS + AWAY * 9, None),  # the source is not its fault
+    (0.0, RUNS + AWAY * 3 + SILENT * 6, 5 + FRAME_GAP_S),
+    (0.0, RUNS + (AWAY + SILENT) * 5, 8),  # absence does not count, the rest does
+    (0.0, [("running", 9), *[("running", 5)] * 10], 1 + FRAME_GAP_S),  # a count that falls
+]
+
+
+@pytest.mark.parametrize(("gap_s", "beats", "killed_s"), FRAMELESS)
+def test_a_heart_without_frames_is_not_enough(
+    runner: PipelineRunner, gap_s: float, beats: list[tuple[str, int]], killed_s: float | None
+) -> None:
+    kills = []
+    for second, (state, frames) in enumerate(beats, 1):
+        runner._process.silent_since_s = (float(second), True)  # type: ignore[misc]
+        runner.watch(second - 0.01)
+        message = replace(beat(state, frames), gap_s=gap_s)
+        runner.on_message(PipelineOutput(1, message, float(second)))
+        runner.watch(second + 0.01)
+        kills += [second] * (runner._process.kills - len(kills))  # type: ignore[attr-defined]
+    assert kills == ([] if killed_s is None else [killed_s])
+    if kills:
+        assert "no frame for" in str(runner.health().reason)
 
 
 def beat(

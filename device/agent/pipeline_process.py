@@ -22,7 +22,7 @@ from typing import IO
 
 from device.agent.memory_watch import oom_kills, watch_memory
 from device.agent.process_tree import OWNER, end_marked
-from device.protocol.messages import ChildMessage, Heartbeat, decode_message
+from device.protocol.messages import ChildMessage, Heartbeat, Result, decode_message
 from device.start.child import guarded
 from device.start.command import module_command
 
@@ -68,10 +68,11 @@ def command_of(row: ProcessRow, values: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOutput:
-    """A message of the child."""
+    """A message of the child, which came at `at_s` of `time.monotonic()`."""
 
     run: int
     message: ChildMessage
+    at_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class PipelineProcess:
     def silent_since_s(self) -> tuple[float, bool]:
         """Return when the child last gave a sign of life, and whether its loop has begun.
 
-        Signs are heartbeats; before the first, any message. Infinity: there is no child.
+        Signs are heartbeats; before the first, or a result, any message. Infinity: there is no
+        child.
         """
         run = self._current
         return (float("inf"), False) if run is None else (run.alive_s, run.beating)
@@ -264,10 +266,11 @@ def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], 
             if message is None:
                 continue
             # Noted here, not where events are handled: that thread may be busy for long.
+            output = PipelineOutput(run.number, message)
             if isinstance(message, Heartbeat) or not run.beating:
-                run.alive_s = time.monotonic()
-                run.beating = run.beating or isinstance(message, Heartbeat)
-            put(PipelineOutput(run.number, message))
+                run.alive_s = output.at_s
+                run.beating = run.beating or isinstance(message, Heartbeat | Result)
+            put(output)
 
 
 def _read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
