@@ -28,7 +28,6 @@ import argparse
 import contextlib
 import json
 import logging
-import platform
 import sys
 import tempfile
 import time
@@ -41,7 +40,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -54,6 +52,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 import configs
 from device.engine.file import open_engine
 from device.engine.manifest import Portable
+from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from pipelines.config import PreprocessConfig, load_model
 from pipelines.stages.preprocess import preprocess
@@ -385,28 +384,9 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]
 
 def _session(path: Path) -> ort.InferenceSession:
     """A session with exact INT8, with the settings of `device.runtime.executors.portable`."""
-    precise = platform.machine() in {"x86_64", "AMD64"}
-    try:
-        return _load(path, precise)
-    except Fail as error:
-        # The rewriting of INT8 weights to UINT8 that `x64quantprecision` asks for fails in
-        # onnxruntime 1.31 where its Q/DQ form of a ViT shares a constant. CPUs with VNNI are exact
-        # without it.
-        print(f"{path.name}: run without x64quantprecision: {str(error)[:80]}", file=sys.stderr)
-        return _load(path, precise=False)
-
-
-def _load(path: Path, precise: bool) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    if precise:
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    return ort.InferenceSession(
-        str(path),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["ClipQuantRewrite"],
-    )
+    return exact_session(str(path), options, ["ClipQuantRewrite"])
 
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Array]) -> Outputs:

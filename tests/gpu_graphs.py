@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from device.runtime.exact_products import exact_session
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment, extract_segments
@@ -61,9 +62,7 @@ class Case:
         return {n: rng.normal(size=s).astype(np.float32) for n, s in self.inputs.items()}
 
     def truth(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = ort.InferenceSession(
-            self.model().SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        session = exact_session(self.model().SerializeToString(), ort.SessionOptions())
         return dict(zip(self.outputs, session.run(list(self.outputs), dict(feeds)), strict=True))
 
 

@@ -33,6 +33,7 @@ MODULES = {
         "triton",
     )
 }
+MODULES["triton"] = replace(MODULES["triton"], version="3.8.0")
 ORIN_NX = {
     "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0",
     "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0tegra234\0",

@@ -19,7 +19,12 @@ from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.store.devices import save_devices
 
 ROOT = Path(__file__).parents[1]
-CONSOLE = re.findall(r"^\$ tandem fleet (.*)$", (ROOT / "docs/fleet.md").read_text(), re.MULTILINE)
+PAGES = [ROOT / "docs" / name for name in ("fleet.md", "identities.md")]
+CONSOLE = [
+    command
+    for page in PAGES
+    for command in re.findall(r"^\$ tandem fleet (.*)$", page.read_text(), re.MULTILINE)
+]
 
 
 @pytest.fixture

@@ -19,15 +19,9 @@ from int8_graphs import Graph
 from model_fixtures import small_convnet
 
 import toolkit.gpu.codegen.compile as compiling
-from toolkit.gpu.codegen.compile import (
-    OLDEST_TRITON,
-    cache_folder,
-    check_compiler,
-    compile_kernels,
-    compile_ops,
-    has_compiler,
-)
+from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_ops
 from toolkit.gpu.codegen.messages import Answer, Compiled, read_message
+from toolkit.gpu.codegen.triton_version import OLDEST_TRITON, check_compiler, has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp

@@ -12,7 +12,7 @@ import configs
 from device.runtime.executors import cuda
 from device.runtime.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu, relative_error
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}

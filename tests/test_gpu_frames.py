@@ -12,7 +12,7 @@ from device.runtime.frames import FrameInput, why_no_frames
 from device.runtime.session import Session
 from pipelines.config import load_model
 from scripts.bench_frames import MODEL, build, compare
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 pytestmark = pytest.mark.gpu
 BUILT = os.environ.get("TANDEM_FRAMES_ENGINE")  # built elsewhere, for a GPU without a compiler

@@ -25,7 +25,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 import toolkit
-from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.generations import kernel_modules
 from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.target import GpuTarget

@@ -21,6 +21,7 @@ from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_blo
 from onnx import TensorProto
 
 from device.engine.manifest import DimRange
+from device.runtime.exact_products import exact_session
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.errors import NotCoveredError
@@ -367,7 +368,7 @@ def test_whole_networks_are_exact_and_int8_inside(
 
 
 def ort_run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = exact_session(model.SerializeToString(), ort.SessionOptions())
     names = [out.name for out in model.graph.output]
     return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 

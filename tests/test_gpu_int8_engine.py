@@ -14,7 +14,7 @@ from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_blo
 from device.runtime.executors import cuda
 from device.runtime.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 MAX_TACTICS = 4  # of an operation in these engines
 

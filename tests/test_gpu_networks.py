@@ -16,7 +16,7 @@ from device.engine.manifest import Precision
 from pipelines.config import PreprocessConfig
 from pipelines.stages.preprocess import preprocess
 from scripts.networks import NETWORKS
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import extract_segments

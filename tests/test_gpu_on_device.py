@@ -19,7 +19,7 @@ from device.runtime.executors import cuda
 from device.runtime.session import Session, open_session
 from scripts.gpu_engine import build_on_gpu
 from tandem import DeviceArray
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 pytestmark = pytest.mark.gpu
 BUILT = os.environ.get("TANDEM_ON_DEVICE_ENGINE")  # built elsewhere, for a GPU without a compiler

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from int8_graphs import Graph
 
-from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.sm90.overlap import with_overlap
 from toolkit.gpu.target import GpuTarget
 

@@ -9,7 +9,8 @@ from int8_graphs import Graph
 from test_gpu_back_to_back import BATCH, Pair, chain_of
 from test_gpu_row_panel import pointwise, tactics_of
 
-from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.occupancy import occupancy
 from toolkit.gpu.shapes.inference import traces_of, with_steps

@@ -10,7 +10,8 @@ from gpu_graphs import Case
 from int8_graphs import Graph
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget

@@ -17,7 +17,7 @@ from device.runtime.session import Session, open_session
 from device.runtime.timing_cache import add_timings, read_timings
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.evaluate.bench.measure import BenchOptions, measure
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 pytestmark = [
     pytest.mark.gpu,

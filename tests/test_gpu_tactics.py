@@ -21,7 +21,7 @@ from device.runtime.cuda.tactics import tactic_key
 from device.runtime.timing_cache import TimingCache, TimingCacheError
 from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
-from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
 from toolkit.gpu.lower import lower_segment

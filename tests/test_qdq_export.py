@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from calibration.table import CalibrationTable
+from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from pipelines.sources.files import read_image
 from toolkit.engine.build import BuildOptions, build_engine
@@ -52,9 +53,8 @@ def detector() -> tuple[ir.Model, dict[str, np.ndarray]]:
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     options = ort.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
     data = model.SerializeToString()
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = exact_session(data, options)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 

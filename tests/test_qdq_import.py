@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType
 from qdq_fixtures import by_onnxruntime, steps_apart
 
+from device.runtime.exact_products import exact_session
 from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -31,10 +32,9 @@ def prepared(path: Path) -> ir.Model:
 def run(model: ir.Model | onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
     options = ort.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 3
     data = proto.SerializeToString()
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = exact_session(data, options)
     result: np.ndarray = session.run(None, {"x": x})[0]
     return result
 

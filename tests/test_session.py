@@ -29,6 +29,7 @@ from device.engine.file import open_engine, write_engine
 from device.engine.manifest import DimRange, MemoryPlan, TensorInfo
 from device.errors import SessionError
 from device.runtime import arrays
+from device.runtime.exact_products import exact_session
 from device.runtime.executors import portable, table
 from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
 from device.runtime.executors.table import SegmentReport
@@ -42,11 +43,8 @@ def opened(path: Path, network: Network) -> Session:
 def whole_run(network: Network, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The uncut model in plain onnxruntime, with exact INT8 products."""
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
     options.intra_op_num_threads = 1
-    runner = onnxruntime.InferenceSession(
-        whole_model(network).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    runner = exact_session(whole_model(network).SerializeToString(), options)
     return dict(zip(network.outputs, runner.run(list(network.outputs), feeds), strict=True))
 
 

@@ -179,7 +179,7 @@ def test_a_camera_asks_for_a_login_and_gets_it(camera: str, path: str) -> None:
         ("/nothing", "has no such stream: check the path"),
         ("/unknown-status", "answers 520 odd"),
         ("/page", "sends 'text/html', neither MJPEG"),
-        ("/broken", "sent 10 bytes that are no picture"),
+        ("/broken", "30 damaged frames in a row, the last: 10 bytes are no picture of"),
         ("/huge", "announces a picture of 99999999999 bytes"),
     ],
 )

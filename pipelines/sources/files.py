@@ -204,9 +204,9 @@ def list_images(folder: Path) -> list[Path]:
     return paths
 
 
-def read_image(path: Path) -> Image | None:
+def read_image(path: str | Path) -> Image | None:
     """Return an image, uint8 [H, W, 3] BGR, or None if it cannot be decoded."""
     try:
-        return read_picture(path)
+        return read_picture(Path(path))
     except (PictureError, OSError):
         return None

@@ -334,7 +334,7 @@ def module(*names: str) -> Callable[[Machine], Finding]:
 
 def triton(machine: Machine) -> Finding:
     """Require Triton in a version whose kernels take what ours need."""
-    from toolkit.gpu.codegen.compile import check_compiler
+    from toolkit.gpu.codegen.triton_version import check_compiler
     from toolkit.gpu.errors import CompileError
 
     found = machine.module("triton")

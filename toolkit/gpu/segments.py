@@ -6,7 +6,8 @@ from typing import Protocol
 
 from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
-from toolkit.gpu.codegen.compile import Progress, check_compiler, has_compiler
+from toolkit.gpu.codegen.compile import Progress
+from toolkit.gpu.codegen.triton_version import check_compiler, has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.gpu.errors import NotCoveredError

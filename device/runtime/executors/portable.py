@@ -3,10 +3,8 @@
 onnxruntime is imported only when a segment is opened.
 """
 
-import platform
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +12,7 @@ import numpy.typing as npt
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError, shortened
+from device.runtime.exact_products import exact_session
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = npt.NDArray[Any]
@@ -44,31 +43,6 @@ _CONFIG: tuple[tuple[str, str], ...] = (
 # Clip before Q where the scale is below about 1e-7, and with it the rectifier.
 _DISABLED = ("ClipQuantRewrite",)
 _FATAL = 4  # onnxruntime's log level for the whole process: its errors are raised to us anyway
-
-
-def int8_products_saturate(machine: str, flags: frozenset[str]) -> bool:
-    """Whether the CPU's fast INT8 products saturate at 16 bits: quick and wrong.
-
-    So they do on x86 without VNNI. The exact way costs twice the time, so it is taken only there.
-    """
-    return machine in {"x86_64", "AMD64"} and not flags & {"avx512_vnni", "avx_vnni"}
-
-
-def exact_products() -> tuple[tuple[str, str], ...]:
-    """Return the keys of onnxruntime's session configuration that make INT8 products exact here."""
-    if int8_products_saturate(platform.machine(), _cpu_flags()):
-        return (("session.x64quantprecision", "1"),)
-    return ()
-
-
-def _cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux names them; empty where they cannot be read."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    line = next((row for row in text.splitlines() if row.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
 
 
 def why_not() -> str | None:
@@ -116,12 +90,10 @@ class PortableExecutor(Executor):
         self._where = f"{engine.path}: segment {segment.name!r}"
         onnxruntime.set_default_logger_severity(_FATAL)
         try:
-            self._session = onnxruntime.InferenceSession(
+            self._session = exact_session(
                 engine.entry(implementation.model).tobytes(),
                 self._options(engine, implementation, threads),
-                providers=["CPUExecutionProvider"],
-                enable_fallback=False,  # it would print to stdout and try the same again
-                disabled_optimizers=list(_DISABLED),
+                _DISABLED,
             )
         except self._errors as error:
             raise SessionError(
@@ -168,8 +140,6 @@ class PortableExecutor(Executor):
         options.use_deterministic_compute = True
         options.intra_op_num_threads = threads or 0
         for key, value in _CONFIG:
-            options.add_session_config_entry(key, value)
-        for key, value in exact_products():
             options.add_session_config_entry(key, value)
         # A model may name files with weights. No path can lie below a file, so none is ever read
         # (by onnxruntime 1.23, the floor in pyproject.toml, and newer; 1.19 ignores the setting).

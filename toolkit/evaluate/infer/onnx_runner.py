@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from device.runtime.executors.portable import exact_products
+from device.runtime.exact_products import exact_session
 from toolkit.errors import InferError, about, first_line
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
 from toolkit.graph.dtypes import IO_DTYPES
@@ -122,16 +122,10 @@ class _Session:
         self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors are raised too
-        for key, value in exact_products():
-            options.add_session_config_entry(key, value)
         options.add_external_initializers(list(weights), self._weights)
         try:
             with bounded_growth():
-                self._session = ort.InferenceSession(
-                    ir.to_proto(asked).SerializeToString(),
-                    options,
-                    providers=["CPUExecutionProvider"],
-                )
+                self._session = exact_session(ir.to_proto(asked).SerializeToString(), options)
         except Exception as err:  # onnxruntime has a type of its own for every status
             raise InferError(f"onnxruntime cannot load {title}: {first_line(err)}") from err
 

@@ -7,7 +7,6 @@ compiler can end the process, and a test may interpret kernels in this one.
 import hashlib
 import os
 import queue
-import re
 import subprocess
 import tempfile
 import threading
@@ -17,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -34,7 +32,6 @@ from toolkit.gpu.target import GpuTarget
 Progress = Callable[[str, float], None]
 """Called with the step's name and the completed share of it, 0 to 1."""
 
-OLDEST_TRITON = (3, 8)  # the first whose kernels take tuples of constants; so in pyproject.toml
 TIMEOUT_S = 60.0  # of one kernel on a core of its own; a few seconds are usual
 _WATCH_S = 0.5  # between two looks at a worker
 _KERNELS = Path(__file__).parents[1] / "kernels"
@@ -95,31 +92,6 @@ def compile_kernels(
         if kernel is not None:
             _check_shared(spec, kernel, gpu)
     return tuple(kernels)
-
-
-def has_compiler() -> bool:
-    """Whether Triton is installed here, in whatever version."""
-    return find_spec("triton") is not None
-
-
-def check_compiler(triton: str | None = None) -> None:
-    """Refuse a version of Triton that is too old: the installed one, or the one named.
-
-    Raises CompileError. One that says no version, such as a checkout, is taken.
-    """
-    if triton is None:
-        try:
-            triton = version("triton")
-        except PackageNotFoundError:
-            return
-    numbers = tuple(int(number) for number in re.findall(r"\d+", triton)[:2])
-    if numbers and numbers < OLDEST_TRITON:
-        oldest = ".".join(map(str, OLDEST_TRITON))
-        raise CompileError(
-            f"Triton {'.'.join(map(str, numbers))} is too old: {oldest} or newer compiles these "
-            "kernels; pip install --upgrade 'tandem-edge[gpu-build]', or take it away with "
-            "`pip uninstall triton` to build without GPU kernels"
-        )
 
 
 def cache_folder() -> Path:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from calibration.calibrate import Checkpoint, Observation, Progress, Run, observe_tensors
 from calibration.dataset import Dataset
 from calibration.observer import FINE_BINS
+from device.runtime.exact_products import exact_session
 from pipelines.vision import cv2
 from toolkit.errors import BuildError, InferError, first_line
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
@@ -102,11 +103,7 @@ class ActivationRunner:
         options.enable_mem_pattern = False
         options.add_external_initializers(list(weights), self._weights)
         try:
-            self._session = ort.InferenceSession(
-                ir.to_proto(observed).SerializeToString(),
-                options,
-                providers=["CPUExecutionProvider"],
-            )
+            self._session = exact_session(ir.to_proto(observed).SerializeToString(), options)
         except Exception as err:  # onnxruntime has a type of its own for every status
             raise BuildError(
                 f"onnxruntime cannot load the model for calibration: {first_line(err)}"
