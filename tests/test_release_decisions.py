@@ -19,6 +19,7 @@ from device.agent.trial import (
     judge,
 )
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
+from device.protocol.messages import Heartbeat
 from device.trust.exchange import TRUSTED, Refused, Unverified
 from device.update import slots
 from device.update.decisions import (
@@ -38,11 +39,12 @@ from device.update.slots import SlotFailure, SlotRecord, SlotState
 LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
 
 
-def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
+def seen(*looks: tuple[float, str, int, int], reason: str = "", gap_s: float = 0.0) -> Trial:
     """A trial that began at 0 s, after looks at (time, state, frames, errors)."""
     trial, signs = Trial(frame_s=0.0), Liveness()
     for now_s, state, frames, errors in looks:
-        signs = signs.beaten(frames, 0.0, now_s, runs=state == "running")
+        beat = Heartbeat(frames=frames, errors=errors, state="running", gap_s=gap_s)
+        signs = signs.beaten(beat, now_s, owes=state == "running")
         health = PipelineHealth(state, frames, errors, reason or None, 0.0, signs)
         trial = trial.observed(health, now_s)
     return trial
@@ -62,6 +64,13 @@ def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
         (seen((1, "running", 1, 0), (11, "running", 4, 0)), 11.0, Wait(41.0)),
         (seen((1, "running", 1, 0), (11, "running", 5, 0)), 11.0, Confirm()),
         (seen((1, "running", 4, 0)), 31.0, RollBack("no frame after 4 within 30 s")),
+        # a slow camera: as long as it says, and no shorter than any other
+        (seen((1, "running", 4, 0), gap_s=60.0), 60.9, Wait(61.0)),
+        (seen((1, "running", 4, 0), gap_s=60.0), 61.0, RollBack("no frame after 4 within 60 s")),
+        (seen((1, "running", 4, 0), gap_s=20.0), 31.0, RollBack("no frame after 4 within 30 s")),
+        (seen((1, "running", 1, 0), (51, "running", 5, 0), gap_s=60.0), 51.0, Confirm()),
+        # errors alone are no frames, however few they are
+        (seen((1, "running", 90, 0), (10.9, "running", 90, 5)), 11.0, Wait(31.0)),
         # errors: one of ten is let pass, one of nine is not
         (seen((1, "running", 8, 0), (11, "running", 9, 1)), 11.0, Confirm()),
         (seen((1, "running", 8, 1)), 11.0, RollBack("1 of 9 frames failed, a trial allows 10%")),

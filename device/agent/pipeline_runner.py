@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -137,8 +136,7 @@ class PipelineRunner:
             self.report = msgspec.structs.replace(self.report, degraded=self._degraded)
         elif isinstance(message, Result):
             self._restarts = self._restarts.worked()
-            signs = self._signs
-            self._signs = replace(signs, frame_s=event.at_s, frames=max(1, signs.frames))
+            self._signs = self._signs.resulted(event.at_s)
             if not self._ending:
                 self._set("running")
         elif isinstance(message, Failure):
@@ -167,7 +165,8 @@ class PipelineRunner:
         alive_s, beating = self._process.silent_since_s
         silent_s = now_s - max(alive_s, self._fair_s)
         limits = self._config.pipeline
-        limit_s = max(limits.stall_s, self._slow_s) if beating else limits.start_s
+        patience_s = max(limits.stall_s, self._slow_s, self._signs.quiet_s)
+        limit_s = patience_s if beating else limits.start_s
         if self.report.status == "stalled":
             if now_s - self._fair_s > KILL_WAIT_S and silent_s > limit_s + KILL_WAIT_S:
                 self._give_up_stalled()
@@ -175,10 +174,8 @@ class PipelineRunner:
             what = "no sign of life" if beating else "no first heartbeat"
             key = "stall_s" if beating else "start_s"
             self._end_stalled(what, limit_s, key, max(alive_s, self._fair_s))
-        elif self.report.status == "running":
-            most_s = max(self._signs.most_s, self._slow_s)
-            if self._signs.frameless_s(now_s) > most_s:
-                self._end_stalled("no frame", most_s, "its source is there", self._signs.frame_s)
+        elif self._owes and self._signs.idle_s >= (most_s := max(self._signs.most_s, self._slow_s)):
+            self._end_stalled("no frame", most_s, "its source is there", self._signs.turn_s)
 
     def _end_stalled(self, what: str, limit_s: float, why: str, since_s: float) -> None:
         reason = f"the pipeline gave {what} for {limit_s:g} s ({why}): it was killed"
@@ -193,8 +190,7 @@ class PipelineRunner:
         self._note_death(reason)
 
     def _on_heartbeat(self, beat: Heartbeat, at_s: float) -> None:
-        runs = self.report.status == "running"
-        self._signs = self._signs.beaten(beat.frames, beat.gap_s, at_s, runs=runs)
+        self._signs = self._signs.beaten(beat, at_s, owes=self._owes)
         self._errors = beat.errors
         if self._ending:
             return
@@ -206,6 +202,13 @@ class PipelineRunner:
             self._set("degraded", beat.reason, beat.since_s)
         elif beat.state == "running" or self.report.status == "degraded":
             self._set(beat.state)
+
+    @property
+    def _owes(self) -> bool:
+        """Whether it has to give frames now: its source is there. One that has given none yet owes
+        them if it has said how soon they come."""
+        status = self.report.status
+        return status == "running" or (status == "starting" and self._signs.gap_s > 0.0)
 
     @property
     def _ending(self) -> bool:

@@ -276,10 +276,11 @@ def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: floa
 
 def _judge_silence(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial that has not shown enough yet."""
-    until_s = trial.frame_s + limits.timeout_s
+    patience_s = max(limits.timeout_s, trial.signs.gap_s)  # of a camera with a frame each minute
+    until_s = trial.frame_s + patience_s
     if now_s >= until_s:
         what = "no result" if trial.frames == 0 else f"no frame after {trial.frames}"
-        return RollBack(f"the pipeline gave {what} within {limits.timeout_s:g} s (trial_timeout_s)")
+        return RollBack(f"the pipeline gave {what} within {patience_s:g} s (trial_timeout_s)")
     healthy_at_s = until_s if trial.healthy_s is None else trial.healthy_s + limits.confirm_after_s
     return Wait(min(until_s, healthy_at_s) if now_s < healthy_at_s else until_s)
 

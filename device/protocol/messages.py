@@ -58,10 +58,12 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     """The loop of the pipeline turns: twice a second and at each change of `state`.
 
-    `frames` with a result and `errors`, frames lost to faults: since the process started.
+    `frames` with a result, `errors`, frames lost to faults, and `taken`, all that the loop took,
+    whatever became of them: since the process started.
     `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
     `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
     share. `gap_s`: while it runs, frames may be so far apart without a fault; 0: it does not say.
+    `quiet_s`: the next heartbeat may take so long, as its frames take long or it ends.
     `load`: the step that a hot or slow board has made it take, and why; empty if none.
     """
 
@@ -72,6 +74,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     since_s: float = 0.0
     load: str = ""
     gap_s: Gap = 0.0
+    quiet_s: Gap = 0.0
+    taken: Count = 0
 
 
 class Reload(_Message, frozen=True, kw_only=True, tag="reload"):
