@@ -57,12 +57,16 @@ if behaviour[0] == "exits":
     print("Traceback (most recent call last):", file=sys.stderr)
     print("ValueError: scores [1,80] has no labels", file=sys.stderr)
     sys.exit(3)
+def beat(state, frames=0, errors=0, reason=""):
+    say("heartbeat", frames=frames, errors=errors, state=state, reason=reason)
 word, _, times = behaviour[0].partition("-")  # hangs-2: the first two times
 if word == "hangs" and count <= int(times or 1000):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        beat("loading")
+        time.sleep(0.1)
+if behaviour[0] == "silent":  # it says nothing and does nothing
     signal.pause()
-def beat(state, frames=0, errors=0, reason=""):
-    say("heartbeat", frames=frames, errors=errors, state=state, reason=reason)
 def run_on(frames=1, errors=0, for_s=1e9):
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
@@ -84,10 +88,12 @@ if behaviour[0] == "crashes":  # once it is live
     sys.exit(4)
 if behaviour[0] == "errs":
     run_on(10, 3)
-if word in ("freezes", "mute"):  # freezes-2: after two seconds
+if word in ("freezes", "mute", "floods"):  # freezes-2: after two seconds
     frames = run_on(for_s=float(times))
     if word == "freezes":
         os.kill(os.getpid(), signal.SIGSTOP)
+    while word == "floods":
+        say("reload")
     while True:
         beat("running", frames)
         time.sleep(0.1)

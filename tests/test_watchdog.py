@@ -29,6 +29,7 @@ from device.agent.health import PipelineHealth
 from device.agent.liveness import FRAME_GAP_S
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.silence import NOBODY, Heard
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
@@ -88,7 +89,7 @@ def test_pipeline_that_hangs_is_killed_and_started_again(live: Scene) -> None:
     pid = live.board.pipeline_pid()
     os.kill(pid, signal.SIGSTOP)
     report = live.board.wait_status("stalled")
-    assert "no sign of life for 2 s (stall_s)" in report.pipeline.reason
+    assert "no sign of life for 1 s, as a signal has stopped it" in report.pipeline.reason
     live.board.wait_status("running")
     assert live.board.pipeline_pid() != pid
     assert len(live.board.processes("gst_process")) == 1
@@ -241,7 +242,7 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.run = 1
-        self.silent_since_s = (0.0, True)
+        self.heard = Heard(0.0, beating=True, started_s=0.0)
         self.kills = 0
         self.stops = 0
 
@@ -250,7 +251,10 @@ class FakeProcess:
 
     def stop(self) -> None:
         self.stops += 1
-        self.silent_since_s = (float("inf"), False)
+        self.heard = NOBODY
+
+    def activity(self) -> None:
+        """Nothing is known, as where there is no /proc."""
 
 
 @pytest.fixture
@@ -283,7 +287,7 @@ def say(runner: PipelineRunner, message: ChildMessage) -> ChildMessage | None:
 def test_silence_up_to_the_limit_is_let_pass(
     runner: PipelineRunner, beating: bool, until_s: int, kills: int
 ) -> None:
-    runner._process.silent_since_s = (0.0, beating)  # type: ignore[misc]
+    runner._process.heard = Heard(0.0, beating, 0.0)  # type: ignore[misc]
     assert look(runner, until_s) == kills
     assert (runner.health().state == "stalled") == (kills == 1)
 
@@ -327,7 +331,7 @@ def test_the_load_of_a_pipeline_is_reported_while_it_runs(runner: PipelineRunner
 
 
 def test_a_first_result_that_comes_too_late_does_not_hide_the_stall(runner: PipelineRunner) -> None:
-    runner._process.silent_since_s = (0.0, True)  # type: ignore[misc]
+    runner._process.heard = Heard(0.0, True, 0.0)  # type: ignore[misc]
     assert look(runner, 11) == 1
     say(runner, Result(seq=0, latency_ms=1.0))
     assert runner.health().state == "stalled"
@@ -394,7 +398,7 @@ def test_a_heart_without_frames_is_not_enough(
 ) -> None:
     kills = []
     for second, (state, frames, *taken) in enumerate(beats, 1):
-        runner._process.silent_since_s = (float(second), True)  # type: ignore[misc]
+        runner._process.heard = Heard(float(second), True, 0.0)  # type: ignore[misc]
         runner.watch(second - 0.01)
         message = replace(beat(state, frames), taken=sum(taken), **says)
         runner.on_message(PipelineOutput(1, message, float(second)))
@@ -409,7 +413,7 @@ def test_frames_that_are_lost_to_errors_are_no_freeze(runner: PipelineRunner) ->
     for second in range(1, 20):
         message = replace(beat("running", 2), errors=second)
         runner.on_message(PipelineOutput(1, message, float(second)))
-        runner._process.silent_since_s = (float(second), True)  # type: ignore[misc]
+        runner._process.heard = Heard(float(second), True, 0.0)  # type: ignore[misc]
         runner.watch(float(second))
     assert runner._process.kills == 0  # type: ignore[attr-defined]
 

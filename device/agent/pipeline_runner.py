@@ -27,11 +27,13 @@ from device.agent.pipeline_process import (
 from device.agent.preparation import PLANS
 from device.agent.process_tree import mark_of
 from device.agent.shadow_process import TAP
+from device.agent.silence import Looks, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 
 LOG = logging.getLogger("tandem.pipeline")
 DATA = "data"  # folder of the state folder: what releases write
+QUIET_S = 1.0  # two heartbeats; after longer its processes are looked at
 INFERENCES = 3  # a loop is silent for one at a time; a slow one is not a stall
 MAX_LATE_S = 1.0  # between two looks; after longer the agent itself was held up, not the pipeline
 
@@ -78,6 +80,8 @@ class PipelineRunner:
         self._degraded: tuple[str, ...] = ()
         self._looked_s: float | None = None
         self._fair_s = 0.0  # silence before this moment does not count
+        self._looks = Looks()  # at its processes, while it is silent
+        self._killed_s = 0.0
 
     @property
     def restart_at_s(self) -> float | None:
@@ -106,6 +110,7 @@ class PipelineRunner:
         self._errors = 0
         self._degraded = ()
         self._slow_s = 0.0
+        self._looks = Looks()
         try:
             self._process.start(self._command(folder), self._environment())
         except OSError as error:
@@ -128,7 +133,8 @@ class PipelineRunner:
             return None
         message = event.message
         if isinstance(message, Heartbeat):
-            self._on_heartbeat(message, event.at_s)
+            if message.state != "loading":
+                self._on_heartbeat(message, event.at_s)
             return None
         if isinstance(message, Ready):
             self._slow_s = INFERENCES * message.warm_up_s
@@ -161,25 +167,34 @@ class PipelineRunner:
         if self._looked_s is not None and now_s - self._looked_s > MAX_LATE_S:
             self._fair_s = now_s
             self._signs = self._signs.held_up(now_s)
+            self._looks = Looks()
         self._looked_s = now_s
-        alive_s, beating = self._process.silent_since_s
-        silent_s = now_s - max(alive_s, self._fair_s)
-        limits = self._config.pipeline
-        patience_s = max(limits.stall_s, self._slow_s, self._signs.quiet_s)
-        limit_s = patience_s if beating else limits.start_s
         if self.report.status == "stalled":
-            if now_s - self._fair_s > KILL_WAIT_S and silent_s > limit_s + KILL_WAIT_S:
+            if now_s - max(self._killed_s, self._fair_s) >= KILL_WAIT_S:
                 self._give_up_stalled()
-        elif silent_s > limit_s and (beating or self.report.status == "starting"):
-            what = "no sign of life" if beating else "no first heartbeat"
-            key = "stall_s" if beating else "start_s"
-            self._end_stalled(what, limit_s, key, max(alive_s, self._fair_s))
+            return
+        heard = self._process.heard
+        since_s = max(heard.alive_s, self._fair_s)
+        if now_s - since_s > (QUIET_S if heard.beating else 0.0):
+            self._looks = self._looks.looked(self._process.activity(), now_s)
+        else:
+            self._looks = Looks()
+        why = why_ended(heard, self._looks, self._patience(), now_s, self._fair_s)
+        if why is not None:
+            self._end_stalled(why, since_s, now_s)
         elif self._owes and self._signs.idle_s >= (most_s := max(self._signs.most_s, self._slow_s)):
-            self._end_stalled("no frame", most_s, "its source is there", self._signs.turn_s)
+            why = f"no frame for {most_s:g} s (its source is there)"
+            self._end_stalled(why, self._signs.turn_s, now_s)
 
-    def _end_stalled(self, what: str, limit_s: float, why: str, since_s: float) -> None:
-        reason = f"the pipeline gave {what} for {limit_s:g} s ({why}): it was killed"
+    def _patience(self) -> Patience:
+        limits = self._config.pipeline
+        stall_s = max(limits.stall_s, self._slow_s, self._signs.quiet_s)
+        return Patience(stall_s, limits.start_s, first=not self._signs.frames)
+
+    def _end_stalled(self, why: str, since_s: float, now_s: float) -> None:
+        reason = f"the pipeline gave {why}: it was killed"
         LOG.error("%s", reason)
+        self._killed_s = now_s
         self._set("stalled", reason, since_s)
         self._process.kill()
 
@@ -201,7 +216,7 @@ class PipelineRunner:
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
             self._set("degraded", beat.reason, beat.since_s)
         elif beat.state == "running" or self.report.status == "degraded":
-            self._set(beat.state)
+            self._set("running" if beat.state == "running" else "starting")
 
     @property
     def _owes(self) -> bool:

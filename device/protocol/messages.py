@@ -56,11 +56,12 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
-    """The loop of the pipeline turns: twice a second and at each change of `state`.
+    """The loop of the pipeline turns: twice a second and at each change of `state`. Until it
+    begins, a thread says `loading`: its process runs.
 
     `frames` with a result, `errors`, frames lost to faults, and `taken`, all that the loop took,
     whatever became of them: since the process started.
-    `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
+    `state`: then starting (no frame yet), running, or degraded (the camera is away; `reason`).
     `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
     share. `gap_s`: while it runs, frames may be so far apart without a fault; 0: it does not say.
     `quiet_s`: the next heartbeat may take so long, as its frames take long or it ends.
@@ -69,7 +70,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
 
     frames: Count
     errors: Count
-    state: Literal["starting", "running", "degraded"]
+    state: Literal["loading", "starting", "running", "degraded"]
     reason: str = ""
     since_s: float = 0.0
     load: str = ""
