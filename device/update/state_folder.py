@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from device.files import KINDS, remove, sync_folder
+from device.update.admission import SPARE_BYTES
 
 LOG = logging.getLogger("tandem.agent")
 ASIDE = ".unreadable-"  # and the time
@@ -94,6 +95,28 @@ def put_lock_right(root: Path) -> None:
         LOG.error("%s of state_dir %s %s", LOCK, root, problem)
     else:
         _own(path, status)
+
+
+def disk_problem(root: Path) -> str:
+    """Return why the disk takes nothing in this folder, or soon will not; "" if it does."""
+    try:
+        disk = os.statvfs(root)
+        writable = os.access(root, os.W_OK)
+    except OSError as error:
+        return f"the disk of state_dir {root} does not answer: {error.strerror}; look at it"
+    if disk.f_flag & os.ST_RDONLY or not writable:
+        return (
+            f"state_dir {root} is read-only: no release can be installed or rolled back for good; "
+            "look at the disk (dmesg) and mount it for writing"
+        )
+    if disk.f_bavail * disk.f_frsize < SPARE_BYTES:
+        return (
+            f"the disk of state_dir {root} is full, with less than {SPARE_BYTES >> 20} MiB free: "
+            "no release can be installed; make room"
+        )
+    if disk.f_files and not disk.f_favail:
+        return f"the disk of state_dir {root} takes no more files (inodes): remove some"
+    return ""
 
 
 def set_aside(path: Path) -> str | None:
