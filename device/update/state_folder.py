@@ -33,6 +33,7 @@ RULES: tuple[tuple[str, int | None], ...] = (
     ("slots.?", None),
     (f"*{ASIDE}*", None),
     (".*.tmp", None),
+    ("lost+found", None),  # where the folder is a file system of its own
     ("reserve", _FILE),
     ("commands.json", _FILE),
     ("report_counter", _FILE),
@@ -158,7 +159,8 @@ def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
         try:
             yield path, path.lstat()
             status = path.lstat()  # it may be aside by now
-            if stat.S_ISDIR(status.st_mode) and path != root / DATA and ASIDE not in path.name:
+            walked = path != root / DATA and ASIDE not in path.name
+            if stat.S_ISDIR(status.st_mode) and walked and _rule(path.name) != (None,):
                 waiting += sorted(path.iterdir())
         except OSError as error:
             if os.path.lexists(path):
@@ -185,9 +187,11 @@ def _kind_problem(root: Path, path: Path, name: str, mode: int) -> str | None:
 
 def _fits(root: Path, path: Path, name: str, kind: int) -> bool:
     rule = _rule(name)
-    if rule is not None:
-        return rule[0] in (None, kind)
-    return kind in (_FILE, _FOLDER) or (kind == stat.S_IFLNK and _leads_inside(root, path))
+    is_link = kind == stat.S_IFLNK
+    if rule is None:
+        return kind in (_FILE, _FOLDER) or (is_link and _leads_inside(root, path))
+    # Somebody may have put a folder on another disk.
+    return rule[0] in (None, kind) or (rule[0] == _FOLDER and is_link and path.is_dir())
 
 
 def _leads_inside(root: Path, path: Path) -> bool:
