@@ -81,6 +81,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "flipped bits": _flip,
     "noise": _write(lambda _size: os.urandom(3000)),
     "zeros": _write(bytes),
+    "no text": _write(lambda _size: b'{"id": "\xff", "versions": {"\xff": 1}}'),
+    "nested": _write(lambda _size: b'{"id": ' + b"[" * 60_000),
     "sparse and huge": _sparse,
     "no rights": lambda path: path.chmod(0),
     "named pipe": _fifo,
@@ -119,7 +121,8 @@ def use(root: Path, folder: Path) -> None:
     outbox = Outbox(root / "outbox.db")
     outbox.add("update", EVENT, final=True)
     outbox.close()
-    (root / "outbox.db-journal").write_bytes(os.urandom(512))
+    for end in ("-journal", "-wal", "-shm"):
+        (root / f"outbox.db{end}").write_bytes(os.urandom(512))
     CommandJournal(root).note(1, "restart", "c1")
     Journal(root / "trust").note(counter=Counter(3, "p", "k"))
 
@@ -166,6 +169,8 @@ def test_the_files_of_a_used_folder_are_these(used: Path) -> None:
     expected = {"agent.lock", "slots.0", "slots.1", "reserve", "outbox.db", "commands.json"}
     expected |= {
         "outbox.db-journal",
+        "outbox.db-wal",
+        "outbox.db-shm",
         "trust/journal.json",
         "slots/a/seal.json",
         "slots/b/seal.json",
@@ -177,6 +182,7 @@ def test_the_files_of_a_used_folder_are_these(used: Path) -> None:
 def test_no_file_of_the_state_folder_holds_up_or_ends_the_agent(
     used: Path, tmp_path: Path, kind: str
 ) -> None:
+    random.seed(kind)
     for number, name in enumerate(files_of(used)):
         root = tmp_path / str(number)
         shutil.copytree(used, root)
@@ -209,6 +215,17 @@ def test_no_folder_of_the_state_folder_ends_the_agent(
         assert list((root / name).parent.glob(f"{Path(name).name}{ASIDE}*"))
 
 
+def test_a_folder_on_another_disk_stays_there(used: Path, tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    shutil.copytree(used, root)
+    (root / "slots").rename(tmp_path / "elsewhere")
+    (root / "slots").symlink_to(tmp_path / "elsewhere")
+    (root / "lost+found").mkdir()
+    root.chmod(0o755)
+    assert open_all(root) == hash_folder(tmp_path / "elsewhere" / "b")[1]
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_was_put_aside_is_said(used: Path, tmp_path: Path) -> None:
     root = tmp_path / "state"
     shutil.copytree(used, root)
@@ -230,8 +247,9 @@ def test_the_state_folder_is_for_its_user_alone(
     mask = os.umask(0o022)
     try:
         use(tmp_path / "state", tmp_path)
-        parts = [f"download/{'0' * 64}.{end}" for end in ("index", "part")]  # made by `use` itself
-        assert _open_to_others(tmp_path / "state") == parts
+        made_here = [f"download/{'0' * 64}.{end}" for end in ("index", "part")]
+        made_here += [f"outbox.db-{end}" for end in ("journal", "shm", "wal")]
+        assert set(_open_to_others(tmp_path / "state")) <= set(made_here)
         for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]:
             path.chmod(0o755)
         SlotStore(tmp_path / "state").close()

@@ -37,7 +37,7 @@ class CommandJournal:
             self.taken = msgspec.json.decode(read_regular(self._path, MAX_BYTES), type=Taken)
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             LOG.error("%s cannot be read and begins anew: %s", self._path, error)
 
     def note(self, counter: int, op: str, command_id: str) -> None:

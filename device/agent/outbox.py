@@ -24,6 +24,8 @@ MAX_BYTES = 4 * 1024**2
 MAX_FILE_BYTES = 16 * MAX_BYTES  # of a database, with its free pages, and of its journal
 MAX_FINAL = 1000  # each is the end of an update: years of them
 MAX_TOLD = 256  # ids of finals that were sent, which are not sent again
+# The module decodes SQLite's messages, which quote a damaged file, as UTF-8.
+_FAILED = (sqlite3.Error, UnicodeDecodeError)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -68,21 +70,22 @@ class Outbox:
 
     def waiting(self, count: int) -> tuple[Waiting, ...]:
         """Return the oldest events; one that the disk has damaged is dropped."""
-        query = "SELECT id, topic, event FROM waiting ORDER BY number LIMIT ?"
+        query = "SELECT number, id, topic, event FROM waiting ORDER BY number LIMIT ?"
         try:
             rows = self._database.execute(query, (count,)).fetchall()
-        except sqlite3.Error:
+        except _FAILED:
             return ()
         waiting, damaged = [], []
-        for name, topic, blob in rows:
+        for number, *row in rows:
             try:
+                name, topic, blob = msgspec.convert(row, tuple[str, str, bytes])
                 waiting.append(Waiting(name, topic, msgspec.json.decode(blob, type=CloudEvent)))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 LOG.error("an event of the outbox %s is damaged (%s)", self._path, error)
-                damaged.append(name)
+                damaged.append((number,))
         if damaged:
-            self.sent(damaged)
-            return self.waiting(count)
+            delete = "DELETE FROM waiting WHERE number = ?"
+            self._write(lambda database: database.executemany(delete, damaged))
         return tuple(waiting)
 
     def sent(self, ids: Iterable[str]) -> None:
@@ -118,15 +121,15 @@ class Outbox:
                     break
                 database.execute("DELETE FROM waiting WHERE number = ?", (number,))
 
-    def _write(self, action: Callable[[sqlite3.Connection], None]) -> None:
+    def _write(self, action: Callable[[sqlite3.Connection], object]) -> None:
         """Do it in a transaction; if the disk fails, in memory, with what can still be read."""
         try:
             with self._database:
                 action(self._database)
-        except sqlite3.Error as error:
+        except _FAILED as error:
             LOG.error("the outbox %s takes nothing (%s): events are in memory", self._path, error)
             memory = _prepared(_connect(":memory:"))
-            with contextlib.suppress(sqlite3.Error), memory:
+            with contextlib.suppress(*_FAILED), memory:
                 rows = self._database.execute("SELECT * FROM waiting").fetchall()
                 memory.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", rows)
             self._database.close()
@@ -140,7 +143,7 @@ class Outbox:
             try:
                 _check_files(self._path)
                 return _prepared(_connect(self._path))
-            except (sqlite3.DatabaseError, OSError) as error:
+            except (*_FAILED, OSError) as error:
                 LOG.error("the outbox %s cannot be read (%s) and begins anew", self._path, error)
                 for path in _files(self._path):
                     if os.path.lexists(path):
@@ -179,7 +182,7 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = TRUNCATE")
         database.execute("PRAGMA synchronous = FULL")
         database.executescript(SCHEMA)
-    except sqlite3.Error:
+    except _FAILED:
         database.close()
         raise
     return database

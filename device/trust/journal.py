@@ -52,7 +52,7 @@ class Journal:
             self.record = msgspec.json.decode(read_regular(self._path, MAX_BYTES), type=Record)
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TrustError(
                 f"the journal of the versions that this board has seen, {self._path}, cannot be "
                 f"read ({error}): without it old releases could not be told from new ones; "

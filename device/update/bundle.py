@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -189,9 +189,10 @@ def read_folder_info(folder: Path) -> BundleInfo:
         raise _unread(folder, error) from error
 
 
-def verify_folder(folder: Path) -> BundleInfo:
+def verify_folder(folder: Path, *, between: Callable[[], None] = lambda: None) -> BundleInfo:
     """Return bundle.json of an unpacked bundle after comparing every file with its hash.
 
+    `between` is called after each piece that was read.
     Raises BundleError: a file is gone or another one; BundleReadError: the disk did not give one.
     """
     info = read_folder_info(folder)
@@ -199,7 +200,10 @@ def verify_folder(folder: Path) -> BundleInfo:
         for entry in info.files:
             path = folder / entry.name
             same_size = path.lstat().st_size == entry.bytes  # a sparse file may have any size
-            if not same_size or describe_file(entry.name, path, follow=False) != entry:
+            if (
+                not same_size
+                or describe_file(entry.name, path, follow=False, between=between) != entry
+            ):
                 raise BundleError(
                     f"{path} is not the file that {INFO} names (sha256 "
                     f"{entry.sha256[:12]}...): it was changed or damaged, deploy it again"

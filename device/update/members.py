@@ -9,7 +9,7 @@ is there once, under the name of the first of them.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -140,8 +140,12 @@ def member_limit(member: str) -> int:
     return next(limit for end, limit in LIMITS.items() if member.endswith(end))
 
 
-def describe_file(member: str, path: Path, *, follow: bool = True) -> BundleFile:
+def describe_file(
+    member: str, path: Path, *, follow: bool = True, between: Callable[[], None] = lambda: None
+) -> BundleFile:
     """Return size and hash of a file that becomes, or is, a member. `follow`: or a link to one.
+
+    `between` is called after each piece that was read.
 
     Raises OSError, and BundleError: it is larger than the member may be.
     """
@@ -156,4 +160,5 @@ def describe_file(member: str, path: Path, *, follow: bool = True) -> BundleFile
             size += len(part)
             if size > limit:
                 raise BundleError(too_large)
+            between()
     return BundleFile(name=member, bytes=size, sha256=digest.hexdigest())

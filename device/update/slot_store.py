@@ -76,12 +76,14 @@ class SlotStore:
     """The state directory of one agent; two agents on the same one are refused.
 
     `unread`: the slots that the disk did not give when they were last verified, and why. `odd`:
-    what was put aside in the folder as the store was opened, each a sentence.
+    what was put aside in the folder as the store was opened, each a sentence. `populations`: how
+    often a slot was overwritten.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.unread: dict[Slot, str] = {}
+        self.populations = 0
         self._slots = root / "slots"
         try:
             make_folder(root, FOLDER_MODE)
@@ -247,6 +249,7 @@ class SlotStore:
         """
         folder = self.slot_folder(slot)
         temporary = self._slots / f".{slot}.tmp"
+        self.populations += 1
         remove(temporary)
         remove(folder)
         try:

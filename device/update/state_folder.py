@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from device.files import KINDS, remove, sync_folder
+from device.update.admission import SPARE_BYTES
 
 LOG = logging.getLogger("tandem.agent")
 ASIDE = ".unreadable-"  # and the time
@@ -32,6 +33,7 @@ RULES: tuple[tuple[str, int | None], ...] = (
     ("slots.?", None),
     (f"*{ASIDE}*", None),
     (".*.tmp", None),
+    ("lost+found", None),  # where the folder is a file system of its own
     ("reserve", _FILE),
     ("commands.json", _FILE),
     ("report_counter", _FILE),
@@ -96,6 +98,28 @@ def put_lock_right(root: Path) -> None:
         _own(path, status)
 
 
+def disk_problem(root: Path) -> str:
+    """Return why the disk takes nothing in this folder, or soon will not; "" if it does."""
+    try:
+        disk = os.statvfs(root)
+        writable = os.access(root, os.W_OK)
+    except OSError as error:
+        return f"the disk of state_dir {root} does not answer: {error.strerror}; look at it"
+    if disk.f_flag & os.ST_RDONLY or not writable:
+        return (
+            f"state_dir {root} is read-only: no release can be installed or rolled back for good; "
+            "look at the disk (dmesg) and mount it for writing"
+        )
+    if disk.f_bavail * disk.f_frsize < SPARE_BYTES:
+        return (
+            f"the disk of state_dir {root} is full, with less than {SPARE_BYTES >> 20} MiB free: "
+            "no release can be installed; make room"
+        )
+    if disk.f_files and not disk.f_favail:
+        return f"the disk of state_dir {root} takes no more files (inodes): remove some"
+    return ""
+
+
 def set_aside(path: Path) -> str | None:
     """Give what cannot be used a name with the time; return it, None if it stays."""
     folder = path.parent
@@ -135,7 +159,8 @@ def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
         try:
             yield path, path.lstat()
             status = path.lstat()  # it may be aside by now
-            if stat.S_ISDIR(status.st_mode) and path != root / DATA and ASIDE not in path.name:
+            walked = path != root / DATA and ASIDE not in path.name
+            if stat.S_ISDIR(status.st_mode) and walked and _rule(path.name) != (None,):
                 waiting += sorted(path.iterdir())
         except OSError as error:
             if os.path.lexists(path):
@@ -162,9 +187,11 @@ def _kind_problem(root: Path, path: Path, name: str, mode: int) -> str | None:
 
 def _fits(root: Path, path: Path, name: str, kind: int) -> bool:
     rule = _rule(name)
-    if rule is not None:
-        return rule[0] in (None, kind)
-    return kind in (_FILE, _FOLDER) or (kind == stat.S_IFLNK and _leads_inside(root, path))
+    is_link = kind == stat.S_IFLNK
+    if rule is None:
+        return kind in (_FILE, _FOLDER) or (is_link and _leads_inside(root, path))
+    # Somebody may have put a folder on another disk.
+    return rule[0] in (None, kind) or (rule[0] == _FOLDER and is_link and path.is_dir())
 
 
 def _leads_inside(root: Path, path: Path) -> bool:
