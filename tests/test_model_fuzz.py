@@ -86,11 +86,18 @@ FOUND_WHOLE = {
     61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
     60280: "inspect: a function that gives what nothing makes",
 }
+CRASHES = 62172  # onnxruntime, in calibrate
 
 
 @pytest.mark.parametrize("seed", FOUND_WHOLE, ids=str)
 def test_a_whole_file_that_was_a_fault_is_none(seed: int, tmp_path) -> None:
     assert isinstance(outcome_of(seed, tmp_path, whole=True), str)
+
+
+def test_a_crash_of_onnxruntime_is_said_with_the_file() -> None:
+    tally = run(CRASHES, 1, whole=True)
+    assert not tally.faults
+    assert sum(tally.outcomes.values()) == 1
 
 
 def test_damaged_whole_files_end_every_command_in_an_answer_or_a_sentence() -> None:
