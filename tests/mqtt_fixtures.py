@@ -65,6 +65,11 @@ if word == "hangs" and count <= int(times or 1000):
     while True:
         beat("loading")
         time.sleep(0.1)
+if word == "loads":  # loads-5: five seconds, without a word
+    until_s = time.monotonic() + float(times)
+    while time.monotonic() < until_s:
+        sum(range(100_000))
+        time.sleep(0.2)
 if behaviour[0] == "silent":  # it says nothing and does nothing
     signal.pause()
 def run_on(frames=1, errors=0, for_s=1e9):

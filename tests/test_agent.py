@@ -286,6 +286,15 @@ def test_a_release_that_gave_frames_and_stops_in_its_trial_is_not_live(
         box.close()
 
 
+@pytest.mark.slow
+def test_a_release_that_loads_slowly_and_says_nothing_is_live(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in", "loads-8")).live
+    assert len(board.runs()) == 1
+
+
 def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:

@@ -33,9 +33,13 @@ from device.start.keeper import mark_of
 
 LOG = logging.getLogger("tandem.pipeline")
 DATA = "data"  # folder of the state folder: what releases write
-QUIET_S = 1.0  # two heartbeats; after longer its processes are looked at
+QUIET_S = 1.0  # two heartbeats; after longer its processes are looked at, as while it loads,
+LOOK_S = 0.25  # no more often: a look reads much of /proc
 INFERENCES = 3  # a loop is silent for one at a time; a slow one is not a stall
-MAX_LATE_S = 1.0  # between two looks; after longer the agent itself was held up, not the pipeline
+# Between two looks, of which the agent takes one at least every MAX_WAIT_S (`device.agent.agent`),
+# half of it; after longer it was itself held up. On a machine so loaded that it is always late it
+# kills nothing, rather than a good pipeline.
+MAX_LATE_S = 1.0
 
 # The report's status -> the state of the health.
 _STATES: dict[PipelineStatus, str] = {
@@ -175,10 +179,10 @@ class PipelineRunner:
             return
         heard = self._process.heard
         since_s = max(heard.alive_s, self._fair_s)
-        if now_s - since_s > (QUIET_S if heard.beating else 0.0):
-            self._looks = self._looks.looked(self._process.activity(), now_s)
-        else:
+        if now_s - since_s <= (QUIET_S if heard.beating else 0.0):
             self._looks = Looks()
+        elif now_s - self._looks.looked_s >= LOOK_S:
+            self._looks = self._looks.looked(self._process.activity(), now_s)
         why = why_ended(heard, self._looks, self._patience(), now_s, self._fair_s)
         if why is not None:
             self._end_stalled(why, since_s, now_s)
