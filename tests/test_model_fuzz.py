@@ -86,6 +86,7 @@ FOUND_WHOLE = {
     61280: "export: an input that no segment reads",
     61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
     60280: "inspect: a function that gives what nothing makes",
+    31415111: "export: a file of weights whose name is not UTF-8",
 }
 CRASHES = 62172  # onnxruntime, in calibrate
 

@@ -1,7 +1,7 @@
 """Native code that crashes ends in a sentence: the command goes on in a child of its process.
 
 onnxruntime runs a model in the process of the command, and a damaged one can crash it. A fork at
-the start of the command takes a millisecond and copies nothing: its data never goes through a pipe.
+the start of the command copies nothing, and its data never goes through a pipe.
 """
 
 import faulthandler
