@@ -215,8 +215,9 @@ class PipelineProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._grace_s)
             process.send_signal(signal.SIGHUP)
+            process.send_signal(signal.SIGCONT)
             try:
-                process.wait(LEFTOVER_S)
+                process.wait(2.0 * LEFTOVER_S)
             except subprocess.TimeoutExpired:
                 end_tree(process.pid)
             try:
@@ -231,6 +232,7 @@ class PipelineProcess:
         """Kill the child without waiting; its exit is an event."""
         if self._current is not None:
             self._current.process.send_signal(signal.SIGHUP)
+            self._current.process.send_signal(signal.SIGCONT)  # a keeper may be stopped, too
 
     def _hold_memory(self, run: _Run) -> None:
         limit_bytes = self._memory_bytes

@@ -29,8 +29,7 @@ from device.start.guard import die_with_parent
 from device.start.process_tree import kill_below
 
 MODULE = "device.start.keeper"
-LEFTOVER_S = 2.0
-KILLED_LEFTOVER_S = 1.0  # of a command that was killed: the next one waits for it
+LEFTOVER_S = 1.0  # the next pipeline waits for it
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_WAIT_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
@@ -65,7 +64,7 @@ def end_keepers(mark: str) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGHUP)
             os.kill(pid, signal.SIGCONT)
-    until_s = time.monotonic() + LEFTOVER_S
+    until_s = time.monotonic() + 2.0 * LEFTOVER_S
     while any(pid in pids for pid in _keepers(mark)) and time.monotonic() < until_s:
         time.sleep(0.05)
     for pid in _keepers(mark):
@@ -113,11 +112,11 @@ def _keep(child: int) -> int:
     """Wait for the child and all that it leaves behind; return its wait status."""
     keeper = os.getpid()
     status: int | None = None
-    leftover_s, until_s = LEFTOVER_S, inf
+    until_s = inf
     while True:
         status, is_last = _reap(child, status)
         if status is not None:
-            until_s = min(until_s, time.monotonic() + leftover_s)
+            until_s = min(until_s, time.monotonic() + LEFTOVER_S)
             if is_last or time.monotonic() >= until_s:
                 break
         caught = signal.sigtimedwait(_SIGNALS, min(0.2, max(0.0, until_s - time.monotonic())))
@@ -126,7 +125,6 @@ def _keep(child: int) -> int:
             _signal_group(child, signal.SIGTERM)
             _signal_group(child, signal.SIGCONT)  # one that is stopped handles no SIGTERM
         elif number == signal.SIGHUP:
-            leftover_s = KILLED_LEFTOVER_S
             _signal_group(child, signal.SIGKILL)
         elif number == signal.SIGUSR1:
             kill_below(keeper, _KILL_WAIT_S)
