@@ -36,6 +36,7 @@ from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
 from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.loading import loading
 from pipelines.message_channel import claim_stdout
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, ask_to_stop)
     emit = claim_stdout(stop.set)
     try:
-        _run(options, emit, stop)
+        with loading(emit) as emit_and_begin:
+            _run(options, emit_and_begin, stop)
     except TandemError as error:
         emit(Failure(message=str(error)))
         return 1

@@ -57,12 +57,28 @@ if behaviour[0] == "exits":
     print("Traceback (most recent call last):", file=sys.stderr)
     print("ValueError: scores [1,80] has no labels", file=sys.stderr)
     sys.exit(3)
+def beat(state, frames=0, errors=0, reason=""):
+    say("heartbeat", frames=frames, errors=errors, state=state, reason=reason)
 word, _, times = behaviour[0].partition("-")  # hangs-2: the first two times
 if word == "hangs" and count <= int(times or 1000):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        beat("loading")
+        time.sleep(0.1)
+if word == "loads":  # loads-5: five seconds, without a word
+    until_s = time.monotonic() + float(times)
+    while time.monotonic() < until_s:
+        sum(range(100_000))
+        time.sleep(0.2)
+if behaviour[0] == "silent":  # it says nothing and does nothing
     signal.pause()
-def beat(state, frames=0, errors=0, reason=""):
-    say("heartbeat", frames=frames, errors=errors, state=state, reason=reason)
+def run_on(frames=1, errors=0, for_s=1e9):
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        beat("running", frames, errors)
+        frames += 1
+        time.sleep(0.1)
+    return frames
 
 camera = runs.parent / "camera"
 if behaviour[0] == "waits":  # for its camera: a file that is there or not
@@ -73,10 +89,19 @@ say("result", seq=0, latency_ms=1.0)
 if behaviour[0] == "dies":
     sys.exit(4)
 if behaviour[0] == "crashes":  # once it is live
-    time.sleep(1.0)
+    run_on(for_s=1.0)
     sys.exit(4)
 if behaviour[0] == "errs":
-    beat("running", frames=10, errors=3)
+    run_on(10, 3)
+if word in ("freezes", "mute", "floods"):  # freezes-2: after two seconds
+    frames = run_on(for_s=float(times))
+    if word == "freezes":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while word == "floods":
+        say("reload")
+    while True:
+        beat("running", frames)
+        time.sleep(0.1)
 if behaviour[0] == "waits":
     frames = 1
     while True:
@@ -86,7 +111,7 @@ if behaviour[0] == "waits":
         time.sleep(0.05)
 say("stats", frames=1, fps=30.0, latency_p50_ms=1.0, latency_p99_ms=2.0,
     stage_p50_ms={}, stage_p99_ms={}, dropped={})
-signal.pause()
+run_on()
 '''
 
 AGENT_LAUNCHER = """

@@ -262,6 +262,39 @@ def test_a_live_pipeline_that_dies_is_started_again(
         watcher.wait_report("live")
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("freezes-1", "no sign of life for 1 s, as a signal has stopped it (SIGSTOP)"),
+        ("floods-1", "no sign of life for 2 s"),
+        ("silent", "no output, and used no processor and no disk, for 3 s as it started"),
+        ("mute-1", "the pipeline gave no frame for 3 s (its source is there)"),
+    ],
+)
+def test_a_release_that_gave_frames_and_stops_in_its_trial_is_not_live(
+    broker: Mosquitto, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    box = AgentBox(tmp_path, broker.port, confirm_after_s=1.5)
+    box.start()
+    try:
+        assert deploy(broker, make_bundle(tmp_path / "in")).live
+        result = deploy(broker, make_bundle(tmp_path / "in", behaviour))
+        assert result.phase == "rolled_back"
+        assert reason in result.reason
+        wait_for(lambda: len(box.runs()) == 3, "the release before runs")
+    finally:
+        box.close()
+
+
+@pytest.mark.slow
+def test_a_release_that_loads_slowly_and_says_nothing_is_live(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in", "loads-8")).live
+    assert len(board.runs()) == 1
+
+
 def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from mqtt_fixtures import PROFILE, make_bundle
 from device import files
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import Liveness
 from device.agent.shadow_process import ShadowEnded, ShadowLimits
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -76,7 +77,8 @@ class Pipeline:
         self.folder = None
 
     def health(self) -> PipelineHealth:
-        return PipelineHealth(self.state, self.frames, 0, None, 0.0)
+        signs = Liveness(Clock.now_s, Clock.now_s)
+        return PipelineHealth(self.state, self.frames, 0, None, 0.0, signs)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from fleet_fixtures import Fleet
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import Liveness
 from device.agent.trial import (
     Confirm,
     Postpone,
@@ -38,7 +39,11 @@ from device.update.versions import is_older, version_key
 MIB = 1024**2
 BLOB = BlobSpec(sha256="a" * 64, bytes=10 * MIB, chunk_bytes=65536, index_sha256="b" * 64)
 LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
-WORKS = PipelineHealth("running", 100, 0, None, 0.0)
+
+
+def works(at_s: float) -> PipelineHealth:
+    """A pipeline that gives frames at this time."""
+    return PipelineHealth("running", 100 + int(at_s), 0, None, 0.0, Liveness(at_s, at_s))
 
 
 def desired(version: str = "1.0", policy: InstallPolicy | None = None) -> Desired:
@@ -200,8 +205,7 @@ def looked(around: Surroundings, until_s: float, was_online: bool = True) -> Tri
     """A trial that has worked since 0 s, looked at each second."""
     trial = Trial(frame_s=0.0, was_online=was_online)
     for second in range(int(until_s) + 1):
-        health = replace(WORKS, frames=WORKS.frames + second)
-        trial = trial.observed(health, float(second), around)
+        trial = trial.observed(works(second), float(second), around)
     return trial
 
 
@@ -253,10 +257,10 @@ def test_an_outage_that_began_before_the_trial_neither_commits_nor_ends_it() -> 
     wait = judge(trial, LIMITS, 5000.0)
     assert isinstance(wait, Wait)
     assert wait.endless
-    back = trial.observed(replace(WORKS, frames=9999), 5001.0, Surroundings())
+    back = trial.observed(works(5001.0), 5001.0, Surroundings())
     assert isinstance(judge(back, LIMITS, 5001.0), Confirm)
     # From then on it was reachable: what cuts it off again is the release, or an accident.
-    cut = back.observed(replace(WORKS, frames=9999), 5002.0, Surroundings(online=False))
+    cut = back.observed(works(5002.0), 5002.0, Surroundings(online=False))
     assert isinstance(judge(replace(cut, frame_s=5302.0), LIMITS, 5302.0), Postpone)
 
 

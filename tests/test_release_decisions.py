@@ -5,6 +5,7 @@ import pytest
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import FRAME_GAP_S, YOUNG_S, Liveness
 from device.agent.pipeline_process import Restarts
 from device.agent.trial import (
     Confirm,
@@ -18,6 +19,7 @@ from device.agent.trial import (
     judge,
 )
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
+from device.protocol.messages import Heartbeat
 from device.trust.exchange import TRUSTED, Refused, Unverified
 from device.update import slots
 from device.update.decisions import (
@@ -37,11 +39,14 @@ from device.update.slots import SlotFailure, SlotRecord, SlotState
 LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
 
 
-def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
+def seen(*looks: tuple[float, str, int, int], reason: str = "", gap_s: float = 0.0) -> Trial:
     """A trial that began at 0 s, after looks at (time, state, frames, errors)."""
-    trial = Trial(frame_s=0.0)
+    trial, signs = Trial(frame_s=0.0), Liveness()
     for now_s, state, frames, errors in looks:
-        trial = trial.observed(PipelineHealth(state, frames, errors, reason or None, 0.0), now_s)
+        beat = Heartbeat(frames=frames, errors=errors, state="running", gap_s=gap_s)
+        signs = signs.beaten(beat, now_s, owes=state == "running")
+        health = PipelineHealth(state, frames, errors, reason or None, 0.0, signs)
+        trial = trial.observed(health, now_s)
     return trial
 
 
@@ -59,9 +64,37 @@ def seen(*looks: tuple[float, str, int, int], reason: str = "") -> Trial:
         (seen((1, "running", 1, 0), (11, "running", 4, 0)), 11.0, Wait(41.0)),
         (seen((1, "running", 1, 0), (11, "running", 5, 0)), 11.0, Confirm()),
         (seen((1, "running", 4, 0)), 31.0, RollBack("no frame after 4 within 30 s")),
+        # a slow camera: as long as it says, and no shorter than any other
+        (seen((1, "running", 4, 0), gap_s=60.0), 60.9, Wait(61.0)),
+        (seen((1, "running", 4, 0), gap_s=60.0), 61.0, RollBack("no frame after 4 within 60 s")),
+        (seen((1, "running", 4, 0), gap_s=20.0), 31.0, RollBack("no frame after 4 within 30 s")),
+        (seen((1, "running", 1, 0), (51, "running", 5, 0), gap_s=60.0), 51.0, Confirm()),
+        # errors alone are no frames, however few they are
+        (seen((1, "running", 90, 0), (10.9, "running", 90, 5)), 11.0, Wait(31.0)),
         # errors: one of ten is let pass, one of nine is not
-        (seen((1, "running", 9, 1)), 11.0, Confirm()),
+        (seen((1, "running", 8, 0), (11, "running", 9, 1)), 11.0, Confirm()),
         (seen((1, "running", 8, 1)), 11.0, RollBack("1 of 9 frames failed, a trial allows 10%")),
+        # what it once gave proves nothing now: the last frame is from before its time was over,
+        (seen((1, "running", 1, 0), (10.9, "running", 9, 0)), 11.0, Wait(40.9)),
+        (
+            seen((1, "running", 1, 0), (10.9, "running", 9, 0), (11, "running", 9, 0)),
+            11.0,
+            Wait(40.9),
+        ),
+        # or the last heartbeat is old,
+        (seen((1, "running", 1, 0), (12, "running", 9, 0)), 12.0 + YOUNG_S, Confirm()),
+        (seen((1, "running", 1, 0), (12, "running", 9, 0)), 12.1 + YOUNG_S, Wait(42.0)),
+        # or the last frame
+        (
+            seen((1, "running", 1, 0), (12, "running", 9, 0), (15, "running", 9, 0)),
+            12.0 + FRAME_GAP_S,
+            Confirm(),
+        ),
+        (
+            seen((1, "running", 1, 0), (12, "running", 9, 0), (15, "running", 9, 0)),
+            12.1 + FRAME_GAP_S,
+            Wait(42.0),
+        ),
         # a source that is away stops the clock, however much ran before
         (seen((1, "degraded", 0, 0), reason="no camera"), 30.9, Wait(31.0)),
         (seen((1, "degraded", 0, 0), reason="no camera"), 31.0, Postpone("for 30 s: no camera")),

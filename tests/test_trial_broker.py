@@ -10,6 +10,7 @@ from mqtt_fixtures import PROFILE, make_bundle
 from test_crash_states import Clock, Pipeline
 
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
+from device.agent.liveness import Liveness
 from device.agent.trial import (
     Confirm,
     Postpone,
@@ -216,7 +217,13 @@ def test_a_floor_keeps_older_versions_out_after_it_was_live(
 
 def test_what_was_brought_to_a_board_without_a_broker_waits_for_none() -> None:
     brought = Trial(
-        frame_s=0.0, frames=5, healthy_s=0.0, was_online=False, offline_s=0.0, carried=True
+        frame_s=0.0,
+        frames=5,
+        healthy_s=0.0,
+        was_online=False,
+        offline_s=0.0,
+        carried=True,
+        signs=Liveness(2.0, 2.0),
     )
     limits = trial_limits(UpdateTable(confirm_after_s=1.0))
     assert isinstance(judge(brought, limits, 2.0), Confirm)

@@ -3,6 +3,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,8 +28,10 @@ from video_fixtures import (
 
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import FRAME_GAP_S
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
+from device.agent.silence import NOBODY, Heard
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
@@ -87,7 +91,7 @@ def test_pipeline_that_hangs_is_killed_and_started_again(live: Scene) -> None:
     pid = live.board.pipeline_pid()
     os.kill(pid, signal.SIGSTOP)
     report = live.board.wait_status("stalled")
-    assert "no sign of life for 2 s (stall_s)" in report.pipeline.reason
+    assert "no sign of life for 1 s, as a signal has stopped it" in report.pipeline.reason
     live.board.wait_status("running")
     assert live.board.pipeline_pid() != pid
     assert len(live.board.processes("gst_process")) == 1
@@ -170,7 +174,7 @@ def test_a_full_disk_is_no_fault_of_a_release(
         config, Model(ColourDetector(), LABELS, ""),
         emit=messages.append, stop=threading.Event(),
     )  # fmt: skip
-    (beat,) = [m for m in messages if isinstance(m, Heartbeat) and m.state == "running"]
+    beat, _end = (m for m in messages if isinstance(m, Heartbeat) and m.state == "running")
     assert (beat.frames, beat.errors) == (1, errors)
 
 
@@ -240,7 +244,7 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.run = 1
-        self.silent_since_s = (0.0, True)
+        self.heard = Heard(0.0, beating=True, started_s=0.0)
         self.kills = 0
         self.stops = 0
 
@@ -249,7 +253,10 @@ class FakeProcess:
 
     def stop(self) -> None:
         self.stops += 1
-        self.silent_since_s = (float("inf"), False)
+        self.heard = NOBODY
+
+    def activity(self) -> None:
+        """Nothing is known, as where there is no /proc."""
 
 
 @pytest.fixture
@@ -282,7 +289,7 @@ def say(runner: PipelineRunner, message: ChildMessage) -> ChildMessage | None:
 def test_silence_up_to_the_limit_is_let_pass(
     runner: PipelineRunner, beating: bool, until_s: int, kills: int
 ) -> None:
-    runner._process.silent_since_s = (0.0, beating)  # type: ignore[misc]
+    runner._process.heard = Heard(0.0, beating, 0.0)  # type: ignore[misc]
     assert look(runner, until_s) == kills
     assert (runner.health().state == "stalled") == (kills == 1)
 
@@ -306,7 +313,8 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     assert runner.health().state == "running"
     say(runner, beat("degraded", 5, reason="the camera is away", since_s=77.0))
     say(runner, beat("degraded", 5, reason="still away", since_s=78.0))
-    assert runner.health() == PipelineHealth("degraded", 5, 1, "still away", 77.0)
+    health = runner.health()
+    assert health == PipelineHealth("degraded", 5, 1, "still away", 77.0, health.signs)
     assert runner.report.status == "degraded"
     say(runner, beat("running", 6))
     assert runner.health().state == "running"
@@ -325,7 +333,7 @@ def test_the_load_of_a_pipeline_is_reported_while_it_runs(runner: PipelineRunner
 
 
 def test_a_first_result_that_comes_too_late_does_not_hide_the_stall(runner: PipelineRunner) -> None:
-    runner._process.silent_since_s = (0.0, True)  # type: ignore[misc]
+    runner._process.heard = Heard(0.0, True, 0.0)  # type: ignore[misc]
     assert look(runner, 11) == 1
     say(runner, Result(seq=0, latency_ms=1.0))
     assert runner.health().state == "stalled"
@@ -358,6 +366,69 @@ def test_stalled_pipeline_that_does_not_even_die_is_given_up(runner: PipelineRun
     assert runner._process.stops == 1  # type: ignore[attr-defined]
 
 
+# What the heart says of its times, then heartbeats as (state, frames), or (state, frames, taken),
+# once a second; when it is killed.
+RUNS = [("running", 1), ("running", 2)]
+SILENT = [("running", 2)]
+AWAY = [("degraded", 2)]
+FRAMELESS = [
+    ({}, RUNS + SILENT * 9, 2 + FRAME_GAP_S),
+    ({"gap_s": 6.0}, RUNS + SILENT * 9, 8),
+    ({"gap_s": 20.0}, RUNS + SILENT * 9, None),
+    ({"quiet_s": 6.0}, RUNS + SILENT * 9, 8),  # its frames take long
+    ({}, [("running", count) for count in range(1, 12)], None),
+    ({}, [("running", count // 2) for count in range(2, 13)], None),  # a frame each two seconds
+    ({}, [("starting", 0)] * 11, None),  # it has not said how soon it gives frames,
+    ({"gap_s": 6.0}, [("starting", 0)] * 11, 7),  # or it has
+    ({}, RUNS + AWAY * 9, None),  # the source is not its fault
+    ({}, RUNS + AWAY * 3 + SILENT * 6, 5 + FRAME_GAP_S),
+    ({}, RUNS + (AWAY + SILENT) * 5, 8),  # absence does not count, the rest does
+    ({}, [("running", 9), *[("running", 5)] * 10], 1 + FRAME_GAP_S),  # a count that falls
+    # frames that are left out, or lost to errors, are dealt with, too
+    ({}, [("running", 2, count) for count in range(11)], None),
+    ({}, [("running", 2, 2 + count // 2) for count in range(11)], None),
+    ({}, [("running", 2, min(count, 3)) for count in range(11)], 4 + FRAME_GAP_S),
+]
+
+
+@pytest.mark.parametrize(("says", "beats", "killed_s"), FRAMELESS)
+def test_a_heart_without_frames_is_not_enough(
+    runner: PipelineRunner,
+    says: dict[str, float],
+    beats: list[tuple[str, int] | tuple[str, int, int]],
+    killed_s: float | None,
+) -> None:
+    kills = []
+    for second, (state, frames, *taken) in enumerate(beats, 1):
+        runner._process.heard = Heard(float(second), True, 0.0)  # type: ignore[misc]
+        runner.watch(second - 0.01)
+        message = replace(beat(state, frames), taken=sum(taken), **says)
+        runner.on_message(PipelineOutput(1, message, float(second)))
+        runner.watch(second + 0.01)
+        kills += [second] * (runner._process.kills - len(kills))  # type: ignore[attr-defined]
+    assert kills == ([] if killed_s is None else [killed_s])
+    if kills:
+        assert "no frame for" in str(runner.health().reason)
+
+
+def test_frames_that_are_lost_to_errors_are_no_freeze(runner: PipelineRunner) -> None:
+    for second in range(1, 20):
+        message = replace(beat("running", 2), errors=second)
+        runner.on_message(PipelineOutput(1, message, float(second)))
+        runner._process.heard = Heard(float(second), True, 0.0)  # type: ignore[misc]
+        runner.watch(float(second))
+    assert runner._process.kills == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("quiet_s", "until_s"), [(0.0, 11), (8.0, 11), (30.0, 31)])
+def test_a_loop_that_says_so_may_be_silent_for_longer(
+    runner: PipelineRunner, quiet_s: float, until_s: int
+) -> None:
+    say(runner, replace(beat("running", 1), quiet_s=quiet_s, gap_s=300.0))
+    assert look(runner, until_s - 1) == 0
+    assert look(runner, until_s, until_s) == 1
+
+
 def beat(
     state: str, frames: int, reason: str = "", since_s: float = 0.0, load: str = ""
 ) -> Heartbeat:
@@ -369,3 +440,82 @@ def beat(
         since_s=since_s,  # type: ignore[arg-type]
         load=load,
     )
+
+
+@pytest.mark.slow
+def test_a_source_with_a_frame_each_five_seconds_is_tried_and_kept(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "slow.avi", [scene(1, 1)] * 3, fps=0.2, fourcc="MJPG")
+    bundle = colour_bundle(tmp_path / "release", source="loop = true\n")
+    board = Board(tmp_path, str(video))
+    try:
+        assert board.deploy(bundle).live
+        pid = board.pipeline_pid()
+        time.sleep(12.0)  # two frames, and four times what a pipeline that says nothing may take
+        assert board.pipeline_pid() == pid
+        reports = board.watcher.drain().reports
+        assert {report.pipeline.status for report in reports} <= {"stopped", "starting", "running"}
+    finally:
+        board.close()
+
+
+@dataclass
+class Kept:
+    """A board with a good release on a picture that moves."""
+
+    board: Board
+    pid: int
+
+    def check(self, for_s: float) -> None:
+        """Check that the pipeline goes on, works and is not called anything else."""
+        self.board.watcher.drain()
+        time.sleep(for_s)
+        self.board.wait_status("running")
+        assert self.board.pipeline_pid() == self.pid
+        reports = self.board.watcher.seen.reports
+        assert not [one for one in reports if one.pipeline.status in ("stalled", "restarting")]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    folder = tmp_path_factory.mktemp("kept")
+    bundle = colour_bundle(folder / "release")
+    board = Board(folder, "test://?width=64&height=64&fps=20")
+    try:
+        assert board.deploy(bundle).live
+        yield Kept(board, board.pipeline_pid())
+    finally:
+        board.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("for_s", [0.7, 3.0, 10.0])
+def test_an_agent_that_stood_still_kills_no_good_pipeline(kept: Kept, for_s: float) -> None:
+    agent = kept.board.box.process.pid
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(for_s)
+    os.kill(agent, signal.SIGCONT)
+    kept.check(4.0)
+
+
+@pytest.mark.slow
+def test_a_board_that_is_stopped_as_a_whole_goes_on(kept: Kept) -> None:
+    pids = (kept.board.box.process.pid, kept.pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.3)  # the agent wakes first
+    kept.check(4.0)
+
+
+@pytest.mark.slow
+def test_a_loaded_machine_kills_no_good_pipeline(kept: Kept) -> None:
+    command = [sys.executable, "-c", "while True: pass"]
+    spinners = [subprocess.Popen(command) for _ in range(12 * (os.cpu_count() or 1))]
+    try:
+        kept.check(20.0)
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()

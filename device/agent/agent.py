@@ -77,7 +77,7 @@ LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
 # A signal that comes as a wait begins is seen when the wait ends.
-MAX_WAIT_S = 1.0
+MAX_WAIT_S = 0.5
 IDLE_WAIT_S = 3.0  # while no pipeline is to be watched
 # Subcommands, each a program of its own.
 PROGRAMS = {

@@ -92,13 +92,13 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
 class PipelineTable(_Table, frozen=True, kw_only=True):
     """[pipeline]: the limits of the pipeline process.
 
-    `stall_s`: without a heartbeat for so long (or three times its first inference) it is killed and
-    started again. `start_s`: so long it may take to load. `memory_mb`: MiB that it and what it
-    starts may hold; None: three quarters of what the machine or the service has. `data_mb`: MiB
-    that the sinks of a release may write.
+    `stall_s`: without a heartbeat for so long (or three times its first inference, or what its
+    frames take) it is killed and started again. `start_s`: so long it may take to load.
+    `memory_mb`: MiB that it and what it starts may hold; None: three quarters of what the machine
+    or the service has. `data_mb`: MiB that the sinks of a release may write.
     """
 
-    stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 10.0
+    stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 2.0
     start_s: Seconds = 120.0
     memory_mb: Annotated[int, Meta(ge=16)] | None = None
     data_mb: Annotated[int, Meta(ge=1)] = 1024

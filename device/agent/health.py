@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from device.agent.liveness import NO_SIGNS, Liveness
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineHealth:
@@ -15,6 +17,7 @@ class PipelineHealth:
         failed     it does not run; `reason` says why
     `frames`: frames with a result, `errors`: frames lost to faults, both since its process started.
     `since`: when the state began, in seconds of `time.monotonic()`.
+    `signs`: its last signs of life.
     """
 
     state: str
@@ -22,3 +25,4 @@ class PipelineHealth:
     errors: int
     reason: str | None
     since: float
+    signs: Liveness = NO_SIGNS

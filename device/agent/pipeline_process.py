@@ -1,9 +1,9 @@
 """The pipeline as a child process: its command line, its output as events, start, stop, back-off.
 
-The child leads its own process group and writes messages as JSON lines
-(`device.protocol.messages`). Threads turn its output and its exit into events; each carries the
-number of its run, so that late output of an old run is not taken for the new one's. A thread holds
-it to its memory limit.
+The child runs below a keeper, which ends with the last process that it has started
+(`device.start.keeper`), and writes messages as JSON lines (`device.protocol.messages`). Threads
+turn its output and its exit into events; each carries the number of its run, so that late output of
+an old run is not taken for the new one's. A thread holds it to its memory limit.
 """
 
 import contextlib
@@ -18,13 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import IO
 
 from device.agent.memory_watch import oom_kills, watch_memory
-from device.agent.process_tree import OWNER, end_marked
-from device.protocol.messages import ChildMessage, Heartbeat, decode_message
-from device.start.child import guarded
+from device.agent.process_activity import Activity, activity_of
+from device.agent.silence import NOBODY, Heard
+from device.protocol.messages import ChildMessage, Heartbeat, Result, decode_message
 from device.start.command import module_command
+from device.start.keeper import LEFTOVER_S, end_keepers, end_tree, kept
 
 LOG = logging.getLogger("tandem.pipeline")
 STDERR_LINES = 100
@@ -33,7 +35,9 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 FIRST_RESTART_S = 0.5
 KILL_WAIT_S = 5.0
-LEFTOVER_S = 2.0  # for encoders, which finish their files when the pipeline ends
+LINES_PER_S = 50.0  # of messages; a pipeline gives some five
+BURST_LINES = 200.0
+BYTES_PER_LINE = 1024  # a longer line counts as several
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,11 @@ def command_of(row: ProcessRow, values: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOutput:
-    """A message of the child."""
+    """A message of the child, which came at `at_s` of `time.monotonic()`."""
 
     run: int
     message: ChildMessage
+    at_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class _Run:
     number: int
     process: "subprocess.Popen[bytes]"
     alive_s: float
+    started_s: float
+    flood_since_s: float = inf
     beating: bool = False  # the loop has begun: it gives heartbeats
     over_limit: str = ""
     oom_kills: int = field(default_factory=oom_kills)
@@ -138,9 +145,9 @@ class PipelineProcess:
         memory_bytes: int = 0,
         on_line: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """`grace_s`: the child has so long to end. `mark`: what its processes carry (see
-        `device.agent.process_tree`; empty: leftovers are not looked for). `memory_bytes`: what they
-        may hold; 0: anything. `on_line` takes what it prints to stderr, in another thread."""
+        """`grace_s`: the child has so long to end. `mark`: what its keeper carries; empty: those of
+        earlier agents are not looked for. `memory_bytes`: what it and all that it starts may hold;
+        0: anything. `on_line` takes what it prints to stderr, in another thread."""
         self.run = 0
         self._put = put
         self._grace_s = grace_s
@@ -150,13 +157,18 @@ class PipelineProcess:
         self._current: _Run | None = None
 
     @property
-    def silent_since_s(self) -> tuple[float, bool]:
-        """Return when the child last gave a sign of life, and whether its loop has begun.
-
-        Signs are heartbeats; before the first, any message. Infinity: there is no child.
-        """
+    def heard(self) -> Heard:
+        """What was heard of the child."""
         run = self._current
-        return (float("inf"), False) if run is None else (run.alive_s, run.beating)
+        if run is None:
+            return NOBODY
+        flood_s = max(0.0, time.monotonic() - run.flood_since_s)
+        return Heard(run.alive_s, run.beating, run.started_s, flood_s)
+
+    def activity(self) -> Activity | None:
+        """Return what the child and what it started have done by now."""
+        run = self._current
+        return None if run is None or run.ended.is_set() else activity_of(run.process.pid)
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str]) -> int:
         """Stop the running child and start a command; returns the number of the run.
@@ -166,14 +178,15 @@ class PipelineProcess:
         self.stop()
         self.run += 1
         process = subprocess.Popen(
-            guarded(command),
+            kept(command, self._mark),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment, OWNER: self._mark},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
-        run = self._current = _Run(self.run, process, time.monotonic())
+        now_s = time.monotonic()
+        run = self._current = _Run(self.run, process, now_s, now_s)
         threads = (
             threading.Thread(
                 target=_watch, args=(run, self._put, self._on_line), name="pipeline-watch"
@@ -192,29 +205,32 @@ class PipelineProcess:
     def stop(self) -> None:
         """Stop the child and all that it started: SIGTERM, then SIGKILL after the grace period.
 
-        Ends leftovers of an earlier agent of this state folder, too.
+        Ends what an earlier agent of this state folder has left behind, too.
         """
         run, self._current = self._current, None
         if run is not None:
             self.run += 1  # later output of this run is dropped
             process = run.process
-            _signal_group(process, signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._grace_s)
-            # Also when the leader has exited: its children may still have the camera open.
-            _signal_group(process, signal.SIGKILL)
+            process.send_signal(signal.SIGHUP)
+            try:
+                process.wait(LEFTOVER_S)
+            except subprocess.TimeoutExpired:
+                end_tree(process.pid)
             try:
                 process.wait(KILL_WAIT_S)
             except subprocess.TimeoutExpired:
                 # Stuck in a driver. The agent has to stay reachable: it does not wait.
                 LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
-        if self._mark and (killed := end_marked(self._mark, LEFTOVER_S)):
-            LOG.warning("ended %d processes that a pipeline had left behind", killed)
+        if self._mark and (ended := end_keepers(self._mark)):
+            LOG.warning("ended %d pipelines that an earlier agent had left behind", ended)
 
     def kill(self) -> None:
         """Kill the child without waiting; its exit is an event."""
         if self._current is not None:
-            _signal_group(self._current.process, signal.SIGKILL)
+            self._current.process.send_signal(signal.SIGHUP)
 
     def _hold_memory(self, run: _Run) -> None:
         limit_bytes = self._memory_bytes
@@ -224,15 +240,9 @@ class PipelineProcess:
                 f"the pipeline held {used_bytes >> 20} MiB of memory and may hold"
                 f" {limit_bytes >> 20} MiB (memory_mb in agent.toml): it was ended"
             )
-            _signal_group(run.process, signal.SIGKILL)
+            run.process.send_signal(signal.SIGUSR1)
 
-        watch_memory(run.process.pid, self._mark, limit_bytes, run.ended, breach)
-
-
-def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    # PermissionError: macOS raises it for a dead group.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        watch_memory(run.process.pid, limit_bytes, run.ended, breach)
 
 
 def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[str], None]) -> None:
@@ -257,17 +267,41 @@ def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[s
     put(PipelineExited(run.number, reason, crashed=status != 0))
 
 
+class _Measure:
+    """Lets lines pass at a rate, with bursts: a child that writes more waits on its pipe, and takes
+    neither this process's time nor its memory."""
+
+    def __init__(self) -> None:
+        self._left = BURST_LINES
+        self._filled_s = time.monotonic()
+
+    def wait(self, line: bytes, run: _Run) -> None:
+        """Wait until a line may pass; note since when they have had to wait."""
+        now_s = time.monotonic()
+        self._left += (now_s - self._filled_s) * LINES_PER_S - max(1, len(line) // BYTES_PER_LINE)
+        self._left, self._filled_s = min(self._left, BURST_LINES), now_s
+        if self._left > BURST_LINES / 2:
+            run.flood_since_s = inf
+        elif self._left < 0.0:
+            run.flood_since_s = min(run.flood_since_s, now_s)
+            run.ended.wait(-self._left / LINES_PER_S)
+
+
 def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], None]) -> None:
+    measure = _Measure()
     with stream:
         while line := stream.readline(MAX_LINE_BYTES):
+            measure.wait(line, run)
             message = decode_message(line)
             if message is None:
                 continue
             # Noted here, not where events are handled: that thread may be busy for long.
-            if isinstance(message, Heartbeat) or not run.beating:
-                run.alive_s = time.monotonic()
-                run.beating = run.beating or isinstance(message, Heartbeat)
-            put(PipelineOutput(run.number, message))
+            output = PipelineOutput(run.number, message)
+            beats = isinstance(message, Heartbeat) and message.state != "loading"
+            if beats or (not run.beating and run.flood_since_s == inf):
+                run.alive_s = output.at_s
+                run.beating = run.beating or beats or isinstance(message, Result)
+            put(output)
 
 
 def _read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.health import PipelineHealth
+from device.agent.liveness import Liveness
 from device.agent.memory_watch import default_limit_bytes
 from device.agent.pipeline_process import (
     KILL_WAIT_S,
@@ -24,15 +25,21 @@ from device.agent.pipeline_process import (
     command_of,
 )
 from device.agent.preparation import PLANS
-from device.agent.process_tree import mark_of
 from device.agent.shadow_process import TAP
+from device.agent.silence import Looks, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
+from device.start.keeper import mark_of
 
 LOG = logging.getLogger("tandem.pipeline")
 DATA = "data"  # folder of the state folder: what releases write
+QUIET_S = 1.0  # two heartbeats; after longer its processes are looked at, as while it loads,
+LOOK_S = 0.25  # no more often: a look reads much of /proc
 INFERENCES = 3  # a loop is silent for one at a time; a slow one is not a stall
-MAX_LATE_S = 2.0  # between two looks; after longer the agent itself was held up, not the pipeline
+# Between two looks, of which the agent takes one at least every MAX_WAIT_S (`device.agent.agent`),
+# half of it; after longer it was itself held up. On a machine so loaded that it is always late it
+# kills nothing, rather than a good pipeline.
+MAX_LATE_S = 1.0
 
 # The report's status -> the state of the health.
 _STATES: dict[PipelineStatus, str] = {
@@ -70,12 +77,15 @@ class PipelineRunner:
             on_line,
         )
         self._restarts = Restarts()
-        self._counts = (0, 0)  # frames and errors of the running process
+        self._signs = Liveness()  # of the running process, as the two below
+        self._errors = 0
         self._since_s = time.monotonic()
-        self._stall_s = config.pipeline.stall_s
-        self._degraded: tuple[str, ...] = ()  # of the running process
+        self._slow_s = 0.0  # so long an inference may take
+        self._degraded: tuple[str, ...] = ()
         self._looked_s: float | None = None
         self._fair_s = 0.0  # silence before this moment does not count
+        self._looks = Looks()  # at its processes, while it is silent
+        self._killed_s = 0.0
 
     @property
     def restart_at_s(self) -> float | None:
@@ -85,8 +95,14 @@ class PipelineRunner:
     def health(self) -> PipelineHealth:
         """Return how the pipeline is, by the last that is known of it."""
         state = _STATES.get(self.report.status, self.report.status)
-        frames, errors = self._counts
-        return PipelineHealth(state, frames, errors, self.report.reason or None, self._since_s)
+        return PipelineHealth(
+            state,
+            self._signs.frames,
+            self._errors,
+            self.report.reason or None,
+            self._since_s,
+            self._signs,
+        )
 
     def start(self, folder: Path, *, fresh: bool) -> bool:
         """Run the bundle in `folder`. `fresh`: forget earlier deaths (another release).
@@ -94,9 +110,11 @@ class PipelineRunner:
         Return False if the system cannot start a process; it is retried like one that died.
         """
         self._restarts = Restarts() if fresh else self._restarts.started()
-        self._counts = (0, 0)
+        self._signs = Liveness()
+        self._errors = 0
         self._degraded = ()
-        self._stall_s = self._config.pipeline.stall_s
+        self._slow_s = 0.0
+        self._looks = Looks()
         try:
             self._process.start(self._command(folder), self._environment())
         except OSError as error:
@@ -119,15 +137,16 @@ class PipelineRunner:
             return None
         message = event.message
         if isinstance(message, Heartbeat):
-            self._on_heartbeat(message)
+            if message.state != "loading":
+                self._on_heartbeat(message, event.at_s)
             return None
         if isinstance(message, Ready):
-            self._stall_s = max(self._stall_s, INFERENCES * message.warm_up_s)
+            self._slow_s = INFERENCES * message.warm_up_s
             self._degraded = message.degraded
             self.report = msgspec.structs.replace(self.report, degraded=self._degraded)
         elif isinstance(message, Result):
             self._restarts = self._restarts.worked()
-            self._counts = (max(1, self._counts[0]), self._counts[1])
+            self._signs = self._signs.resulted(event.at_s)
             if not self._ending:
                 self._set("running")
         elif isinstance(message, Failure):
@@ -145,26 +164,43 @@ class PipelineRunner:
         return reason
 
     def watch(self, now_s: float) -> None:
-        """Kill a pipeline that has given no heartbeat for too long: its exit is an event.
+        """Kill a pipeline that gives no heartbeat, or no frames: its exit is an event.
 
         Call it often. What was missed while the agent itself was held up does not count.
         """
         if self._looked_s is not None and now_s - self._looked_s > MAX_LATE_S:
             self._fair_s = now_s
+            self._signs = self._signs.held_up(now_s)
+            self._looks = Looks()
         self._looked_s = now_s
-        alive_s, beating = self._process.silent_since_s
-        silent_s = now_s - max(alive_s, self._fair_s)
-        limit_s = self._stall_s if beating else self._config.pipeline.start_s
         if self.report.status == "stalled":
-            if now_s - self._fair_s > KILL_WAIT_S and silent_s > limit_s + KILL_WAIT_S:
+            if now_s - max(self._killed_s, self._fair_s) >= KILL_WAIT_S:
                 self._give_up_stalled()
-        elif silent_s > limit_s and (beating or self.report.status == "starting"):
-            what = "no sign of life" if beating else "no first heartbeat"
-            key = "stall_s" if beating else "start_s"
-            reason = f"the pipeline gave {what} for {limit_s:g} s ({key}): it was killed"
-            LOG.error("%s", reason)
-            self._set("stalled", reason, max(alive_s, self._fair_s))
-            self._process.kill()
+            return
+        heard = self._process.heard
+        since_s = max(heard.alive_s, self._fair_s)
+        if now_s - since_s <= (QUIET_S if heard.beating else 0.0):
+            self._looks = Looks()
+        elif now_s - self._looks.looked_s >= LOOK_S:
+            self._looks = self._looks.looked(self._process.activity(), now_s)
+        why = why_ended(heard, self._looks, self._patience(), now_s, self._fair_s)
+        if why is not None:
+            self._end_stalled(why, since_s, now_s)
+        elif self._owes and self._signs.idle_s >= (most_s := max(self._signs.most_s, self._slow_s)):
+            why = f"no frame for {most_s:g} s (its source is there)"
+            self._end_stalled(why, self._signs.turn_s, now_s)
+
+    def _patience(self) -> Patience:
+        limits = self._config.pipeline
+        stall_s = max(limits.stall_s, self._slow_s, self._signs.quiet_s)
+        return Patience(stall_s, limits.start_s, first=not self._signs.frames)
+
+    def _end_stalled(self, why: str, since_s: float, now_s: float) -> None:
+        reason = f"the pipeline gave {why}: it was killed"
+        LOG.error("%s", reason)
+        self._killed_s = now_s
+        self._set("stalled", reason, since_s)
+        self._process.kill()
 
     def _give_up_stalled(self) -> None:
         """Go on without the exit of a killed process: it is stuck in a driver."""
@@ -172,8 +208,9 @@ class PipelineRunner:
         self._process.stop()
         self._note_death(reason)
 
-    def _on_heartbeat(self, beat: Heartbeat) -> None:
-        self._counts = (beat.frames, beat.errors)
+    def _on_heartbeat(self, beat: Heartbeat, at_s: float) -> None:
+        self._signs = self._signs.beaten(beat, at_s, owes=self._owes)
+        self._errors = beat.errors
         if self._ending:
             return
         if beat.load != self.report.load:
@@ -183,7 +220,14 @@ class PipelineRunner:
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
             self._set("degraded", beat.reason, beat.since_s)
         elif beat.state == "running" or self.report.status == "degraded":
-            self._set(beat.state)
+            self._set("running" if beat.state == "running" else "starting")
+
+    @property
+    def _owes(self) -> bool:
+        """Whether it has to give frames now: its source is there. One that has given none yet owes
+        them if it has said how soon they come."""
+        status = self.report.status
+        return status == "running" or (status == "starting" and self._signs.gap_s > 0.0)
 
     @property
     def _ending(self) -> bool:

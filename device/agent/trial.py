@@ -1,14 +1,15 @@
 """When a trial ends, and when a live release is given up: pure decisions on a pipeline's health.
 
 A release is confirmed after it has run without a break for a time, with enough frames and few
-errors. One whose source gives nothing is postponed: the source is not its fault. Times are seconds
-of a steady clock.
+errors, if it works at that moment: its last heartbeat and its last frame are young. One whose
+source gives nothing is postponed: the source is not its fault. Times are seconds of a steady clock.
 """
 
 from dataclasses import dataclass, replace
 
 from device.agent.config import UpdateTable
 from device.agent.health import PipelineHealth
+from device.agent.liveness import NO_SIGNS, Liveness
 from device.protocol.documents import InstallPolicy
 
 
@@ -99,6 +100,7 @@ class Trial:
     `frame_s`: when a frame was last counted, the start before the first, the return of the source
     after its absence. `healthy_s`: since when it runs without a break, None while it does not.
     `away_s`: since when its source is away, None while it is not. `broken`: it stalled or failed.
+    `signs`: its last signs of life.
     `was_online`: the broker was reachable when it began, or since; `offline_s`: since when it is
     not, None while it is. `carried`: somebody brought the release to the board.
     """
@@ -109,6 +111,7 @@ class Trial:
     healthy_s: float | None = None
     away_s: float | None = None
     broken: bool = False
+    signs: Liveness = NO_SIGNS
     reason: str = ""
     was_online: bool = True
     carried: bool = False
@@ -132,6 +135,7 @@ class Trial:
             healthy_s=(now_s if self.healthy_s is None else self.healthy_s) if working else None,
             away_s=(now_s if self.away_s is None else self.away_s) if away else None,
             broken=health.state in ("stalled", "failed"),
+            signs=health.signs,
             reason=health.reason or "",
             was_online=self.was_online or around.online,
             offline_s=None if around.online else offline_s,
@@ -173,6 +177,7 @@ def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
                 _judge_latency(trial, limits, now_s)
                 or _judge_manual(limits, now_s)
                 or _judge_broker(trial, limits, now_s)
+                or _judge_now(trial, limits, now_s)
             )
     return _judge_silence(trial, limits, now_s)
 
@@ -217,8 +222,8 @@ def _judge_latency(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict |
     )
 
 
-def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
-    """Return what becomes of a trial that has shown all else: the device must be reachable.
+def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict | None:
+    """Return what an unreachable broker does to a trial that has shown all else, None if nothing.
 
     A release that may have cut the device off gives way to the one before. With that the broker is
     reachable again, or it is not, which tells whose fault it is. Where the broker was away before
@@ -226,7 +231,7 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     without a broker waits for none.
     """
     if trial.offline_s is None or (trial.carried and not trial.was_online):
-        return Confirm()
+        return None
     if not trial.was_online:
         reason = "it works, and is live once the broker is reachable, which it was not before"
         return Wait(now_s + limits.timeout_s, reason, endless=True)
@@ -238,6 +243,17 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
         f"{limits.broker_timeout_s:g} s of it (broker_timeout_s)",
         broker=True,
     )
+
+
+def _judge_now(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
+    """Confirm a release that works at this moment, with a frame since its time was over.
+
+    One that has frozen by now waits for a frame, and its watchdog ends it.
+    """
+    healthy_s = now_s if trial.healthy_s is None else trial.healthy_s
+    if trial.signs.works(now_s) and trial.signs.frame_s >= healthy_s + limits.confirm_after_s:
+        return Confirm()
+    return _judge_silence(trial, limits, now_s)
 
 
 def _judge_manual(limits: TrialLimits, now_s: float) -> Wait | None:
@@ -260,10 +276,11 @@ def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: floa
 
 def _judge_silence(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial that has not shown enough yet."""
-    until_s = trial.frame_s + limits.timeout_s
+    patience_s = max(limits.timeout_s, trial.signs.gap_s)  # of a camera with a frame each minute
+    until_s = trial.frame_s + patience_s
     if now_s >= until_s:
         what = "no result" if trial.frames == 0 else f"no frame after {trial.frames}"
-        return RollBack(f"the pipeline gave {what} within {limits.timeout_s:g} s (trial_timeout_s)")
+        return RollBack(f"the pipeline gave {what} within {patience_s:g} s (trial_timeout_s)")
     healthy_at_s = until_s if trial.healthy_s is None else trial.healthy_s + limits.confirm_after_s
     return Wait(min(until_s, healthy_at_s) if now_s < healthy_at_s else until_s)
 

@@ -3,9 +3,13 @@
 The agent never imports numpy or cv2; these lines are all that it knows of a running pipeline.
 """
 
-from typing import Literal, Union
+from typing import Annotated, Literal, Union
 
 import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Gap = Annotated[float, Meta(ge=0.0, le=86400.0)]
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -52,20 +56,27 @@ class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
-    """The loop of the pipeline turns: twice a second and at each change of `state`.
+    """The loop of the pipeline turns: twice a second and at each change of `state`. Until it
+    begins, a thread says `loading`: its process runs.
 
-    `frames` with a result and `errors`, frames lost to faults: since the process started.
-    `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
+    `frames` with a result, `errors`, frames lost to faults, and `taken`, all that the loop took,
+    whatever became of them: since the process started.
+    `state`: then starting (no frame yet), running, or degraded (the camera is away; `reason`).
     `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
-    share. `load`: the step that a hot or slow board has made it take, and why; empty if none.
+    share. `gap_s`: while it runs, frames may be so far apart without a fault; 0: it does not say.
+    `quiet_s`: the next heartbeat may take so long, as its frames take long or it ends.
+    `load`: the step that a hot or slow board has made it take, and why; empty if none.
     """
 
-    frames: int
-    errors: int
-    state: Literal["starting", "running", "degraded"]
+    frames: Count
+    errors: Count
+    state: Literal["loading", "starting", "running", "degraded"]
     reason: str = ""
     since_s: float = 0.0
     load: str = ""
+    gap_s: Gap = 0.0
+    quiet_s: Gap = 0.0
+    taken: Count = 0
 
 
 class Reload(_Message, frozen=True, kw_only=True, tag="reload"):

@@ -139,10 +139,12 @@ def iter_results(
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         runner.watch_drops(sources)
         emit(_ready(config, models, runner.warm_up_s))
-        heart.watch(sources, [sinks])
-        droppers: list[Dropper] = [*sources, sinks, controls, parts.rate, parts.control]
+        filters: list[Dropper] = [controls, parts.rate, parts.control]
+        heart.watch(sources, [sinks], filters)
+        droppers: list[Dropper] = [*sources, sinks, *filters]
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
+        stack.callback(heart.end)
         admission = Admission(parts.admits, controls.is_on)
         results = run_frames(
             *(sources, waiting, runner, lambda: sinks.sinks),

@@ -59,6 +59,11 @@ class VideoFile:
         return dict(self._dropped)
 
     @property
+    def gap_s(self) -> float:
+        """How far apart its frames are."""
+        return 1.0 / self._fps if self.config.realtime else 0.0
+
+    @property
     def due_s(self) -> float:
         """When the next frame is due, in seconds of `time.monotonic()`."""
         if not self.config.realtime or self._start_s is None:
@@ -139,6 +144,11 @@ class ImageFolder:
     def dropped(self) -> Mapping[str, int]:
         """Images skipped so far; "corrupt": cannot be decoded."""
         return dict(self._dropped)
+
+    @property
+    def gap_s(self) -> float:
+        """How far apart its images are."""
+        return self._period_s
 
     @property
     def due_s(self) -> float:

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -28,7 +29,8 @@ QUEUE_FRAMES = 32  # the bound of the queue for frames = "every" and "bounded"
 FIRST_FRAME_S = 10.0  # a camera that has given none by then is away, however patient stall_s is
 JOIN_S = 3.0
 MAX_DAMAGED = 30  # damaged frames in a row; then the camera is opened again
-DAMAGED_S = 1.0  # a camera that gave none but damaged frames for so long is away
+BAD_S = 1.0  # a camera that gave none but damaged or old frames for so long is away
+RECENT = 9  # frames of which the usual gap is known
 DAMAGE_LOG_S = 60.0  # between two lines of the log on damaged frames
 
 _log = logging.getLogger(__name__)
@@ -102,7 +104,8 @@ class LiveSource:
         config: SourceConfig,
         waiting: Waiting,
     ) -> None:
-        """An open camera without a frame for half of `config.stall_s` is called away."""
+        """An open camera without a frame for half of `config.stall_s` is called away; a slow one,
+        for twice its usual gap."""
         self.name = name
         self.config = config
         self.reopened = 0
@@ -115,6 +118,8 @@ class LiveSource:
         self._damage: str | None = None  # of the frames since the last good one
         self._damage_logged_s = -inf
         self._alive_s = time.monotonic()  # of the last frame, or of the start
+        self._gaps_s: deque[float] = deque(maxlen=RECENT)
+        self._stale_s: float | None = None  # since when all frames are too old
         self._closing = threading.Event()
         self._slot: deque[tuple[int, RawFrame]] = deque()
         self._room = QUEUE_FRAMES if config.frames in ("bounded", "every") else 1
@@ -133,6 +138,13 @@ class LiveSource:
         return dict(self._dropped)
 
     @property
+    def gap_s(self) -> float:
+        """How far apart its frames may be: after longer it is away."""
+        if not self._seq:
+            return FIRST_FRAME_S
+        return max(self._quiet_s, 2.0 * median(tuple(self._gaps_s) or (0.0,)))
+
+    @property
     def due_s(self) -> float:
         """Now, if a frame is there; otherwise `arrived` tells."""
         return -inf if self._slot else inf
@@ -142,12 +154,16 @@ class LiveSource:
         """Why and since when there are no frames; None while they come or may still begin to."""
         with self._arrived:
             fault, damage, alive_s = self._fault, self._damage, self._alive_s
+            stale_s, limit_s = self._stale_s, self.gap_s
         if fault is not None:
             return Away(fault, alive_s)
-        silent_s = time.monotonic() - alive_s
-        if damage is not None and silent_s > DAMAGED_S:
+        now_s = time.monotonic()
+        if stale_s is not None and now_s - stale_s > BAD_S:
+            age_ms = self.config.max_age_ms
+            return Away(f"{self.name} gives no frame younger than max_age_ms, {age_ms:g}", stale_s)
+        silent_s = now_s - alive_s
+        if damage is not None and silent_s > BAD_S:
             return Away(f"{self.name} gives damaged frames: {damage}", alive_s)
-        limit_s = self._quiet_s if self._seq else FIRST_FRAME_S
         if silent_s > limit_s:
             return Away(f"{self.name} has given no frame for {limit_s:g} s", alive_s)
         return None
@@ -194,8 +210,10 @@ class LiveSource:
             while self._slot:
                 seq, raw = self._slot.popleft()
                 if time.monotonic_ns() - raw.t_capture.mono_ns <= self._max_age_ns:
+                    self._stale_s = None
                     break
                 self._dropped["stale"] += 1
+                self._stale_s = self._stale_s or time.monotonic()
             else:
                 self._check_reader()
                 return None
@@ -218,9 +236,12 @@ class LiveSource:
                 self._slot.popleft()
                 self._dropped["busy"] += 1
             self._slot.append((self._seq, raw))
+            now_s = time.monotonic()
+            if self._seq:
+                self._gaps_s.append(now_s - self._alive_s)
             self._seq += 1
             self._fault = self._damage = None
-            self._alive_s = time.monotonic()
+            self._alive_s = now_s
             self._arrived.notify_all()  # a thread that reads ahead may wait there, too
 
     def _read_frames(self, first: Capture | None) -> None:

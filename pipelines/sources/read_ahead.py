@@ -46,6 +46,11 @@ class ReadAhead:
         return self._file.dropped
 
     @property
+    def gap_s(self) -> float:
+        """How far apart its frames may be: after longer it is away."""
+        return self._file.gap_s + self.config.stall_s
+
+    @property
     def due_s(self) -> float:
         """Now, if a frame is there; otherwise `arrived` tells."""
         return -inf if self._frames or self._error else inf
@@ -98,6 +103,7 @@ class ReadAhead:
         while not self._closing.is_set():
             wait_s = self._file.due_s - time.monotonic()
             if wait_s > 0.0:
+                self._alive_s = time.monotonic()  # a frame that is not due yet is not missing
                 self._closing.wait(min(wait_s, _WAIT_S))
                 continue
             try:

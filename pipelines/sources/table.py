@@ -62,6 +62,10 @@ class Source(AbstractContextManager[Any], Protocol):
         """Why and since when a camera gives no frames; None while it does."""
 
     @property
+    def gap_s(self) -> float:
+        """How far apart its frames may be: after longer it is away, or something is wrong."""
+
+    @property
     def due_s(self) -> float:
         """When `poll` may give a frame, in seconds of `time.monotonic()`: -inf for now, inf for
         whenever `Waiting.arrived` is notified."""
