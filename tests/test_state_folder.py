@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import pytest
 from test_slots import populated
 
@@ -133,7 +134,7 @@ def open_all(root: Path) -> str:
     try:
         state, _saved = boot_state(store)
         outbox = Outbox(root / "outbox.db")
-        outbox.add("update", EVENT, final=True)
+        outbox.add("update", msgspec.structs.replace(EVENT, id="2"), final=True)
         assert outbox.waiting(9)
         outbox.close()
         CommandJournal(root).note(5, "restart", "c5")
