@@ -322,6 +322,39 @@ def test_only_what_was_never_said_before_is_heard(
         assert after.reported == before.reported
 
 
+@pytest.mark.parametrize(
+    ("message", "is_heard"),
+    [
+        (Message(TOPICS.beat, encode(Beat(counter=9))), False),  # older than the report
+        (Message(TOPICS.beat, encode(Beat(counter=11))), True),
+        (Message(TOPICS.state, encode(StateDocument(state="lost", session=1))), False),  # a will
+        (Message(TOPICS.state, encode(StateDocument(state="online", session=2))), True),
+    ],
+)
+def test_neither_old_beats_nor_wills_are_words_of_the_device(
+    store: Database, tmp_path: Path, message: Message, is_heard: bool
+) -> None:
+    server, control = served(store, tmp_path)
+    hear(server, control, told(10))
+    control.devices["d0"] = replace(control.devices["d0"], heard_s=1.0)
+    hear(server, control, message)
+    assert (control.devices["d0"].heard_s > 1.0) == is_heard
+
+
+def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, control = served(store, tmp_path)
+    monkeypatch.setattr("toolkit.fleet.server.ROUND_S", 0.02)
+    monkeypatch.setattr(server, "_take", lambda event, _control: server._events.put(event))
+    before = server._watch.ear
+    for _ in range(5):  # the queue is never empty
+        hear(server, control, told(1))
+    assert not server._events.empty()
+    assert server._watch.ear.since_s == before.since_s
+    assert server._watch.ear.until_s > before.until_s
+
+
 def test_beats_are_kept_with_the_lease_and_cost_no_round(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
     hear(server, control, told(5))

@@ -67,8 +67,8 @@ class Reporter:
     def _beat(self, now_s: float) -> None:
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         beat = Beat(counter=self._counter.next(), at=at)
-        self._spread_beat(now_s)
-        self._link.publish(self._topics.beat, self._signed(beat), qos=1)
+        if self._link.publish(self._topics.beat, self._signed(beat), qos=1):
+            self._spread_beat(now_s)
 
     def _spread_beat(self, now_s: float) -> None:
         self._beat_due_s = now_s + self._beat_s * random.uniform(*SPREAD)

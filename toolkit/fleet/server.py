@@ -128,6 +128,8 @@ class FleetServer:
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
         self._watch = Watch()
+        self._behind = 0  # events that were there at `_asked_s` and are not taken yet
+        self._asked_s = 0.0
         self._beaten: set[str] = set()  # devices that were heard and have nothing new to say
 
     def serve(self, stopped: threading.Event) -> None:
@@ -174,7 +176,10 @@ class FleetServer:
                 if time.monotonic() - renewed_s > lease.LEASE_S / 3:
                     with database.write():
                         lease.check(database, self._holder)
-                        save_beats(database, [control.devices[one] for one in self._beaten])
+                        rows = [
+                            control.devices[one] for one in self._beaten if one in control.devices
+                        ]
+                        save_beats(database, rows)
                         if self._is_connected:
                             save_ear(database, self._watch.ear)
                     self._beaten.clear()
@@ -188,6 +193,8 @@ class FleetServer:
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         taken, until_s = 0, time.monotonic() + ROUND_S
+        if self._behind <= 0:
+            self._behind, self._asked_s = self._events.qsize(), time.time()
         while (wait_s := until_s - time.monotonic()) > 0.0:
             try:
                 event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
@@ -198,12 +205,15 @@ class FleetServer:
             taken += 1
             if taken % SEND_AFTER == 0:  # the connection has room again
                 self._send(link)
+        self._behind -= taken
         if self._events.empty():
             self._watch.caught_up(time.time())
+        elif self._behind <= 0:  # under a flood, too, what came before a moment was heard
+            self._watch.caught_up(self._asked_s)
         if not self._is_connected:
             return  # nobody can be heard: no device may count as late
-        silent = self._watch.fallen_silent(control.devices.values())
-        silent -= self._heard.keys()
+        rows = (self._heard.get(name, row) for name, row in control.devices.items())
+        silent = self._watch.fallen_silent(rows)
         for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
         self._heard, self._reconnected = {}, False
@@ -243,7 +253,7 @@ class FleetServer:
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
-        is_back = after.heard_s > row.heard_s and self._watch.take(device)
+        is_back = after.heard_s != row.heard_s and self._watch.take(device)
         says_news = (after.state, after.reported) != (row.state, row.reported)
         if self._says_again and _is_birth(row.state, after.state) and device in control.desired:
             self._unsent[device] = control.desired[device].document.encode()
@@ -262,8 +272,9 @@ class FleetServer:
         now_s = row.heard_s if message.retained else time.time()
         if kind == "state":
             state = _newer(row.state, decode(message.payload, StateDocument))
-            heard_s = row.heard_s if self._reader.knows(row.id) else now_s  # nobody signs it
-            return replace(row, state=state, heard_s=heard_s)
+            # Nobody signs it, and what is lost is said by the broker.
+            believed = state.state != "lost" and not self._reader.knows(row.id)
+            return replace(row, state=state, heard_s=now_s if believed else row.heard_s)
         if kind == "reported":
             reported = self._reader.open(row.id, message.payload, Reported)
             known = 0 if row.reported is None else row.reported.counter
@@ -271,7 +282,8 @@ class FleetServer:
                 return row
             return replace(row, reported=reported, heard_s=now_s)
         beat = self._reader.open(row.id, message.payload, Beat)
-        if not _is_new(beat.counter, row.beat, message):
+        known = 0 if row.reported is None else row.reported.counter  # both count in one sequence
+        if not _is_new(beat.counter, max(known, row.beat), message):
             return row
         return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
 

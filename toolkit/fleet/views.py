@@ -187,7 +187,7 @@ def _phases(group: v.GroupState) -> dict[v.DevicePhase, int]:
     phases = dict(group.counts)
     for phase, count in group.taken.items():
         phases[phase] = phases.get(phase, 0) + count
-        phases["superseded"] -= count
+        phases["superseded"] = phases.get("superseded", 0) - count
     return {phase: count for phase, count in phases.items() if count}
 
 
