@@ -3,6 +3,7 @@
 import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,6 +207,32 @@ def test_a_flood_takes_neither_time_nor_memory_and_hides_no_missing_heart(tmp_pa
         assert heard.beating
         assert heard.alive_s < time.monotonic() - 0.5
     finally:
+        child.stop()
+
+
+BEATS = """
+import os, time
+while True:
+    os.write(1, b'{"kind":"heartbeat","frames":1,"errors":0,"state":"running"}\\n')
+    time.sleep(0.02)
+"""
+
+
+def test_an_agent_that_is_busy_still_hears_the_heart(tmp_path: Path) -> None:
+    free = threading.Event()
+    child = PipelineProcess(lambda _event: free.wait(PATIENCE_S) and None, 0.2)
+    child.start((sys.executable, "-c", BEATS), {})
+    try:
+        until_s = time.monotonic() + PATIENCE_S
+        while not child.heard.beating:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        first_s = child.heard.alive_s
+        while child.heard.alive_s < first_s + 2.0:  # far more than wait for the agent
+            assert time.monotonic() < until_s, "the heart is heard no more"
+            time.sleep(0.05)
+    finally:
+        free.set()
         child.stop()
 
 
