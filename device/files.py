@@ -1,12 +1,87 @@
-"""Files that appear whole or not at all, also after a power cut."""
+"""Files that appear whole or not at all, also after a power cut, and files that are what they are
+taken for: a named pipe, a device or a folder in the place of a file neither holds up nor ends us.
+"""
 
 import contextlib
+import errno
 import os
 import secrets
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+# Kind of what has a name -> what it is called.
+KINDS: dict[int, str] = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFREG: "a file",
+}
+
+
+class UnfitFileError(OSError):
+    """What has the name is not what is expected there: no regular file, or one that is too large.
+
+    Reading it again changes nothing.
+    """
+
+    def __str__(self) -> str:
+        """Return the reason without a number: the system did not give one."""
+        return self.strerror or ""
+
+
+def open_regular(path: Path | str, flags: int, mode: int = 0o600, *, follow: bool = False) -> int:
+    """Open a regular file and return its descriptor; nothing else is opened, or waited for.
+
+    `follow`: a symbolic link to one will do. Raises UnfitFileError, and OSError as `os.open`.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a device may act when it is opened
+        _require_regular(os.stat(path) if follow else os.lstat(path))
+    # Without O_NONBLOCK, opening a named pipe waits for a writer that may never come.
+    guards = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags | guards, mode)
+    try:
+        _require_regular(os.fstat(descriptor))
+    except UnfitFileError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_to_read(path: Path, *, follow: bool = False) -> BinaryIO:
+    """Open a regular file as `open_regular`, as a file object."""
+    return open(open_regular(path, os.O_RDONLY, follow=follow), "rb")
+
+
+def read_regular(path: Path, max_bytes: int, *, follow: bool = False) -> bytes:
+    """Return a regular file of at most `max_bytes`. Raises as `open_regular`."""
+    with open_to_read(path, follow=follow) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UnfitFileError(errno.EFBIG, f"it is larger than {max_bytes} bytes")
+    return data
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name, a folder with all that is in it. Raises OSError, not for a name
+    that is free."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _require_regular(status: os.stat_result) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        raise UnfitFileError(errno.EINVAL, f"it is not a regular file but {KINDS.get(kind, 'odd')}")
 
 
 @contextmanager
@@ -30,21 +105,25 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def write_synced(path: Path, parts: Iterable[bytes]) -> None:
+def write_synced(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
     """Write a new file and bring it onto the disk; its name is there for sure only after
-    `sync_folder`. Raises OSError.
+    `sync_folder`. `mode`: as of `replacing`. Raises OSError.
     """
-    with path.open("xb") as file:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    with path.open("wb") as file:
         for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder with its missing parents and bring each name onto the disk. Raises OSError."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder with its missing parents and bring each name onto the disk.
+
+    `mode`: of the folder itself, less the umask. Raises OSError.
+    """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode, parents=True, exist_ok=True)
     # The name of a folder that was there as well: the run that made it may have ended before this.
     for path in missing or [folder]:
         with contextlib.suppress(PermissionError):  # a parent that may be passed but not read

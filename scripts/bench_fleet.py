@@ -452,7 +452,6 @@ async def reconnect(count: int, _port: int, folder: Path) -> Measured:
     files = BrokerFiles(folder / "broker", authority.folder, free_port())
     write_mosquitto(files)
     config = files.folder / "mosquitto.conf"
-    config.write_text(f"user root\n{config.read_text()}")
     seconds = []
     for _storm in ("first", "again"):
         devices = [

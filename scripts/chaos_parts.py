@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from device.start import keeper
 from device.start.command import module_command
 from device.update.bundle import read_bundle_info, write_bundle
 from pipelines.sources.gst import CHILD
@@ -292,8 +293,8 @@ class Process:
 
     @property
     def is_guard(self) -> bool:
-        """Whether it is about to become its command."""
-        return "device.start.child" in self.command
+        """Whether it is about to become its command, or keeps it."""
+        return "device.start.child" in self.command or keeper.MODULE in self.command
 
     @property
     def is_camera_reader(self) -> bool:

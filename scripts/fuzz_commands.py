@@ -4,6 +4,9 @@ The rows of `COMMANDS` are command lines. `scripts/fuzz_models.py --whole` runs 
 """
 
 import random
+import subprocess
+import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -19,6 +22,7 @@ from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.partition.planning.plan import PlanOptions
 
+ROOT = Path(__file__).parents[1]
 NAME = "mutant.onnx"
 GOOD = "good.onnx"
 DATA = "data.npz"
@@ -75,21 +79,47 @@ def command_of(seed: int) -> CommandLine:
 
 def run_command(line: CommandLine, data: bytes, good: bytes, folder: Path) -> None:
     """Run a command on a file; `good`: what it was. Raises what the command raises."""
-    files = {NAME: data, GOOD: good, WEIGHTS: weights()}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    np.savez(folder / DATA, **_samples(files[GOOD]))  # type: ignore[arg-type]  # no option's names
-    engine = folder / ENGINE
+    words = _words(line, data, good, folder)
     if line.engine:
         options = BuildOptions(kernels=False, plan=SEARCH)
-        build_engine(folder / NAME, line.engine, engine, options)
+        build_engine(folder / NAME, line.engine, folder / ENGINE, options)
+    answers = suppress(SystemExit, click.exceptions.Exit)  # a status such as "they differ"
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), answers:
+        tandem.main(words, standalone_mode=False)
+
+
+def run_process(line: CommandLine, data: bytes, good: bytes, folder: Path) -> tuple[int, str]:
+    """Run a command as a shell does, in a process; return its status and what it says.
+
+    `tandem build` makes the engine that it needs, and answers in its place if that fails.
+    """
+    words = _words(line, data, good, folder)
+    if line.engine:
+        build = ["build", str(folder / NAME), "--profile", line.engine, "-o", str(folder / ENGINE)]
+        built = _tandem(build)
+        if built[0]:
+            return built
+    return _tandem(words)
+
+
+def _tandem(words: Sequence[str]) -> tuple[int, str]:
+    command = [sys.executable, "-m", "toolkit.cli", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False
+    )
+    return done.returncode, done.stderr.strip()
+
+
+def _words(line: CommandLine, data: bytes, good: bytes, folder: Path) -> list[str]:
+    """Write the files of a command line; return its words."""
+    for name, content in {NAME: data, GOOD: good, WEIGHTS: weights()}.items():
+        (folder / name).write_bytes(content)
+    np.savez(folder / DATA, **_samples(good))  # type: ignore[arg-type]  # no option's names
     out = folder / "out"
     out.mkdir(exist_ok=True)
     paths = {"model": folder / NAME, "good": folder / GOOD, "data": folder / DATA, "out": out,
-             "engine": engine, "output": _output(files[GOOD])}  # fmt: skip
-    answers = suppress(SystemExit, click.exceptions.Exit)  # a status such as "they differ"
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), answers:
-        tandem.main(line.words.format(**paths).split(), standalone_mode=False)
+             "engine": folder / ENGINE, "output": _output(good)}  # fmt: skip
+    return line.words.format(**paths).split()
 
 
 def _output(good: bytes) -> str:

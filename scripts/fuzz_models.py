@@ -35,11 +35,12 @@ import click
 
 from device.engine.manifest import Precision
 from device.errors import TandemError
-from scripts.fuzz_commands import command_of, run_command
+from scripts.fuzz_commands import command_of, run_command, run_process
 from scripts.mutants.mutant import mutant
 from scripts.mutants.whole import damaged, name_of
 from scripts.mutants.whole import whole as undamaged
 from toolkit.build import plan
+from toolkit.cli.crashes import CANNOT_COMPARE
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.graph.max_memory import set_max_memory
@@ -51,6 +52,7 @@ MODEL_BYTES = 2 << 30  # what a model may take
 MAX_SECONDS = 60.0  # for one mutant, on a busy machine
 BATCH = 100  # mutants of one child
 NAME = "mutant.onnx"
+OUTCOMES = ("done", "refused", "crash said", "faulty")
 SEARCH = PlanOptions(seconds=0.2)
 
 
@@ -88,6 +90,7 @@ class Tally:
     """What became of the mutants of a run."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    commands: Counter[tuple[str, str]] = field(default_factory=Counter)  # with the outcome
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -127,8 +130,17 @@ def _attempt(seed: int, folder: Path, *, whole: bool) -> tuple[str, Callable[[],
         line, name = command_of(seed), name_of(seed)
         data = damaged(seed)
         return f"{line.title} of {name}", lambda: run_command(line, data, undamaged(name), folder)
-    way = WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
+    way = _way(seed)
     return way.command, lambda: run_way(way, mutant(seed), folder)
+
+
+def _title(seed: int, *, whole: bool) -> str:
+    """Name the command of a seed."""
+    return command_of(seed).title if whole else _way(seed).command
+
+
+def _way(seed: int) -> Way:
+    return WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
 
 
 def _judged(seed: int, title: str, message: str) -> str | Fault:
@@ -210,7 +222,9 @@ def run(
     with ThreadPoolExecutor(jobs) as threads:
         for rows in threads.map(lambda span: _run_span(span, until_s, kind), spans):
             for row in rows:
-                tally.outcomes[row.get("outcome", "faulty")] += 1
+                outcome = row.get("outcome", "faulty")
+                tally.outcomes[outcome] += 1
+                tally.commands[_title(row["seed"], whole=whole), outcome] += 1
                 if "where" in row:
                     tally.faults.append(Fault(row["seed"], row["where"], row["details"]))
             report(f"{sum(tally.outcomes.values())} mutants, {len(tally.faults)} faults")
@@ -235,16 +249,29 @@ def _run_span(span: tuple[int, int], until_s: float, kind: Sequence[str]) -> lis
         )
         rows += [json.loads(line) for line in process.stdout.splitlines()]
         if len(rows) < count:
-            rows.append(_crash(first + len(rows), process.returncode, process.stderr))
+            crash = _crash(first + len(rows), process.returncode, process.stderr)
+            whole = "--whole" in kind and process.returncode < 0
+            rows.append(_survived(crash) if whole else _row(crash.seed, crash))
     return rows
 
 
-def _crash(seed: int, code: int, errors: str) -> dict[str, Any]:
-    """Return the row of a mutant that took its process with it."""
+def _survived(crash: Fault) -> dict[str, Any]:
+    """Give a mutant that crashed to the command as a process, which has to say so."""
+    seed, line, name = crash.seed, command_of(crash.seed), name_of(crash.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        status, said = run_process(line, damaged(seed), undamaged(name), Path(folder))
+    if status not in (1, CANNOT_COMPARE) or "crashed in" not in said:
+        return _row(seed, crash)
+    judged = _judged(seed, f"{line.title} of {name}", said)
+    return _row(seed, "crash said" if judged == "refused" else judged)
+
+
+def _crash(seed: int, code: int, errors: str) -> Fault:
+    """Return the fault of a mutant that took its process with it."""
     if f"seed {seed}" not in errors:
         raise RuntimeError(f"a child did not start: {errors[-2000:]}")
     place = next(iter(re.findall(r'File "[^"]*/([^/"]+)", line (\d+)', errors)), ("?", "?"))
-    return {"seed": seed, "where": f"exit {code} at {':'.join(place)}", "details": errors[-3000:]}
+    return Fault(seed, f"exit {code} at {':'.join(place)}", errors[-3000:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -286,10 +313,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print(tally: Tally, seconds: float, *, as_json: bool) -> None:
     if as_json:
         faults = [{"seed": f.seed, "where": f.where, "details": f.details} for f in tally.faults]
-        print(json.dumps({"outcomes": tally.outcomes, "faults": faults, "seconds": seconds}))
+        rows = [[*row, count] for row, count in sorted(tally.commands.items())]
+        result = {"outcomes": tally.outcomes, "commands": rows, "faults": faults}
+        print(json.dumps(result | {"seconds": seconds}))
         return
     total = sum(tally.outcomes.values())
     print(f"{total} mutants: {dict(tally.outcomes)} in {seconds:.0f} s")
+    for command in sorted({command for command, _ in tally.commands}):
+        counts = {name: tally.commands[command, name] for name in OUTCOMES}
+        print(f"{command:18}" + "".join(f"{count:6} {name}" for name, count in counts.items()))
     places = Counter(fault.where for fault in tally.faults)
     for where, count in places.most_common():
         fault = next(fault for fault in tally.faults if fault.where == where)

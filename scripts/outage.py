@@ -74,7 +74,6 @@ class Stand:
         self.dead = [f"d{number:03}" for number in range(killed)]
         self.names = [f"d{number:03}" for number in range(agents)]
         make_fleet(self.fleet, name="outage", broker=f"127.0.0.1:{self.port}")
-        self._allow_root()
         mark = folder.name
         binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
         if binary is None:
@@ -84,12 +83,6 @@ class Stand:
         serve = ("-m", "toolkit.cli", "fleet", "serve", "--fleet", str(self.fleet))
         self.server = Part([sys.executable, *serve], folder / "server.log", mark)
         self.agents = {name: self._agent(folder / name, name, mark) for name in self.names}
-
-    def _allow_root(self) -> None:
-        """Started by root, mosquitto would become a user who cannot look into this folder."""
-        conf = self.fleet / "broker" / "mosquitto.conf"
-        if os.getuid() == 0:
-            conf.write_text(conf.read_text() + "user root\n")
 
     def _agent(self, folder: Path, name: str, mark: str) -> Part:
         folder.mkdir()

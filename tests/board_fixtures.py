@@ -1,5 +1,6 @@
 """A board as in the field: broker, agent process, real pipeline, real engine, RTSP camera."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher
 from video_fixtures import COLOUR_TOML, LABELS, colour_model
 
-from device.agent.process_tree import mark_of, marked
 from device.protocol.documents import Reported
+from device.start import keeper
 from device.update.bundle import write_bundle
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
@@ -64,17 +65,13 @@ class Board:
         address = BrokerAddress("127.0.0.1", self.broker.port)
         return deploy_bundle(bundle, DEVICE, address, timeout_s=PATIENCE_S)
 
-    @property
-    def mark(self) -> str:
-        return mark_of(self.box.state_dir)
-
     def processes(self, word: str = "") -> list[int]:
-        """Processes of the pipeline with a word on their command line."""
-        return [pid for pid in marked(self.mark) if word in command_line(pid)]
+        """Processes of the pipeline with a word on their command line, wherever they are by now."""
+        return [pid for pid in started_by(self.box) if word in command_line(pid)]
 
     def pipeline_pid(self) -> int:
         """The process of the pipeline itself."""
-        (pid,) = self.processes("\0pipelines\0")
+        (pid,) = (pid for pid in self.processes("\0pipelines\0") if not is_keeper(pid))
         return pid
 
     def wait_status(self, status: str) -> Reported:
@@ -101,12 +98,28 @@ def stop_process(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
-def start_marked(mark: str) -> "subprocess.Popen[bytes]":
-    """Start a process as a pipeline of that agent would, in a session of its own."""
-    code = "import time; print(flush=True); time.sleep(600)"
+def is_keeper(pid: int) -> bool:
+    return f"\0{keeper.MODULE}\0" in command_line(pid)
+
+
+def started_by(box: AgentBox) -> list[int]:
+    """What an agent has started, by its environment, which these tests' pipelines keep."""
+    mark = f"TEST_RUNS={box.runs_file}".encode()
+    agent = None if box.process is None else box.process.pid
+    pids = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != agent]
+
+
+def start_kept(mark: str, code: str = "") -> "subprocess.Popen[bytes]":
+    """Start a keeper as an agent with that mark would, with Python code that it runs."""
+    code = f"import time; print(flush=True); {code or 'time.sleep(600)'}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "TANDEM_OWNER": mark},
-        start_new_session=True, stdout=subprocess.PIPE,
+        keeper.kept((sys.executable, "-c", code), mark), start_new_session=True,
+        stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()

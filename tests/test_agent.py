@@ -29,7 +29,14 @@ from device.agent.pipeline_process import (
     describe_exit,
 )
 from device.agent.pipeline_runner import PipelineRunner
-from device.protocol.documents import Desired, PipelineReport, StateDocument, decode, encode
+from device.protocol.documents import (
+    Desired,
+    PipelineReport,
+    Reported,
+    StateDocument,
+    decode,
+    encode,
+)
 from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
@@ -501,6 +508,50 @@ def test_a_board_that_lost_its_state_runs_its_best_release_and_says_so(
         watcher.wait_report("live", problems=())
 
 
+def test_an_agent_lives_on_with_pipes_and_folders_in_its_files_and_says_so(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    for version in ("1", "2"):
+        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
+    board.kill()
+    broker.kill()  # nobody desires anything any more: the board is on its own
+    state = board.state_dir
+    for name in ("agent.lock", "outbox.db", "commands.json", "slots/a/bundle.json", "reserve"):
+        (state / name).unlink(missing_ok=True)
+        os.mkfifo(state / name)
+    for name in ("outbox.db-journal", "report_counter", "slots.0"):
+        (state / name).unlink(missing_ok=True)
+        (state / name).mkdir()
+    for path in (state, *state.iterdir()):
+        path.chmod(0o755)
+    broker.start()
+    with Watcher(broker.port) as watcher:
+        board.start()
+        watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+        report = wait_problems(watcher, "which a rollback needs, is damaged")
+        assert report.running is not None
+        assert (report.running.slot, report.running.version) == ("b", "2")
+        said = " ".join(report.problems)
+        assert "outbox.db is a named pipe, which has no place there, and is kept as" in said
+        assert "outbox.db-journal is a folder" in said
+        assert "slots.0 could not be read (it is not a regular file but a folder)" in said
+        assert len(list(state.glob("*.unreadable-*"))) == 7  # the lock is of the agent before
+        files = [state, *(path for path in state.iterdir() if "unreadable" not in path.name)]
+        assert [path.name for path in files if path.lstat().st_mode & 0o077] == []
+        assert deploy(broker, make_bundle(tmp_path / "3", version="3")).live
+        wait_problems(watcher, "which a rollback needs", absent=True)
+
+
+def wait_problems(watcher: Watcher, text: str, *, absent: bool = False) -> Reported:
+    """Return the first report whose problems say this, or do not."""
+    until = time.monotonic() + WAIT_S
+    while not watcher.seen.reports or absent == (text in str(watcher.seen.reports[-1].problems)):
+        assert time.monotonic() < until, watcher.seen.reports[-1:]
+        watcher.take(1.0)
+    return watcher.seen.reports[-1]
+
+
 def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
@@ -516,6 +567,7 @@ def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
             report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
             assert report.running is not None
             refused = deploy(broker, make_bundle(tmp_path / "2", version="2"))
+            wait_problems(watcher, f"state_dir {board.state_dir} is read-only")
         assert (refused.phase, "the disk failed" in refused.reason) == ("refused", True)
         board.close()
     finally:

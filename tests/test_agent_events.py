@@ -129,7 +129,39 @@ def test_a_damaged_outbox_is_kept_aside_and_begins_anew(tmp_path: Path) -> None:
     outbox = Outbox(path)
     outbox.add("update", event(1), final=True)
     assert [row.id for row in outbox.waiting(9)] == ["1"]
-    assert len((tmp_path / "outbox.unreadable").read_bytes()) == 5000
+    (kept,) = tmp_path.glob("outbox.db.unreadable-*")
+    assert len(kept.read_bytes()) == 5000
+
+
+def test_a_schema_that_is_no_text_does_not_end_the_agent(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.db")
+    outbox.add("update", event(1), final=True)
+    outbox.close()
+    data = (tmp_path / "outbox.db").read_bytes()
+    name = b"sqlite_autoindex_waiting_1"
+    damaged = data.replace(name, name.replace(b"q", b"\xf1"))
+    assert damaged != data
+    (tmp_path / "outbox.db").write_bytes(damaged)
+    outbox = Outbox(tmp_path / "outbox.db")
+    outbox.add("update", event(2), final=True)
+    assert [row.id for row in outbox.waiting(9)] == ["2"]
+    outbox.close()
+
+
+@pytest.mark.parametrize("value", ["7", "NULL", "x'ff00'", "'[['"])
+def test_an_event_of_another_type_costs_that_event_alone(tmp_path: Path, value: str) -> None:
+    outbox = Outbox(tmp_path / "outbox.db")
+    for number in range(3):
+        outbox.add("update", event(number), final=True)
+    with sqlite3.connect(tmp_path / "outbox.db") as other:
+        other.execute("PRAGMA writable_schema = ON")
+        other.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '')")
+    other.close()
+    with sqlite3.connect(tmp_path / "outbox.db") as other:
+        other.execute(f"UPDATE waiting SET event = {value} WHERE id = '1'")
+    other.close()
+    assert [row.id for row in outbox.waiting(9)] == ["0", "2"]
+    outbox.close()
 
 
 def test_an_event_that_the_disk_damaged_costs_that_event_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_a_run_that_failed_goes_on_and_a_changed_file_is_kept(
 
 
 def subprocess_of(*words: str) -> str:
-    command = ("python", "-m", "toolkit.cli", "board", *words)
+    command = (sys.executable, "-m", "toolkit.cli", "board", *words)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -481,7 +481,7 @@ def _sync_no_folder(real: Callable[[int], None]) -> Callable[[int], None]:
 
 
 @contextmanager
-def _written_in_place(path: Path) -> Iterator[BinaryIO]:
+def _written_in_place(path: Path, _mode: int = 0o666) -> Iterator[BinaryIO]:
     with path.open("wb") as file:
         yield file
         os.fsync(file.fileno())

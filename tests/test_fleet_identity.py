@@ -35,8 +35,9 @@ from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
-from toolkit.fleet import certificates, identity
+from toolkit.fleet import certificates, dynamic_security, identity
 from toolkit.fleet.broker_files import DEVICE_RIGHTS, BrokerFiles, write_mosquitto
+from toolkit.fleet.dynamic_security import disconnect_device
 from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER, Authority
 from toolkit.fleet.provisioning import Provisioning
 
@@ -71,8 +72,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetBroker]:
     binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     assert binary, "mosquitto is missing: apt-get install mosquitto"
     conf = files.folder / "mosquitto.conf"
-    # Started by root it would become another user, who cannot look into this folder.
-    conf.write_text(conf.read_text() + "user root\n")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([binary, "-c", conf], stdout=log, stderr=log)
     wait_for_port(files.port, process)
@@ -270,6 +269,33 @@ def test_a_revoked_device_is_shut_out_at_once_and_for_good(fleet: FleetBroker) -
     assert "revoked" in down.reason, down.reason
     states = {row.device: row.state for row in certificates.identities(fleet.authority)}
     assert states["lost-1"] == "revoked"
+
+
+def test_revoking_ends_the_connections_of_that_device_alone(fleet: FleetBroker) -> None:
+    clients = [
+        Client(fleet, fleet.tls(name), f"fleet/v1/{name}/blob/+/#") for name in ("open-1", "open-2")
+    ]
+    settings = LinkSettings("127.0.0.1", fleet.files.port, "revoke", tls=fleet.tls(SERVER))
+    with clients[0] as lost, clients[1] as kept:
+        for client in clients:
+            client.wait(LinkUp)
+        certificates.revoke_device(fleet.authority, "open-1", fleet.files)
+        assert disconnect_device(settings, "open-1") == ""
+        down = lost.wait(LinkDown)
+        assert isinstance(down, LinkDown)
+        kept.link.publish("fleet/v1/open-2/reported", b"here", qos=1, wait_s=WAIT_S)
+        assert kept.events.empty()
+        assert disconnect_device(settings, "open-1") == ""  # again
+    assert b'"open-1"' in (fleet.files.folder / "dynamic-security.json").read_bytes()
+
+
+def test_a_device_commands_no_plugin(fleet: FleetBroker) -> None:
+    settings = LinkSettings("127.0.0.1", fleet.files.port, "thief", tls=fleet.tls("board-7"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_security, "ANSWER_S", 2.0)
+        assert "does not answer" in disconnect_device(settings, "board-8")
+    with Client(fleet, fleet.tls("board-8")) as client:
+        client.wait(LinkUp)
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from model_fixtures import small_convnet
 
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
+from device.errors import BundleError
 from device.protocol.documents import InstallPolicy
 from device.runtime.golden import agreement, check_golden
 from device.runtime.golden import main as golden_main
@@ -140,6 +142,22 @@ def test_the_same_engine_agrees_and_one_with_other_weights_does_not(
     reason = golden_refusal(GoldenEnded(0, said), InstallPolicy())
     assert reason is not None
     assert "of the values of its output y agree" in reason
+
+
+def test_golden_inputs_that_unpack_to_a_thousandfold_are_refused_unread(
+    slot: Path, tmp_path: Path
+) -> None:
+    bomb = tmp_path / "golden.npz"
+    np.savez_compressed(bomb, in_0_0=np.zeros(1 << 26, np.uint8))
+    assert bomb.stat().st_size < (1 << 26) / 900
+    tracemalloc.start()  # of numpy's arrays, too
+    try:
+        said = r"golden\.npz .* bytes unpacked, the limit is"
+        with open_session(slot / ENGINE) as session, pytest.raises(BundleError, match=said):
+            check_golden(session, bomb, 0.02)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_child_says_what_it_measured_or_why_it_could_not(slot: Path, tmp_path: Path) -> None:

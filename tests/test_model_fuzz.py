@@ -25,6 +25,7 @@ from toolkit.graph.max_memory import limited_memory, set_max_memory
 from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.importers.onnx import ModelBytes, import_model
+from toolkit.quantize.qdq.importer import import_qdq
 
 # Seeds that ended in a traceback or a crash, by what they hit.
 FOUND = {
@@ -85,7 +86,9 @@ FOUND_WHOLE = {
     61280: "export: an input that no segment reads",
     61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
     60280: "inspect: a function that gives what nothing makes",
+    31415111: "export: a file of weights whose name is not UTF-8",
 }
+CRASHES = 62172  # onnxruntime, in calibrate
 
 
 @pytest.mark.parametrize("seed", FOUND_WHOLE, ids=str)
@@ -93,11 +96,18 @@ def test_a_whole_file_that_was_a_fault_is_none(seed: int, tmp_path) -> None:
     assert isinstance(outcome_of(seed, tmp_path, whole=True), str)
 
 
+def test_a_crash_of_onnxruntime_is_said_with_the_file() -> None:
+    tally = run(CRASHES, 1, whole=True)
+    assert not tally.faults
+    assert sum(tally.outcomes.values()) == 1
+
+
 def test_damaged_whole_files_end_every_command_in_an_answer_or_a_sentence() -> None:
     no_faults(run(700_000, 24, whole=True), 24)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_thousands_of_damaged_whole_files() -> None:
     no_faults(run(800_000, 3000, jobs=2, whole=True), 3000)
 
@@ -121,6 +131,7 @@ def test_no_child_is_started_when_the_time_is_over() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_thousands_of_damaged_models_are_built_or_refused_by_name() -> None:
     no_faults(run(600_000, 4000, jobs=2), 4000)
 
@@ -206,6 +217,24 @@ def test_scales_of_two_axes_are_refused(tmp_path) -> None:
     model = model_of([node], scales=np.array([[1, 1, 2, 2]], np.float32))
     with pytest.raises(ImportModelError, match=r"node 'one' \(Resize\).* \[1, 4\] instead of one"):
         build(model, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["scale", "zero"])
+def test_text_as_scale_or_zero_point_is_refused_with_node_and_tensor(text: str, tmp_path) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"], name="restore"),
+    ]
+    proto = onnx.load_from_string(
+        model_of(nodes, scale=np.array(0.5, np.float32), zero=np.array(0, np.int8)).data
+    )
+    tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == text)
+    tensor.CopyFrom(helper.make_tensor(text, onnx.TensorProto.STRING, [], [b"1"]))
+    model = ModelBytes("model.onnx", proto.SerializeToString())
+    with pytest.raises(TandemError, match=rf"model\.onnx: node 'quantize' .*y_{text}"):
+        build(model, tmp_path)
+    with pytest.raises(ImportModelError, match=rf"reads '{text}', which holds text"):
+        import_qdq(import_model(model).model)
 
 
 def test_a_constant_without_a_value_is_refused(tmp_path) -> None:

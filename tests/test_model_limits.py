@@ -92,6 +92,47 @@ def test_the_limit_of_nodes_is_at_the_last_node(
         limits.check_node_count(proto, path)
 
 
+MUCH = {
+    "operands": node("Max", ["a"] * 10_000, ["b"]),
+    "a name": node("Relu", ["a"], ["b"], name="n" * 100_000),
+    "integers": node("Relu", ["a"], ["b"], many=[*range(100_000)]),
+    "a tensor": node("Relu", ["a"], ["b"], t=numpy_helper.from_array(np.ones(1 << 20))),
+}
+
+
+@pytest.mark.parametrize("kind", MUCH)
+def test_functions_that_hold_much_are_refused_before_they_are_copied(
+    kind: str, tmp_path: Path
+) -> None:
+    function = helper.make_function("own", "F", ["a"], ["b"], [MUCH[kind]], OPSETS)
+    nodes = [node("F", ["x"], [f"y{at}"], domain="own") for at in range(2000)]
+    path = written(tmp_path, model_of(nodes, functions=[function]))
+    begin_s = time.process_time()
+    with pytest.raises(
+        ImportModelError, match=r"model\.onnx: its 1 functions take .* in the places"
+    ):
+        import_model(path)
+    assert time.process_time() - begin_s < 5
+
+
+def test_the_limit_of_copies_is_at_the_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = [calls("Two", "One", "One"), calls("One")]
+    proto = model_of([node("Two", ["x"], ["y"], domain="own")], functions=functions)
+    path = written(tmp_path, proto)
+    bodies = {function.name: function.node for function in functions}
+    one, two = (
+        sum(each.ByteSize() + 2 * limits.OPERAND_BYTES for each in bodies[name])
+        for name in ("One", "Two")
+    )
+    monkeypatch.setattr(limits, "MAX_COPIED_BYTES", two + 2 * one)
+    limits.check_node_count(proto, path)
+    monkeypatch.setattr(limits, "MAX_COPIED_BYTES", two + 2 * one - 1)
+    with pytest.raises(ImportModelError, match="its 2 functions take"):
+        limits.check_node_count(proto, path)
+
+
 def test_functions_that_call_themselves_are_refused_by_name(tmp_path: Path) -> None:
     functions = [calls("One", "Two"), calls("Two", "One")]
     proto = model_of([node("One", ["x"], ["y"], domain="own")], functions=functions)

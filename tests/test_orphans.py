@@ -10,11 +10,12 @@ from pathlib import Path
 
 import cv2
 import pytest
-from board_fixtures import PATIENCE_S, Board, colour_bundle, command_line, start_marked
+from board_fixtures import PATIENCE_S, Board, colour_bundle, command_line, start_kept
 from mqtt_fixtures import AgentBox
 from video_fixtures import RtspServer, rtsp_server, wait_for
 
-from device.agent.process_tree import end_marked, mark_of, marked
+from device.start.keeper import end_keepers, kept, mark_of
+from device.start.process_tree import descendants
 
 SECRET = "s3cret-of-the-camera"
 FRAMES_BYTES = 20 * 320 * 180 * 3
@@ -84,7 +85,7 @@ def test_agent_that_is_killed_leaves_nothing_behind(board: Board, camera: RtspSe
 def test_pipeline_that_is_killed_leaves_no_process_behind(board: Board, camera: RtspServer) -> None:
     running_with_a_silent_camera(board, camera)
     before = set(board.processes())
-    assert len(before) == 3
+    assert len(before) == 4  # with the keeper
     os.kill(board.pipeline_pid(), signal.SIGKILL)
     wait_for(lambda: not before & set(board.processes()), PATIENCE_S, "they have ended")
     camera.thaw()
@@ -106,20 +107,20 @@ def test_videos_that_were_cut_off_by_a_kill_can_be_played(board: Board) -> None:
 
 
 def test_leftovers_of_an_earlier_agent_are_ended_at_the_start(tmp_path: Path) -> None:
-    """Known by their mark, in whatever session, and not by their name."""
+    """Known by the mark of their keeper."""
     (tmp_path / "other").mkdir()
     box = AgentBox(tmp_path, 1)
     box.state_dir.mkdir()
-    leftover = start_marked(mark_of(box.state_dir))
-    of_another_agent = start_marked(mark_of(tmp_path / "other"))
+    leftover = start_kept(mark_of(box.state_dir))
+    of_another_agent = start_kept(mark_of(tmp_path / "other"))
     of_nobody = subprocess.Popen(("sleep", "600"))
-    stopped = start_marked(mark_of(box.state_dir))
+    stopped = start_kept(mark_of(box.state_dir))
     stopped.send_signal(signal.SIGSTOP)
     try:
         box.start()
         assert leftover.wait(PATIENCE_S) == -signal.SIGKILL
         assert stopped.wait(PATIENCE_S) == -signal.SIGKILL
-        wait_for(lambda: "ended 2 processes" in box.log(), PATIENCE_S, "the log says so")
+        wait_for(lambda: "ended 2 pipelines" in box.log(), PATIENCE_S, "the log says so")
         assert of_another_agent.poll() is None
         assert of_nobody.poll() is None
     finally:
@@ -129,11 +130,92 @@ def test_leftovers_of_an_earlier_agent_are_ended_at_the_start(tmp_path: Path) ->
             process.wait()
 
 
-def test_a_process_that_is_about_to_end_is_let_do_so(tmp_path: Path) -> None:
-    process = start_marked(mark_of(tmp_path))
-    process.terminate()
-    assert end_marked(mark_of(tmp_path), PATIENCE_S) == 0
-    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+# Starts a process that leaves its session, its parent and its environment, as a daemon does.
+LOST = (
+    "import os, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork():\n"
+    "        os._exit(0)\n"
+    "    code = 'import os, signal, sys, time; '\n"
+    "    code += '[signal.signal(n, signal.SIG_IGN) for n in (1, 15)]; '\n"
+    "    code += 'open(sys.argv[1], \"w\").write(str(os.getpid())); time.sleep(600)'\n"
+    "    os.execve(sys.executable, [sys.executable, '-c', code, {file!r}], {{}})\n"
+    "os.wait()\n"
+    "while not os.path.exists({file!r}) or not open({file!r}).read():\n"
+    "    time.sleep(0.01)\n"
+)
+ENDS = {
+    "by itself": lambda keeper: None,
+    "asked to": lambda keeper: keeper.send_signal(signal.SIGTERM),
+    "killed": lambda keeper: os.kill(descendants(keeper.pid)[0].pid, signal.SIGKILL),
+    "of memory": lambda keeper: keeper.send_signal(signal.SIGUSR1),
+    "by the next agent": lambda keeper: end_keepers("mark-of-a-test"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_lost_session_parent_and_environment_ends_with_its_pipeline(
+    tmp_path: Path, end: str
+) -> None:
+    file = str(tmp_path / "pid")
+    code = LOST.format(file=file) + ("" if end == "by itself" else "time.sleep(600)\n")
+    process = start_kept("mark-of-a-test", f"exec({code!r})")
+    try:
+        wait_for(lambda: read_number(file) > 0, PATIENCE_S, "the lost process runs")
+        lost = read_number(file)
+        if end != "by itself":
+            assert lost in [row.pid for row in descendants(process.pid)]
+        ENDS[end](process)
+        status = process.wait(PATIENCE_S)
+        assert status == {"by itself": 0, "asked to": -signal.SIGTERM}.get(end, -signal.SIGKILL)
+        assert not Path(f"/proc/{lost}").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_is_kept_ends_with_the_process_that_started_its_keeper(tmp_path: Path) -> None:
+    file = str(tmp_path / "pid")
+    code = LOST.format(file=file) + "time.sleep(600)\n"
+    parent = (
+        "import subprocess, sys, time\n"
+        "from device.start.keeper import kept\n"
+        f"subprocess.Popen(kept((sys.executable, '-c', {code!r}), 'm'), start_new_session=True)\n"
+        "time.sleep(600)\n"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", parent], cwd=Path(__file__).parents[1])
+    wait_for(lambda: read_number(file) > 0, PATIENCE_S, "the lost process runs")
+    lost = read_number(file)
+    kept_pids = [row.pid for row in descendants(agent.pid)]
+    assert lost in kept_pids
+    agent.kill()
+    agent.wait()
+    gone = lambda: not any(Path(f"/proc/{pid}").exists() for pid in kept_pids)  # noqa: E731
+    wait_for(gone, PATIENCE_S, "nothing is left")
+
+
+def test_an_encoder_that_is_about_to_end_is_let_do_so(tmp_path: Path) -> None:
+    file = tmp_path / "video"
+    late = f"import time; time.sleep(0.4); open({str(file)!r}, 'w').write('whole')"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {late!r}])"
+    process = start_kept("", code)
+    assert process.wait(PATIENCE_S) == 0
+    assert file.read_text() == "whole"
+
+
+def test_a_command_that_cannot_be_started_is_said() -> None:
+    done = subprocess.run(kept(("/no/such",), ""), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        127, "cannot start /no/such: No such file or directory\n"
+    )  # fmt: skip
+
+
+def read_number(path: str) -> int:
+    try:
+        return int(Path(path).read_text() or 0)
+    except OSError:
+        return 0
 
 
 def test_marks_tell_folders_of_one_path_apart(tmp_path: Path) -> None:
@@ -143,7 +225,6 @@ def test_marks_tell_folders_of_one_path_apart(tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     assert mark_of(folder) != first
-    assert marked(first) == []
 
 
 def test_child_of_a_parent_that_ended_before_it_began_does_not_run(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from board_fixtures import command_line
+from board_fixtures import command_line, is_keeper, started_by
 from click.testing import CliRunner
 from fleet_server_fixtures import LONG_S, ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
@@ -27,7 +27,6 @@ from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
 from device.agent.config import UpdateTable
 from device.agent.order import Order
-from device.agent.process_tree import mark_of, marked
 from device.agent.shadow import ShadowRun, shadow_refusal
 from device.agent.shadow_process import START_S, TAP, ShadowEnded, ShadowLimits, ShadowProcess
 from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec, Reported
@@ -157,7 +156,7 @@ class Stand:
         return [pid for pid, line in lines.items() if "pipelines.shadow" in line and tap in line]
 
     def pipeline_pids(self) -> list[int]:
-        pids = marked(mark_of(self.box.state_dir))
+        pids = (pid for pid in started_by(self.box) if not is_keeper(pid))
         return [pid for pid in pids if "\0pipelines\0" in command_line(pid)]
 
 

@@ -1,6 +1,8 @@
 """When a silent pipeline is ended: decisions at their limits, and what real processes do."""
 
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,8 @@ from device.agent.pipeline_process import (
 )
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import HARD, IDLE_S, STOPPED_S, Heard, Looks, Patience, why_ended
+from device.start.keeper import kept
+from device.start.process_tree import descendants
 
 PATIENCE_S = 60.0
 STALL_S, START_S = 2.0, 100.0
@@ -117,7 +121,10 @@ def test_what_was_missed_while_the_agent_stood_still_does_not_count() -> None:
 @contextmanager
 def running(code: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        kept((sys.executable, "-c", code), ""),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
@@ -144,7 +151,7 @@ def test_one_that_sleeps_does_nothing_and_one_that_a_signal_stops_says_so() -> N
         assert replace(activity_after(process.pid, "S"), waited_ns=0) == replace(
             before, waited_ns=0
         )
-        process.send_signal(19)
+        os.kill(descendants(process.pid)[0].pid, signal.SIGSTOP)
         assert activity_after(process.pid, "T").state == "T"
 
 
@@ -156,8 +163,9 @@ def test_the_work_of_what_it_started_counts_in_whatever_session() -> None:
         "print(flush=True); sys.stdin.read(1); child.kill(); print(flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        kept((sys.executable, "-c", code), ""), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdin is not None
     try:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
 from device.errors import BundleError, StateError
-from device.update import slot_store, slots
+from device.update import slot_store, slots, state_folder
 from device.update.boot import boot_state
 from device.update.slot_store import SlotStore
 from device.update.slots import SlotFailure, SlotRecord, SlotSeal, SlotState
@@ -274,19 +274,24 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 # -- a state that is lost
 
 
+def bundle_of(folder: Path, version: str) -> tuple[Path, SlotRecord]:
+    path = make_bundle(folder / version, version=version, engine_bytes=5000)
+    release = SlotRecord(
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        bytes=path.stat().st_size,
+        name="good",
+        version=version,
+        request=f"r-{version}",
+    )
+    return path, release
+
+
 def populated(root: Path, folder: Path) -> SlotStore:
     """Two live releases, the second active, as an agent leaves them."""
     store = SlotStore(root)
     state = store.load()
     for version in ("1", "2"):
-        path = make_bundle(folder / version, version=version, engine_bytes=5000)
-        release = SlotRecord(
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            bytes=path.stat().st_size,
-            name="good",
-            version=version,
-            request=f"r-{version}",
-        )
+        path, release = bundle_of(folder, version)
         state = store.save(slots.clear(state))
         store.populate(state.idle, path, release)
         state = store.save(slots.stage(state, release))
@@ -407,14 +412,14 @@ def test_a_trial_whose_files_are_damaged_is_no_failure_of_the_release(tmp_path: 
 def failing_reads(number: int, *names: str, times: int = 1000) -> Iterator[None]:
     """Let the disk refuse to open the files of these names, so many times."""
     remaining = iter(range(times))
-    honest = Path.open
+    honest = os.open
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name in names and next(remaining, None) is not None:
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name in names and next(remaining, None) is not None:
             raise OSError(number, os.strerror(number))
         return honest(path, *arguments, **options)
 
-    with mock.patch.object(Path, "open", refuse):
+    with mock.patch("os.open", refuse):
         yield
 
 
@@ -481,12 +486,62 @@ def test_a_trial_that_cannot_be_counted_waits(tmp_path: Path) -> None:
     older.unlink()
     older.mkdir()  # root may write everywhere, but not over a folder
     (older / "x").write_text("")
-    with mock.patch.object(SlotStore, "_set_aside", return_value=None):
+    with mock.patch.object(slot_store, "set_aside", return_value=None):
         booted, saved = boot_state(store)
     assert not saved
     assert (booted.active, booted.trial, booted.failures) == ("b", None, ())
     assert booted.postponed is not None
     assert "cannot write the state of the slots" in booted.postponed.reason
+    store.close()
+
+
+STATES, MARKS = "slots.?", "slots/*/live-*"
+SEALS, SEAL_A, SEAL_B = "slots/*/seal.json", "slots/a/seal.json", "slots/b/seal.json"
+
+
+@pytest.mark.parametrize(
+    ("lost", "newest"),
+    [
+        ((SEALS,), "a"),
+        ((SEALS,), "b"),  # the clock of the board was wrong
+        ((SEAL_A,), "a"),
+        ((SEAL_B,), "a"),
+        ((MARKS,), "b"),
+        ((MARKS, SEAL_A), "b"),
+        ((MARKS, SEALS), "a"),  # nothing but the times is left
+    ],
+)
+@pytest.mark.parametrize("kind", ["gone", "torn"])
+def test_without_states_and_seals_the_release_that_was_live_runs(
+    tmp_path: Path, lost: tuple[str, ...], newest: str, kind: str
+) -> None:
+    """b is live; a had a good release, and has one on trial now."""
+    store = populated(tmp_path / "state", tmp_path)
+    path, third = bundle_of(tmp_path, "3")
+    state = store.save(slots.clear(store.load()))
+    store.populate("a", path, third)
+    store.save(slots.begin_trial(slots.stage(state, third), "r-3"))
+    for slot in slots.SLOTS:
+        os.utime(store.slot_folder(slot) / "bundle.json", (1e9 + (slot == newest),) * 2)
+    for pattern in (STATES, *lost):
+        for file in filter(Path.is_file, (tmp_path / "state").glob(pattern)):
+            file.unlink() if kind == "gone" or pattern == MARKS else os.truncate(file, 9)
+    after = store.load()
+    assert after.active == "b"
+    assert after.a is not None
+    assert not after.a.good
+    store.close()
+
+
+def test_a_release_that_was_given_up_has_no_mark(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    store.save(slots.give_up_active(store.load(), "it crashed"))
+    for pattern in (STATES, SEALS):
+        for file in (tmp_path / "state").glob(pattern):
+            file.unlink()
+    state = store.load()
+    assert (state.active, state.a and state.a.good, state.b and state.b.good) == ("a", True, False)
+    assert "slot a: good 1, without a seal, marked as live" in state.recovery
     store.close()
 
 
@@ -506,8 +561,12 @@ def test_slots_without_seals_are_read_by_their_bundles(tmp_path: Path) -> None:
     """As an agent left them that did not seal them."""
     store = populated(tmp_path / "state", tmp_path)
     for slot in slots.SLOTS:
-        (store.slot_folder(slot) / slot_store.SEAL).unlink()
-    os.utime(store.slot_folder("a") / "bundle.json", (1, 1))
+        for file in (
+            store.slot_folder(slot) / slot_store.SEAL,
+            *store.slot_folder(slot).glob("live-*"),
+        ):
+            file.unlink()
+    os.utime(store.slot_folder("b") / "bundle.json", (1, 1))  # the other one may be a trial's
     for number in (0, 1):
         (tmp_path / "state" / f"slots.{number}").write_bytes(b"")
     state = store.load()
@@ -556,12 +615,12 @@ def test_a_rolled_back_release_is_known_without_the_state(tmp_path: Path) -> Non
 
 def test_unreadable_states_do_not_fill_the_disk(tmp_path: Path) -> None:
     store = populated(tmp_path / "state", tmp_path)
-    for _ in range(slot_store.MAX_UNREADABLE + 3):
+    for _ in range(state_folder.MAX_ASIDE + 3):
         newest = store.load().generation % 2
         (tmp_path / "state" / f"slots.{newest}").write_bytes(b"x")
         store.save(store.load())
     kept = list((tmp_path / "state").glob("slots.?.unreadable-*"))
-    assert len(kept) == slot_store.MAX_UNREADABLE
+    assert len(kept) == state_folder.MAX_ASIDE
     store.close()
 
 

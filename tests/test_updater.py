@@ -188,7 +188,7 @@ def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
     board.updater.runs.on_message(Failure(message="the camera is gone"))
     desired = board.desired("second", retry=True)
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "open", refuse_to_open)
+        broken.setattr("device.files.open_regular", refuse_to_open)
         board.updater.on_desired(desired, TRUSTED)
         now_s = time.monotonic()
         board.updater.advance(now_s)
@@ -213,7 +213,7 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
     board.updater.shut_down()
     engine = board.store.slot_folder("a") / "model.engine"
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "open", refuse_to_open)
+        broken.setattr("device.files.open_regular", refuse_to_open)
         board.updater.runs.start_active()
         assert board.pipeline.report.status == "starting"
         assert "slot a cannot be judged" in board.updater.problems[0]

@@ -50,6 +50,7 @@ from device.agent.remote import Remote
 from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
+from device.agent.state_check import StateCheck
 from device.agent.trial import Surroundings
 from device.agent.updater import Updater
 from device.agent.verification import (
@@ -112,6 +113,7 @@ class Agent:
         self._config = config
         self._topics = Topics(config.device)
         self._store = SlotStore(Path(config.state_dir))
+        self._check = StateCheck(self._store)
         self._events: queue.Queue[Event] = queue.Queue(MAX_EVENTS)
         self._stops: queue.SimpleQueue[_Stop] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -220,6 +222,7 @@ class Agent:
         LOG.info("stopping")
         self._notifier.send(STOPPING)
         self._door.close()
+        self._check.stop()
         self._verification.stop()
         self._remote.commands.stop()
         self._updater.shut_down()
@@ -305,6 +308,7 @@ class Agent:
         self._pipeline.watch(now_s)
         self._on_verdict(self._verification.advance(now_s))
         self._updater.advance(now_s)
+        self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
         self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
@@ -452,7 +456,8 @@ class Agent:
 
     def _problems(self) -> tuple[str, ...]:
         desired = (self._desired_problem,) if self._desired_problem else ()
-        return (*self._updater.problems, *desired)
+        check = self._check.problems(self._updater.state)
+        return (*self._updater.problems, *check, *desired)
 
     def _report(self) -> None:
         if self._smp is not None:

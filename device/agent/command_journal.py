@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from device.errors import StateError
-from device.files import replacing
+from device.files import read_regular, replacing
 
 LOG = logging.getLogger("tandem.agent")
 JOURNAL = "commands.json"  # in the state folder
+MAX_BYTES = 64 * 1024
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -33,10 +34,10 @@ class CommandJournal:
         self._path = state_dir / JOURNAL
         self.taken = Taken()
         try:
-            self.taken = msgspec.json.decode(self._path.read_bytes(), type=Taken)
+            self.taken = msgspec.json.decode(read_regular(self._path, MAX_BYTES), type=Taken)
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             LOG.error("%s cannot be read and begins anew: %s", self._path, error)
 
     def note(self, counter: int, op: str, command_id: str) -> None:
@@ -44,7 +45,7 @@ class CommandJournal:
         possible."""
         taken = Taken(counter=counter, op=op, id=command_id, boot=boot_id())
         try:
-            with replacing(self._path) as file:
+            with replacing(self._path, 0o600) as file:
                 file.write(msgspec.json.encode(taken))
         except OSError as error:
             raise StateError(

@@ -30,8 +30,8 @@ class KeptState:
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences on the state that an operator should know."""
-        unread = self._store.unread.values()
-        return tuple(text for text in (self.state.recovery, self._unsaved, *unread) if text)
+        texts = (self.state.recovery, self._unsaved, *self._store.unread.values(), *self._store.odd)
+        return tuple(text for text in texts if text)
 
     @property
     def retry_at_s(self) -> float | None:

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from device.agent.process_tree import marked
+from device.start.process_tree import descendants
 
 LOOK_S = 0.25
-SEARCH_EVERY = 8  # looks; the pipeline itself is known, what it started is searched for
+SEARCH_EVERY = 4  # looks: all processes of the machine are read to find those below one
 DEFAULT_SHARE = 0.75  # of the machine's memory
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
@@ -77,18 +77,18 @@ def oom_kills() -> int:
 
 def watch_memory(
     pid: int,
-    mark: str,
     limit_bytes: int,
     ended: threading.Event,
     breach: Callable[[int], None],
 ) -> None:
-    """Call `breach` with the bytes in use when they exceed the limit; return then or at `ended`."""
+    """Call `breach` with the bytes in use of a process and all that it has started when they exceed
+    the limit; return then or at `ended`."""
     pids = [pid]
     looks = 0
     while limit_bytes > 0 and not ended.wait(LOOK_S):
+        if looks % SEARCH_EVERY == 0:
+            pids = [pid, *(row.pid for row in descendants(pid))]
         looks += 1
-        if mark and looks % SEARCH_EVERY == 0:
-            pids = [*{pid, *marked(mark)}]
         used = used_bytes(pids)
         if used > limit_bytes:
             breach(used)

@@ -5,7 +5,9 @@ costs that alone; the events are then kept in memory.
 """
 
 import contextlib
+import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,12 +15,17 @@ from pathlib import Path
 
 import msgspec
 
+from device.files import UnfitFileError, open_regular
 from device.protocol.cloud_events import CloudEvent
+from device.update.state_folder import set_aside
 
 LOG = logging.getLogger("tandem.agent")
 MAX_BYTES = 4 * 1024**2
+MAX_FILE_BYTES = 16 * MAX_BYTES  # of a database, with its free pages, and of its journal
 MAX_FINAL = 1000  # each is the end of an update: years of them
 MAX_TOLD = 256  # ids of finals that were sent, which are not sent again
+# The module decodes SQLite's messages, which quote a damaged file, as UTF-8.
+_FAILED = (sqlite3.Error, UnicodeDecodeError)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -63,21 +70,22 @@ class Outbox:
 
     def waiting(self, count: int) -> tuple[Waiting, ...]:
         """Return the oldest events; one that the disk has damaged is dropped."""
-        query = "SELECT id, topic, event FROM waiting ORDER BY number LIMIT ?"
+        query = "SELECT number, id, topic, event FROM waiting ORDER BY number LIMIT ?"
         try:
             rows = self._database.execute(query, (count,)).fetchall()
-        except sqlite3.Error:
+        except _FAILED:
             return ()
         waiting, damaged = [], []
-        for name, topic, blob in rows:
+        for number, *row in rows:
             try:
+                name, topic, blob = msgspec.convert(row, tuple[str, str, bytes])
                 waiting.append(Waiting(name, topic, msgspec.json.decode(blob, type=CloudEvent)))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 LOG.error("an event of the outbox %s is damaged (%s)", self._path, error)
-                damaged.append(name)
+                damaged.append((number,))
         if damaged:
-            self.sent(damaged)
-            return self.waiting(count)
+            delete = "DELETE FROM waiting WHERE number = ?"
+            self._write(lambda database: database.executemany(delete, damaged))
         return tuple(waiting)
 
     def sent(self, ids: Iterable[str]) -> None:
@@ -113,15 +121,15 @@ class Outbox:
                     break
                 database.execute("DELETE FROM waiting WHERE number = ?", (number,))
 
-    def _write(self, action: Callable[[sqlite3.Connection], None]) -> None:
+    def _write(self, action: Callable[[sqlite3.Connection], object]) -> None:
         """Do it in a transaction; if the disk fails, in memory, with what can still be read."""
         try:
             with self._database:
                 action(self._database)
-        except sqlite3.Error as error:
+        except _FAILED as error:
             LOG.error("the outbox %s takes nothing (%s): events are in memory", self._path, error)
             memory = _prepared(_connect(":memory:"))
-            with contextlib.suppress(sqlite3.Error), memory:
+            with contextlib.suppress(*_FAILED), memory:
                 rows = self._database.execute("SELECT * FROM waiting").fetchall()
                 memory.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", rows)
             self._database.close()
@@ -133,12 +141,34 @@ class Outbox:
         """Open the file; a damaged one is kept aside."""
         for _ in range(2):
             try:
+                _check_files(self._path)
                 return _prepared(_connect(self._path))
-            except sqlite3.DatabaseError as error:
+            except (*_FAILED, OSError) as error:
                 LOG.error("the outbox %s cannot be read (%s) and begins anew", self._path, error)
-                with contextlib.suppress(OSError):
-                    self._path.replace(self._path.with_suffix(".unreadable"))
+                for path in _files(self._path):
+                    if os.path.lexists(path):
+                        set_aside(path)
         return _prepared(_connect(":memory:"))
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """Return the files that SQLite opens for a database."""
+    return tuple(path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm"))
+
+
+def _check_files(path: Path) -> None:
+    """Raise OSError for a file that SQLite must not open: it waits for a named pipe for ever.
+
+    The database is made here, for its user alone; SQLite gives its other files the same rights.
+    """
+    os.close(open_regular(path, os.O_RDWR | os.O_CREAT))
+    for one in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = open_regular(one, os.O_RDONLY)
+            size = os.fstat(descriptor).st_size
+            os.close(descriptor)
+            if size > MAX_FILE_BYTES:
+                raise UnfitFileError(errno.EFBIG, f"{one.name} has {size} bytes")
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
@@ -152,7 +182,7 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = TRUNCATE")
         database.execute("PRAGMA synchronous = FULL")
         database.executescript(SCHEMA)
-    except sqlite3.Error:
+    except _FAILED:
         database.close()
         raise
     return database

@@ -1,9 +1,9 @@
 """The pipeline as a child process: its command line, its output as events, start, stop, back-off.
 
-The child leads its own process group and writes messages as JSON lines
-(`device.protocol.messages`). Threads turn its output and its exit into events; each carries the
-number of its run, so that late output of an old run is not taken for the new one's. A thread holds
-it to its memory limit.
+The child runs below a keeper, which ends with the last process that it has started
+(`device.start.keeper`), and writes messages as JSON lines (`device.protocol.messages`). Threads
+turn its output and its exit into events; each carries the number of its run, so that late output of
+an old run is not taken for the new one's. A thread holds it to its memory limit.
 """
 
 import contextlib
@@ -24,11 +24,10 @@ from typing import IO
 
 from device.agent.memory_watch import oom_kills, watch_memory
 from device.agent.process_activity import Activity, activity_of
-from device.agent.process_tree import OWNER, end_marked
 from device.agent.silence import NOBODY, Heard
 from device.protocol.messages import ChildMessage, Heartbeat, Result, Stats, decode_message
-from device.start.child import guarded
 from device.start.command import module_command
+from device.start.keeper import LEFTOVER_S, end_keepers, end_tree, kept
 
 LOG = logging.getLogger("tandem.pipeline")
 STDERR_LINES = 100
@@ -41,7 +40,6 @@ LINES_PER_S = 50.0  # of messages; a pipeline gives some five
 BURST_LINES = 200.0
 MAX_WAITING = 64  # messages that the agent has no time for
 BYTES_PER_LINE = 1024  # a longer line counts as several
-LEFTOVER_S = 2.0  # for encoders, which finish their files when the pipeline ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +147,9 @@ class PipelineProcess:
         memory_bytes: int = 0,
         on_line: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """`grace_s`: the child has so long to end. `mark`: what its processes carry (see
-        `device.agent.process_tree`; empty: leftovers are not looked for). `memory_bytes`: what they
-        may hold; 0: anything. `on_line` takes what it prints to stderr, in another thread."""
+        """`grace_s`: the child has so long to end. `mark`: what its keeper carries; empty: those of
+        earlier agents are not looked for. `memory_bytes`: what it and all that it starts may hold;
+        0: anything. `on_line` takes what it prints to stderr, in another thread."""
         self.run = 0
         self._put = put
         self._grace_s = grace_s
@@ -182,11 +180,11 @@ class PipelineProcess:
         self.stop()
         self.run += 1
         process = subprocess.Popen(
-            guarded(command),
+            kept(command, self._mark),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment, OWNER: self._mark},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
         now_s = time.monotonic()
@@ -209,30 +207,32 @@ class PipelineProcess:
     def stop(self) -> None:
         """Stop the child and all that it started: SIGTERM, then SIGKILL after the grace period.
 
-        Ends leftovers of an earlier agent of this state folder, too.
+        Ends what an earlier agent of this state folder has left behind, too.
         """
         run, self._current = self._current, None
         if run is not None:
             self.run += 1  # later output of this run is dropped
             process = run.process
-            _signal_group(process, signal.SIGTERM)
-            _signal_group(process, signal.SIGCONT)  # one that is stopped handles no SIGTERM
+            process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._grace_s)
-            # Also when the leader has exited: its children may still have the camera open.
-            _signal_group(process, signal.SIGKILL)
+            process.send_signal(signal.SIGHUP)
+            try:
+                process.wait(LEFTOVER_S)
+            except subprocess.TimeoutExpired:
+                end_tree(process.pid)
             try:
                 process.wait(KILL_WAIT_S)
             except subprocess.TimeoutExpired:
                 # Stuck in a driver. The agent has to stay reachable: it does not wait.
                 LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
-        if self._mark and (killed := end_marked(self._mark, LEFTOVER_S)):
-            LOG.warning("ended %d processes that a pipeline had left behind", killed)
+        if self._mark and (ended := end_keepers(self._mark)):
+            LOG.warning("ended %d pipelines that an earlier agent had left behind", ended)
 
     def kill(self) -> None:
         """Kill the child without waiting; its exit is an event."""
         if self._current is not None:
-            _signal_group(self._current.process, signal.SIGKILL)
+            self._current.process.send_signal(signal.SIGHUP)
 
     def _hold_memory(self, run: _Run) -> None:
         limit_bytes = self._memory_bytes
@@ -242,15 +242,9 @@ class PipelineProcess:
                 f"the pipeline held {used_bytes >> 20} MiB of memory and may hold"
                 f" {limit_bytes >> 20} MiB (memory_mb in agent.toml): it was ended"
             )
-            _signal_group(run.process, signal.SIGKILL)
+            run.process.send_signal(signal.SIGUSR1)
 
-        watch_memory(run.process.pid, self._mark, limit_bytes, run.ended, breach)
-
-
-def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    # PermissionError: macOS raises it for a dead group.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        watch_memory(run.process.pid, limit_bytes, run.ended, breach)
 
 
 def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[str], None]) -> None:

@@ -25,11 +25,11 @@ from device.agent.pipeline_process import (
     command_of,
 )
 from device.agent.preparation import PLANS
-from device.agent.process_tree import mark_of
 from device.agent.shadow_process import TAP
 from device.agent.silence import Looks, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
+from device.start.keeper import mark_of
 
 LOG = logging.getLogger("tandem.pipeline")
 DATA = "data"  # folder of the state folder: what releases write

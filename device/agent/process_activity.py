@@ -3,13 +3,12 @@
 Only Linux says so; elsewhere nothing is known, and silence alone decides.
 """
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from device.start.process_tree import descendants
+
 _PROC = Path("/proc")
-# Of /proc/PID/stat, counted from the state, which follows the name in brackets.
-_STATE, _PARENT, _SESSION, _USER_TICKS, _SYSTEM_TICKS = 0, 1, 3, 11, 12
 _MOVED = ("rchar:", "wchar:", "read_bytes:", "write_bytes:")
 
 
@@ -27,52 +26,18 @@ class Activity:
     waited_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    state: str
-    parent: int
-    session: int
-    cpu_ticks: int
-
-
-def activity_of(leader: int) -> Activity | None:
-    """Return what a process, its session and its descendants have done; None: nothing is known."""
-    rows = _rows()
-    if leader not in rows:
+def activity_of(keeper: int) -> Activity | None:
+    """Return what all below a keeper have done, the first of them being the pipeline; None: nothing
+    is known."""
+    rows = descendants(keeper)
+    if not rows:
         return None
-    members = _members(rows, leader)
     return Activity(
-        state=rows[leader].state,
-        cpu_ticks=sum(rows[pid].cpu_ticks for pid in members),
-        io_bytes=sum(_io_bytes(pid) for pid in members),
-        waited_ns=_waited_ns(leader),
+        state=rows[0].state,
+        cpu_ticks=sum(row.cpu_ticks for row in rows),
+        io_bytes=sum(_io_bytes(row.pid) for row in rows),
+        waited_ns=_waited_ns(rows[0].pid),
     )
-
-
-def _members(rows: dict[int, _Row], leader: int) -> set[int]:
-    members = {pid for pid, row in rows.items() if leader in (pid, row.session)}
-    while more := {pid for pid, row in rows.items() if row.parent in members} - members:
-        members |= more
-    return members
-
-
-def _rows() -> dict[int, _Row]:
-    rows = {}
-    with contextlib.suppress(OSError):
-        for entry in _PROC.iterdir():
-            if entry.name.isdecimal() and (row := _row(entry)) is not None:
-                rows[int(entry.name)] = row
-    return rows
-
-
-def _row(entry: Path) -> _Row | None:
-    try:
-        # A name may hold brackets and blanks: what follows the last one is numbers.
-        words = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-        ticks = int(words[_USER_TICKS]) + int(words[_SYSTEM_TICKS])
-        return _Row(words[_STATE].decode(), int(words[_PARENT]), int(words[_SESSION]), ticks)
-    except (OSError, ValueError, IndexError):  # it has ended
-        return None
 
 
 def _io_bytes(pid: int) -> int:

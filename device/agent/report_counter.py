@@ -7,12 +7,11 @@ alone makes it rise: a clock that was wrong then heals with the next stretch aft
 
 import contextlib
 import logging
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from device.files import replacing
+from device.files import read_regular, replacing
 
 LOG = logging.getLogger("tandem.agent")
 COUNTERS_A_STRETCH = 2**20
@@ -51,7 +50,5 @@ class ReportCounter:
 def _read(path: Path) -> int:
     """Return the last stretch, 0 if none was kept or the file is none of ours."""
     with contextlib.suppress(OSError, ValueError):
-        if stat.S_ISREG(path.lstat().st_mode):  # to read a FIFO would wait
-            with path.open("rb") as file:
-                return min(max(0, int(file.read(_MAX_BYTES))), _MAX_STRETCH)
+        return min(max(0, int(read_regular(path, _MAX_BYTES))), _MAX_STRETCH)
     return 0

@@ -178,7 +178,7 @@ def _hold_memory(run: _Run, limit_bytes: int) -> None:
             f"{limit_bytes >> 20} MiB, {MEMORY_SHARE:.0%} of what was free"
         )
 
-    watch_memory(run.process.pid, "", limit_bytes, run.ended, breach)
+    watch_memory(run.process.pid, limit_bytes, run.ended, breach)
 
 
 def _watch(run: _Run, limits: ShadowLimits, put: Callable[[ShadowEvent], None]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from device.control.parcel import MAX_PARCEL_BYTES, Missing, Parcel, Taken, check_path
 from device.errors import TandemError, TransferError
-from device.files import make_folder, sync_folder, write_synced
+from device.files import make_folder, open_to_read, sync_folder, write_synced
 from device.protocol.documents import BlobSpec
 from device.update.part_file import Fetch
 
@@ -56,7 +56,7 @@ def _take(inbox: Path, bases: Mapping[str, Path], stream: _Stream) -> tuple[Path
     index = _read(stream.incoming, parcel.index_bytes)
     if parcel.erase:
         erase(inbox.parent)
-    make_folder(inbox / PART)
+    make_folder(inbox / PART, 0o700)
     bundle = inbox / f"{parcel.blob.sha256}.bundle"
     for leftover in inbox.iterdir():
         if leftover not in (bundle, inbox / PART):
@@ -68,9 +68,9 @@ def _take(inbox: Path, bases: Mapping[str, Path], stream: _Stream) -> tuple[Path
         _fetch(parcel.blob, index, bundle, bases, stream)
     for path, content in parcel.files.items():
         place = inbox / check_path(path)
-        make_folder(place.parent)
+        make_folder(place.parent, 0o700)
         place.unlink(missing_ok=True)
-        write_synced(place, [content])
+        write_synced(place, [content], 0o600)
     sync_folder(inbox)
     return inbox, parcel.blob.bytes
 
@@ -108,7 +108,7 @@ def _is_whole(bundle: Path, blob: BlobSpec) -> bool:
     """Whether an earlier transfer has brought these very bytes."""
     digest = hashlib.sha256()
     try:
-        with bundle.open("rb") as file:
+        with open_to_read(bundle) as file:
             while part := file.read(_READ_BYTES):
                 digest.update(part)
     except FileNotFoundError:

@@ -11,7 +11,6 @@ a pipeline's: the agent sees it die, compares the slot with its hashes and takes
 import hashlib
 import mmap
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -34,7 +33,7 @@ from device.engine.container import (
 from device.engine.manifest import FORMAT_VERSION, Manifest
 from device.engine.manifest_check import check_manifest
 from device.errors import EngineError
-from device.files import replacing
+from device.files import open_to_read, replacing
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
@@ -144,7 +143,7 @@ def read_manifest(path: Path, offset: int, size: int) -> Manifest:
     Its arrays are not read. Raises EngineError, which names the file and what is wrong with it.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, follow=True) as file:
             file.seek(offset)
             prefix = file.read(PREFIX_BYTES)
             blob = file.read(header_length(prefix, size, str(path)))
@@ -156,7 +155,7 @@ def read_manifest(path: Path, offset: int, size: int) -> Manifest:
 
 def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
     try:
-        with open(path, "rb", opener=_open_regular) as file:
+        with open_to_read(path, follow=True) as file:
             status = os.fstat(file.fileno())
             if status.st_size == 0:
                 raise EngineError(f"{path} is empty; copy or build it again")
@@ -166,15 +165,6 @@ def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
         raise EngineError(f"{path} does not exist; build it with 'tandem build'") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise EngineError(f"{path} cannot be read: {error}") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a named pipe waits for a writer that may never come.
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("it is not a regular file")
-    return descriptor
 
 
 def _manifest(metadata: Mapping[str, str], where: str) -> Manifest:

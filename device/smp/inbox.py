@@ -22,7 +22,14 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import BundleError
-from device.files import make_folder, replacing, sync_folder, write_synced
+from device.files import (
+    make_folder,
+    open_to_read,
+    read_regular,
+    replacing,
+    sync_folder,
+    write_synced,
+)
 from device.protocol.documents import (
     CHUNK_BYTES,
     DOCUMENT_FORMAT,
@@ -74,7 +81,7 @@ class Inbox:
         self._statement = root / "statement.json"
         self._desired = root / "desired.json"
         for folder in (root, self.folder):
-            make_folder(folder)
+            make_folder(folder, 0o700)
         self.intake = Intake(root, slots, prepare=self._prepare, on_whole=self._take_bundle)
         self.uploads = (
             Upload(
@@ -101,8 +108,8 @@ class Inbox:
         if image == 2:
             return self.intake.holds(sha256)
         try:
-            return hashlib.sha256(self._statement.read_bytes()).hexdigest() == sha256
-        except FileNotFoundError:
+            return hashlib.sha256(self._read(self._statement)).hexdigest() == sha256
+        except OSError:
             return False
 
     def clear(self) -> None:
@@ -117,7 +124,7 @@ class Inbox:
     def handed_in(self) -> HandedIn | None:
         """Return the document that was handed in last, for an agent that starts again."""
         try:
-            document = self._desired.read_bytes()
+            document = self._read(self._desired)
             _, signed = open_desired(document)
         except (OSError, ValueError):
             return None
@@ -163,17 +170,22 @@ class Inbox:
                 "the bundle is not signed and this device takes only signed ones: upload what "
                 "`tandem fleet statement` wrote for it as image 1",
             )
-        with replacing(self._desired) as file:
+        with replacing(self._desired, 0o600) as file:
             file.write(handed_in.document)
         return handed_in
+
+    @staticmethod
+    def _read(path: Path) -> bytes:
+        """Return an uploaded document. Raises OSError."""
+        return read_regular(path, MAX_STATEMENT_BYTES)
 
     def _read_statement(self, sha256: str) -> tuple[Statement | None, bool]:
         """Return the statement on a bundle and whether it is signed; None if there is none, or it
         is on another bundle."""
         try:
-            statement = msgspec.json.decode(self._statement.read_bytes(), type=Statement)
+            statement = msgspec.json.decode(self._read(self._statement), type=Statement)
             desired, signed = open_desired(statement.desired.encode())
-        except FileNotFoundError:
+        except OSError:
             return None, False
         except (ValueError, RecursionError) as error:
             raise SmpError(
@@ -198,8 +210,8 @@ class Inbox:
         shutil.rmtree(self.repository, ignore_errors=True)
         for name, text in statement.files.items():
             path = self.repository / name
-            make_folder(path.parent)
-            write_synced(path, [text.encode()])
+            make_folder(path.parent, 0o700)
+            write_synced(path, [text.encode()], 0o600)
             sync_folder(path.parent)
 
     def make_room(self, sha256: str | None) -> None:
@@ -231,7 +243,7 @@ class Inbox:
 def _spec(bundle: Path) -> BlobSpec:
     """Return what the agent fetches a bundle by, cut into pieces of one size."""
     whole, index, size = hashlib.sha256(), hashlib.sha256(), 0
-    with bundle.open("rb") as file:
+    with open_to_read(bundle) as file:
         while block := file.read(CHUNK_BYTES):
             whole.update(block)
             index.update(hashlib.sha256(block).digest())

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from device.errors import TransferError
-from device.files import make_folder, sync_folder
+from device.files import make_folder, read_regular, sync_folder
 from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
 from device.smp.message import Code, SmpError
 from device.smp.upload import IDLE_S
@@ -103,8 +103,8 @@ class Intake:
     def holds(self, sha256: str | None) -> bool:
         """Whether this is the list that was uploaded last."""
         try:
-            return hashlib.sha256(self._list.read_bytes()).hexdigest() == sha256
-        except FileNotFoundError:
+            return hashlib.sha256(read_regular(self._list, MAX_LIST_BYTES)).hexdigest() == sha256
+        except OSError:
             return False
 
     def is_busy(self, peer: object) -> bool:
@@ -171,8 +171,8 @@ class Intake:
 
     def _read_list(self) -> ChunkList:
         try:
-            return msgspec.json.decode(self._list.read_bytes(), type=ChunkList)
-        except FileNotFoundError as error:
+            return msgspec.json.decode(read_regular(self._list, MAX_LIST_BYTES), type=ChunkList)
+        except OSError as error:
             raise SmpError(
                 Code.BAD_STATE, "no transfer has begun: upload the list of chunks"
             ) from error
@@ -183,7 +183,7 @@ class Intake:
             ) from error
 
     def _open(self, chunks: ChunkList) -> None:
-        make_folder(self._folder)
+        make_folder(self._folder, 0o700)
         bases = self._slots()
         try:
             fetch = Fetch(self._folder, chunks.blob, _WINDOW_CHUNKS, bases, in_background=True)

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from device.files import replacing, sync_folder
+from device.files import open_regular, read_regular, replacing, sync_folder
 from device.protocol.documents import Sha256
 from device.smp.message import Code, SmpError
 from device.update.admission import SPARE_BYTES
@@ -24,6 +24,7 @@ from device.update.background_sync import BackgroundSync
 
 LOG = logging.getLogger("tandem.agent")
 SYNC_BYTES = 4 * 1024**2 // 3  # as in `device.update.part_file`
+MAX_RECORD_BYTES = 64 * 1024
 IDLE_S = 10.0  # an upload that is silent for so long gives way to another one
 
 
@@ -115,7 +116,7 @@ class Upload:
         self._on_begin(session.sha256)
         if session.sha256 is None or session != self._recorded():
             self.remove()
-            with replacing(self._record) as file:
+            with replacing(self._record, 0o600) as file:
                 file.write(msgspec.json.encode(session))
         present = self._part.stat().st_size if self._part.exists() else 0
         status = os.statvfs(self._part.parent)
@@ -126,7 +127,7 @@ class Upload:
                 f"the {self.name} needs {session.bytes - present} bytes, the disk has {free_bytes}"
                 " for it: make room",
             )
-        self._file = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = open_regular(self._part, os.O_RDWR | os.O_CREAT)
         if present > session.bytes:
             os.ftruncate(self._file, 0)
             present = 0
@@ -136,8 +137,8 @@ class Upload:
 
     def _recorded(self) -> Session | None:
         try:
-            return msgspec.json.decode(self._record.read_bytes(), type=Session)
-        except (FileNotFoundError, ValueError):
+            return msgspec.json.decode(read_regular(self._record, MAX_RECORD_BYTES), type=Session)
+        except (OSError, ValueError):
             return None
 
     def _take(self, offset: int, data: bytes) -> tuple[int, bool | None]:

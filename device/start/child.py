@@ -27,7 +27,11 @@ def guarded(command: tuple[str, ...]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Become the command; returns only if it cannot be started."""
-    parent, command = int(argv[1]), argv[2:]
+    return become(int(argv[1]), argv[2:])
+
+
+def become(parent: int, command: list[str]) -> int:
+    """Become the command, tied to the life of `parent`; return the status if it cannot."""
     if not die_with_parent(parent):
         return 1
     with contextlib.suppress(OSError):  # only Linux has it; without it the watch still holds

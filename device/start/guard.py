@@ -11,12 +11,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent ends; False if it has ended already.
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Ask the kernel for a signal when the parent ends; False if it has ended already.
 
-    `parent`: the process id of the parent, as it said. Linux ties this to the thread that started
-    this process.
+    `parent`: its process id, as it said. Linux ties this to the thread that started this process.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent  # looked at after the kernel was asked

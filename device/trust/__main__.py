@@ -15,6 +15,7 @@ from device.trust.exchange import Line, Refused, Request, Verdict, encode_line
 def main() -> None:
     """Read a request, write requests for files and the verdict."""
     begun_s = time.monotonic()
+    os.umask(0o077)  # the metadata that are kept are for this user alone
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     sys.stdout.buffer.write(encode_line(Line(verdict=_verdict(request, begun_s))))
     sys.stdout.buffer.flush()

@@ -18,6 +18,7 @@ from tuf.api.exceptions import LengthOrHashMismatchError, UnsignedMetadataError
 from tuf.api.metadata import Root, TargetFile
 
 from device.errors import TrustError
+from device.files import open_to_read
 from device.protocol.documents import Signed, decode
 from device.trust.journal import Journal, Seen
 from device.trust.repository import TrustedRepository
@@ -109,7 +110,7 @@ def open_director(data: bytes, root: Root, now: datetime) -> Director:
 
 def _is_target(path: Path, target: TargetFile) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, follow=True) as file:
             target.verify_length_and_hashes(file)
     except (OSError, LengthOrHashMismatchError):
         return False

@@ -18,6 +18,7 @@ from tuf.api.exceptions import DownloadError, DownloadHTTPError, DownloadLengthM
 from tuf.ngclient.fetcher import FetcherInterface
 from tuf.ngclient.urllib3_fetcher import Urllib3Fetcher
 
+from device.files import open_to_read
 from device.protocol.documents import TufGet, TufReply
 from device.trust.exchange import MAX_FILE_BYTES, MQTT_REPOSITORY, Line, Part, encode_line
 
@@ -78,7 +79,7 @@ class FolderFetcher(WholeFileFetcher):
         if ".." in path.split("/"):
             raise DownloadHTTPError(f"{path} leaves the folder", NOT_FOUND)
         try:
-            with (self._folder / path).open("rb") as file:
+            with open_to_read(self._folder / path, follow=True) as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError) as error:
             if not self._folder.is_dir():

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from device.errors import TrustError
-from device.files import make_folder, replacing
+from device.files import make_folder, read_regular, replacing
 
 JOURNAL = "journal.json"
+MAX_BYTES = 1024 * 1024
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -45,13 +46,13 @@ class Journal:
         self._path = folder / JOURNAL
         self.record = Record()
         try:
-            make_folder(folder)
+            make_folder(folder, 0o700)
             for path in folder.glob(f".{JOURNAL}.*.tmp"):  # of a check that was killed
                 path.unlink(missing_ok=True)
-            self.record = msgspec.json.decode(self._path.read_bytes(), type=Record)
+            self.record = msgspec.json.decode(read_regular(self._path, MAX_BYTES), type=Record)
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TrustError(
                 f"the journal of the versions that this board has seen, {self._path}, cannot be "
                 f"read ({error}): without it old releases could not be told from new ones; "
@@ -87,7 +88,7 @@ class Journal:
         if record == self.record:
             return
         try:
-            with replacing(self._path) as file:
+            with replacing(self._path, 0o600) as file:
                 file.write(msgspec.json.encode(record))
         except OSError as error:
             raise TrustError(

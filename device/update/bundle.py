@@ -9,14 +9,14 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from device.errors import BundleError, BundleReadError
-from device.files import replacing, sync_folder, write_synced
+from device.files import UnfitFileError, open_to_read, replacing, sync_folder, write_synced
 from device.update.bundle_info import BomWriter, BundleFacts, BundleInfo, Golden, GoldenLimit
 from device.update.members import (
     BOM,
@@ -154,7 +154,7 @@ def _write(  # noqa: PLR0917  (one row of a bundle each)
 def read_bundle_info(path: Path) -> BundleInfo:
     """Return bundle.json of a bundle; the members are not read (see `extract_bundle`)."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, follow=True) as file:
             info = _read_info(file, path)
             _check_length(file, info, path)
     except OSError as error:
@@ -165,13 +165,13 @@ def read_bundle_info(path: Path) -> BundleInfo:
 def extract_bundle(path: Path, into: Path) -> BundleInfo:
     """Unpack a bundle into the new folder `into`, checking every byte, and sync it to the disk."""
     try:
-        into.mkdir(parents=True)
-        with path.open("rb") as file:
+        into.mkdir(0o700, parents=True)
+        with open_to_read(path, follow=True) as file:
             info = _read_info(file, path)
             _check_length(file, info, path)
-            write_synced(into / INFO, [msgspec.json.encode(info)])
+            write_synced(into / INFO, [msgspec.json.encode(info)], 0o600)
             for entry in info.files:
-                write_synced(into / entry.name, _member(file, entry, path))
+                write_synced(into / entry.name, _member(file, entry, path), 0o600)
             _check_end(file, path)
         sync_folder(into)
     except OSError as error:
@@ -183,23 +183,29 @@ def read_folder_info(folder: Path) -> BundleInfo:
     """Return bundle.json of an unpacked bundle; the members are not read. Raises as
     `verify_folder`."""
     try:
-        with (folder / INFO).open("rb") as file:
+        with open_to_read(folder / INFO) as file:
             return _decode_info(file.read(MAX_INFO_BYTES + 1), folder)
     except OSError as error:
         raise _unread(folder, error) from error
 
 
-def verify_folder(folder: Path) -> BundleInfo:
+def verify_folder(folder: Path, *, between: Callable[[], None] = lambda: None) -> BundleInfo:
     """Return bundle.json of an unpacked bundle after comparing every file with its hash.
 
+    `between` is called after each piece that was read.
     Raises BundleError: a file is gone or another one; BundleReadError: the disk did not give one.
     """
     info = read_folder_info(folder)
     try:
         for entry in info.files:
-            if describe_file(entry.name, folder / entry.name) != entry:
+            path = folder / entry.name
+            same_size = path.lstat().st_size == entry.bytes  # a sparse file may have any size
+            if (
+                not same_size
+                or describe_file(entry.name, path, follow=False, between=between) != entry
+            ):
                 raise BundleError(
-                    f"{folder / entry.name} is not the file that {INFO} names (sha256 "
+                    f"{path} is not the file that {INFO} names (sha256 "
                     f"{entry.sha256[:12]}...): it was changed or damaged, deploy it again"
                 )
     except OSError as error:
@@ -229,7 +235,7 @@ def check_bundle(path: Path) -> tuple[BundleInfo, int]:
     Returns bundle.json and the offset of the first engine in the file. Raises BundleError.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, follow=True) as file:
             info = _read_info(file, path)
             _check_length(file, info, path)
             engine_offset = file.tell() + _BLOCK  # it is the first member
@@ -351,7 +357,7 @@ def _bundle_bytes(info: BundleInfo, sources: Mapping[str, Path]) -> Iterator[byt
         if isinstance(piece, bytes):
             yield piece
             continue
-        with sources[piece.name].open("rb") as file:
+        with open_to_read(sources[piece.name], follow=True) as file:
             yield from _exactly(file, piece, sources[piece.name])
 
 
@@ -411,7 +417,8 @@ def _check_end(file: BinaryIO, path: Path) -> None:
 
 
 def _unread(folder: Path, error: OSError) -> BundleError:
-    kind = BundleError if error.errno in _GONE else BundleReadError
+    gone = isinstance(error, UnfitFileError) or error.errno in _GONE
+    kind = BundleError if gone else BundleReadError
     return kind(f"cannot read {folder}: {_os_reason(error)}")
 
 

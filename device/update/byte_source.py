@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from device.errors import BundleError, BundleReadError
+from device.files import open_regular
 from device.update.bundle import bundle_pieces, read_folder_info
 
 
@@ -24,7 +25,7 @@ class FileBytes:
     """An open file; `close` it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = open_regular(path, os.O_RDONLY, follow=True)
         self.size = os.fstat(self._file).st_size
 
     def read(self, offset: int, length: int) -> bytes:
@@ -55,7 +56,7 @@ class UnpackedBundle:
                     self._pieces.append(piece)
                     self.size += len(piece)
                 else:
-                    self._pieces.append(os.open(folder / piece.name, os.O_RDONLY))
+                    self._pieces.append(open_regular(folder / piece.name, os.O_RDONLY))
                     self.size += piece.bytes
         except OSError:
             self.close()

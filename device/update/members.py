@@ -8,7 +8,8 @@ is there once, under the name of the first of them.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import BundleError
+from device.files import open_to_read
 from device.protocol.documents import MAX_BLOB_BYTES
 
 INFO = "bundle.json"
@@ -138,17 +140,25 @@ def member_limit(member: str) -> int:
     return next(limit for end, limit in LIMITS.items() if member.endswith(end))
 
 
-def describe_file(member: str, path: Path) -> BundleFile:
-    """Return size and hash of a file that becomes, or is, a member.
+def describe_file(
+    member: str, path: Path, *, follow: bool = True, between: Callable[[], None] = lambda: None
+) -> BundleFile:
+    """Return size and hash of a file that becomes, or is, a member. `follow`: or a link to one.
+
+    `between` is called after each piece that was read.
 
     Raises OSError, and BundleError: it is larger than the member may be.
     """
     digest = hashlib.sha256()
     size, limit = 0, member_limit(member)
-    with path.open("rb") as file:
+    too_large = f"{path} is larger than the {limit} bytes that {member} may have"
+    with open_to_read(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > limit:  # it may be sparse, and of any size
+            raise BundleError(too_large)
         while part := file.read(_READ_BYTES):
             digest.update(part)
             size += len(part)
             if size > limit:
-                raise BundleError(f"{path} is larger than the {limit} bytes that {member} may have")
+                raise BundleError(too_large)
+            between()
     return BundleFile(name=member, bytes=size, sha256=digest.hexdigest())

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from device.errors import TransferError
-from device.files import replacing, sync_folder
-from device.protocol.documents import BlobSpec
+from device.files import UnfitFileError, open_regular, read_regular, remove, replacing, sync_folder
+from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
 from device.update.admission import room_for_download
 from device.update.background_sync import BackgroundSync, Prefix
 from device.update.byte_source import ByteSource, UnpackedBundle, open_unpacked
@@ -40,8 +40,8 @@ class PartFile:
         self._unsynced_bytes = 0
         for leftover in folder.iterdir():
             if leftover not in (self.path, self._index_path):
-                leftover.unlink()
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                remove(leftover)
+        self._file = _opened(self.path)
         try:
             _check_space(folder, spec, os.fstat(self._file).st_blocks * 512)
             os.ftruncate(self._file, spec.bytes)
@@ -54,13 +54,16 @@ class PartFile:
     def read_index(self) -> bytes:
         """Return the saved index, unchecked; empty if there is none."""
         try:
-            return self._index_path.read_bytes()
-        except FileNotFoundError:
+            return read_regular(self._index_path, MAX_INDEX_BYTES)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                LOG.warning("the index is fetched again: %s", error)
+                remove(self._index_path)
             return b""
 
     def save_index(self, blob: bytes) -> None:
         """Store the index, so that a restart does not request it again."""
-        with replacing(self._index_path) as file:
+        with replacing(self._index_path, 0o600) as file:
             file.write(blob)
 
     def present(self, table: ChunkTable) -> list[int]:
@@ -276,6 +279,16 @@ def _chunks_of(
                 yield table.digest(number), source.read(table.starts[number], table.size(number))
     except OSError as error:
         LOG.warning("the slots give no more chunks: %s", error)
+
+
+def _opened(path: Path) -> int:
+    """Open a part file; what else has its name is removed: it only has to be fetched again."""
+    try:
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
+    except UnfitFileError as error:
+        LOG.warning("%s is fetched anew: %s", path.name, error)
+        remove(path)
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
 
 
 def _chunk_number(text: str) -> int | None:

@@ -5,12 +5,14 @@
     STATE_DIR/slots.N.unreadable-TIME  a state that could not be read
     STATE_DIR/slots/a, slots/b         unpacked bundles
     STATE_DIR/slots/a/seal.json        what the slot says of itself: SHA-256 and JSON
+    STATE_DIR/slots/a/live-N-SHA256    empty: the release of this hash became live as number N
     STATE_DIR/reserve                  room for the state on a full disk
     STATE_DIR/download/                the bundle that is being fetched
 
 Each write goes to a new name, is synced, renamed and the folder synced. The older copy of the
 state stays as it is, so one torn or lost write never takes both. Where both are lost, the state is
-made anew of the seals. A slot is overwritten by another release, and never removed otherwise.
+made anew of the seals, and of the names of the empty files where those are lost, too. A slot is
+overwritten by another release, and never removed otherwise.
 """
 
 import contextlib
@@ -28,7 +30,16 @@ from pathlib import Path
 import msgspec
 
 from device.errors import BundleError, BundleReadError, StateError
-from device.files import make_folder, replacing, sync_folder, write_synced
+from device.files import (
+    UnfitFileError,
+    make_folder,
+    open_regular,
+    read_regular,
+    remove,
+    replacing,
+    sync_folder,
+    write_synced,
+)
 from device.update.admission import Room
 from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
@@ -43,12 +54,20 @@ from device.update.slots import (
     inconsistency,
     recovered,
 )
+from device.update.state_folder import (
+    FILE_MODE,
+    FOLDER_MODE,
+    LOCK,
+    put_lock_right,
+    put_right,
+    set_aside,
+)
 
 LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
+LIVE = "live-"  # then the number of the commit and the bundle's SHA-256
 CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
-MAX_UNREADABLE = 8  # states that are kept aside
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -56,22 +75,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class SlotStore:
     """The state directory of one agent; two agents on the same one are refused.
 
-    `unread`: the slots that the disk did not give when they were last verified, and why.
+    `unread`: the slots that the disk did not give when they were last verified, and why. `odd`:
+    what was put aside in the folder as the store was opened, each a sentence. `populations`: how
+    often a slot was overwritten.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.unread: dict[Slot, str] = {}
+        self.populations = 0
         self._slots = root / "slots"
         try:
-            for folder in (root, self._slots, self.downloads):
-                make_folder(folder)
-            self._lock = os.open(root / "agent.lock", os.O_RDONLY | os.O_CREAT, 0o644)
+            make_folder(root, FOLDER_MODE)
+            put_lock_right(root)
+            self._lock = open_regular(root / LOCK, os.O_RDONLY | os.O_CREAT, FILE_MODE)
         except OSError as error:
-            raise StateError(
-                f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent "
-                "may write"
-            ) from error
+            raise _unusable(root, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -86,6 +105,13 @@ class SlotStore:
                 f"state_dir {root} cannot be locked: {error.strerror}; name a folder on a local "
                 "disk"
             ) from error
+        self.odd = put_right(root)
+        try:
+            for folder in (self._slots, self.downloads):
+                make_folder(folder, FOLDER_MODE)
+        except OSError as error:
+            os.close(self._lock)
+            raise _unusable(root, error) from error
 
     @property
     def downloads(self) -> Path:
@@ -177,13 +203,14 @@ class SlotStore:
     def save(self, state: SlotState) -> SlotState:
         """Write the state and return it with its new generation; StateError if the disk fails.
 
-        The seals of the slots are written first.
+        The seals and marks of the slots are written first.
         """
         state = msgspec.structs.replace(state, generation=state.generation + 1)
         path = self._copy(state.generation % 2)
         try:
             for slot in SLOTS:
                 self._seal(slot, state)
+                self._mark(slot, state)
             self._write(path, encode_record(state, _crc32))
         except OSError as error:
             raise StateError(
@@ -199,7 +226,7 @@ class SlotStore:
         """
         path = self.root / "reserve"
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = open_regular(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
                 os.posix_fallocate(handle, 0, RESERVE_BYTES)
             finally:
@@ -222,14 +249,14 @@ class SlotStore:
         """
         folder = self.slot_folder(slot)
         temporary = self._slots / f".{slot}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(folder)
+        self.populations += 1
+        remove(temporary)
+        remove(folder)
         try:
             info = extract_bundle(bundle, temporary)
             if record is not None:
                 seal = encode_record(SlotSeal(record=record), _sha256)
-                write_synced(temporary / SEAL, [seal])
+                write_synced(temporary / SEAL, [seal], FILE_MODE)
                 sync_folder(temporary)
             os.rename(temporary, folder)
             sync_folder(self._slots)
@@ -256,9 +283,10 @@ class SlotStore:
         for folder in (self.root, *(self.slot_folder(slot) for slot in SLOTS)):
             for leftover in folder.glob(".*.tmp"):
                 with contextlib.suppress(OSError):  # it only takes space
-                    leftover.unlink()
+                    remove(leftover)
         for slot in SLOTS:
-            shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(self._slots / f".{slot}.tmp")
 
     # -- reading
 
@@ -281,36 +309,17 @@ class SlotStore:
         except ValueError as error:
             reason = str(error)
         problem = f"{path.name} could not be read ({reason})"
-        aside = self._set_aside(path)
+        aside = set_aside(path)
         return f"{problem} and is kept as {aside}" if aside else f"{problem} and stays as it is"
-
-    def _set_aside(self, path: Path) -> str | None:
-        """Give a state that cannot be read a name with the time; return it, None if it stays."""
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name, number = f"{path.name}.unreadable-{stamp}", 1
-        while (self.root / name).exists():
-            number += 1
-            name = f"{path.name}.unreadable-{stamp}-{number}"
-        try:
-            path.rename(self.root / name)
-            sync_folder(self.root)
-        except OSError as error:
-            LOG.error("cannot keep %s aside: %s", path, error.strerror)
-            return None
-        kept = sorted(self.root.glob("slots.?.unreadable-*"), key=lambda one: one.lstat().st_mtime)
-        for oldest in kept[:-MAX_UNREADABLE]:
-            with contextlib.suppress(OSError):
-                oldest.unlink()
-        return name
 
     def _slots_by_themselves(self) -> tuple[dict[Slot, SlotSeal], dict[Slot, SlotRecord]]:
         """Return the seals of the slots that are whole, and records of whole ones without a seal.
 
-        The latter with the newest first.
+        The latter with the oldest first: the other one may have been on trial.
         """
         seals: dict[Slot, SlotSeal] = {}
         unsealed: dict[Slot, SlotRecord] = {}
-        for slot in sorted(SLOTS, key=self._written_ns, reverse=True):
+        for slot in sorted(SLOTS, key=self._written_ns):
             seal = self._read_seal(slot)
             try:
                 info, sha256, size = hash_folder(self.slot_folder(slot))
@@ -324,8 +333,15 @@ class SlotStore:
             if seal is not None and seal.record.sha256 == sha256:
                 seals[slot] = seal
             else:
+                commit = self._marked_commit(slot, sha256)
                 unsealed[slot] = SlotRecord(
-                    sha256=sha256, bytes=size, name=info.name, version=info.version, request=""
+                    sha256=sha256,
+                    bytes=size,
+                    name=info.name,
+                    version=info.version,
+                    request="",
+                    good=commit > 0,
+                    commit=commit,
                 )
         return seals, unsealed
 
@@ -340,10 +356,17 @@ class SlotStore:
 
     def _read_seal(self, slot: Slot) -> SlotSeal | None:
         try:
-            blob = _read_bytes(self.slot_folder(slot) / SEAL)
+            blob = read_regular(self.slot_folder(slot) / SEAL, MAX_RECORD_BYTES)
             return decode_record(blob, SlotSeal, _sha256)
         except (OSError, ValueError):
             return None
+
+    def _marked_commit(self, slot: Slot, sha256: str) -> int:
+        """Return the number with which a release became live by the slot's marks, 0 if it never
+        was."""
+        marks = self.slot_folder(slot).glob(f"{LIVE}*-{sha256}")
+        commits = [mark.name.split("-")[1] for mark in marks]
+        return max((int(one) for one in commits if one.isascii() and one.isdigit()), default=0)
 
     # -- writing
 
@@ -359,24 +382,49 @@ class SlotStore:
         current = msgspec.structs.replace(seal, record=record, failure=failure)
         blob = encode_record(current, _sha256)
         try:
-            if _read_bytes(folder / SEAL) == blob:
+            if read_regular(folder / SEAL, MAX_RECORD_BYTES) == blob:
                 return
         except OSError:
             pass  # there is none, or none that can be read: it is written
         self._write(folder / SEAL, blob)
 
+    def _mark(self, slot: Slot, state: SlotState) -> None:
+        """Let the name of an empty file say that a slot's release was live: it has no content that
+        could be damaged. Without room for it the seal alone says so."""
+        record, folder = state.record(slot), self.slot_folder(slot)
+        if record is None or not folder.is_dir():
+            return
+        wanted = {f"{LIVE}{record.commit}-{record.sha256}"} if record.good else set()
+        present = {path.name for path in folder.glob(f"{LIVE}*")}
+        if wanted == present:
+            return
+        try:
+            for name in present - wanted:
+                remove(folder / name)
+            for name in wanted - present:
+                os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
+            sync_folder(folder)
+        except OSError as error:
+            LOG.warning("slot %s is not marked: %s", slot, error.strerror)
+
     def _write(self, path: Path, blob: bytes) -> None:
         """Replace a file; on a full disk the reserve is given up for it. Raises OSError."""
         try:
-            with replacing(path) as file:
+            with replacing(path, FILE_MODE) as file:
                 file.write(blob)
         except OSError as error:
             reserve = self.root / "reserve"
             if error.errno not in _FULL or not reserve.exists():
                 raise
             reserve.unlink()
-            with replacing(path) as file:
+            with replacing(path, FILE_MODE) as file:
                 file.write(blob)
+
+
+def _unusable(root: Path, error: OSError) -> StateError:
+    return StateError(
+        f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent may write"
+    )
 
 
 def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:
@@ -386,21 +434,16 @@ def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:
     return {record.sha256: root / "slots" / slot for slot, record in records if record}
 
 
-def _read_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_RECORD_BYTES + 1)
-
-
 def _read_patiently(path: Path) -> bytes:
     for _ in range(READ_TRIES - 1):
         try:
-            return _read_bytes(path)
-        except (FileNotFoundError, IsADirectoryError):
+            return read_regular(path, MAX_RECORD_BYTES)
+        except (FileNotFoundError, UnfitFileError):
             break
         except OSError as error:
             LOG.warning("cannot read %s: %s; it is read again", path, error.strerror)
             time.sleep(READ_PAUSE_S)
-    return _read_bytes(path)
+    return read_regular(path, MAX_RECORD_BYTES)
 
 
 def _crc32(body: bytes) -> str:
@@ -424,7 +467,8 @@ def _recovery(
             rows.append(f"slot {slot}: {record.name} {record.version}, {proof}")
         elif slot in unsealed:
             record = unsealed[slot]
-            rows.append(f"slot {slot}: {record.name} {record.version}, without a seal")
+            proof = "marked as live" if record.good else "not marked as live"
+            rows.append(f"slot {slot}: {record.name} {record.version}, without a seal, {proof}")
         else:
             rows.append(f"slot {slot}: no whole release")
     return f"{lost}. The slots were read instead: {'; '.join(rows)}"

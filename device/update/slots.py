@@ -336,12 +336,12 @@ def recovered(
     """Return a state made of what the slots themselves say, after the loss of the state.
 
     `seals`: of the slots whose bundle is whole and the one that was sealed. `unsealed`: whole
-    bundles without a seal, the newest first. The good release that was committed last is active.
+    bundles without a seal, the oldest first. The good release that was committed last is active.
     Where none is good an unsealed one is; one that is sealed and never passed a trial is not run.
     """
-    good = [slot for slot, seal in seals.items() if seal.record.good]
-    good.sort(key=lambda slot: seals[slot].record.commit)
     records = {slot: seal.record for slot, seal in seals.items()} | dict(unsealed)
+    good = [slot for slot, record in records.items() if record.good]
+    good.sort(key=lambda slot: records[slot].commit)
     failures = [seal.failure for seal in seals.values() if seal.failure is not None]
     return SlotState(
         generation=max((record.commit for record in records.values()), default=0),

@@ -76,15 +76,15 @@ class JsonErrors(click.Command):
         **extra: object,
     ) -> click.Context:
         """Read the command line."""
-        as_json = _asks_for_json(args)  # before click takes words out of the list
-        with _errors_as_json(as_json):
+        as_json = asks_for_json(args)  # before click takes words out of the list
+        with errors_as_json(as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_KEY] = as_json
         return context
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
-        with _errors_as_json(bool(ctx.meta.get(_KEY))):
+        with errors_as_json(bool(ctx.meta.get(_KEY))):
             return super().invoke(ctx)
 
 
@@ -92,13 +92,15 @@ class JsonErrorsGroup(JsonErrors, click.Group):
     """A group whose commands say their errors so."""
 
 
-def _asks_for_json(args: Sequence[str]) -> bool:
+def asks_for_json(args: Sequence[str]) -> bool:
+    """Whether a command line says `--json`."""
     options = args[: args.index("--")] if "--" in args else args
     return JSON_FLAG in options
 
 
 @contextmanager
-def _errors_as_json(as_json: bool) -> Iterator[None]:
+def errors_as_json(as_json: bool) -> Iterator[None]:
+    """Print an error inside the block as JSON and exit, where `as_json`; else it is raised."""
     try:
         yield
     except (TandemError, click.ClickException, ModuleNotFoundError) as error:

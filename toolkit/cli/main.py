@@ -21,7 +21,8 @@ import click
 from device.errors import TandemError
 from device.start.packages import claim
 from device.start.stdout import reserve_stdout
-from toolkit.cli.failures import failure_of
+from toolkit.cli.crashes import survive_crashes
+from toolkit.cli.failures import asks_for_json, errors_as_json, failure_of
 from toolkit.cli.log import add_log_options, log_options, start
 
 LOG = logging.getLogger("tandem")
@@ -143,7 +144,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     _silence_libraries()
     begin = time.perf_counter()
+    words = sys.argv[1:]
     try:
+        with errors_as_json(asks_for_json(words)):
+            survive_crashes(next((word for word in words if word in COMMANDS), ""), words)
         tandem(standalone_mode=True)
     except (TandemError, ModuleNotFoundError) as err:
         failure = failure_of(err)
@@ -175,4 +179,5 @@ def _silence_libraries() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Exit by an exception, so that files are cleaned up and child processes end."""
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it to the process and to its group
     sys.exit(128 + number)

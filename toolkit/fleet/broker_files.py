@@ -5,6 +5,8 @@ alone. mosquitto's defaults are not safe for a fleet: it would lose retained doc
 cut, and Nagle's algorithm would cost a factor of 35 in downloads.
 """
 
+import os
+import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Literal
 from device.files import make_folder, replacing
 from device.protocol.topics import CAST, PREFIX, PROVISION
 from toolkit.errors import FleetError
+from toolkit.fleet.dynamic_security import CONTROL, plugin_state
 from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER
 
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
@@ -54,6 +57,8 @@ DEVICE_RIGHTS: tuple[tuple[str, str], ...] = (
 MOSQUITTO = """\
 # Made by `tandem fleet init`; run it with: mosquitto -c {folder}/mosquitto.conf
 # After a change of certificates, crl.pem or acl it is told to read them: kill -HUP its process.
+# Started by root it goes on as the account whose these files are, and can write to this folder.
+user {user}
 listener {port}
 cafile {identity}/ca.crt
 certfile {identity}/server.crt
@@ -79,7 +84,13 @@ set_tcp_nodelay true
 message_size_limit {max_message_bytes}
 max_queued_messages {max_queued}
 max_inflight_messages 20
-connection_messages false
+
+# Who connects from where, by the name in the certificate.
+connection_messages true
+
+# Knows revoked devices alone: it denies them everything, and ends the connections that are open.
+plugin mosquitto_dynamic_security.so
+plugin_opt_config_file {folder}/dynamic-security.json
 """
 
 
@@ -117,6 +128,7 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
         f"topic readwrite {PREFIX}/#",
         f"topic readwrite {CAST}/#",
         f"topic readwrite {PROVISION}/#",
+        f"topic readwrite {CONTROL}/#",
         "",
         f"user {OPERATOR}",
         f"topic readwrite {PREFIX}/#",
@@ -146,15 +158,30 @@ def write_mosquitto(files: BrokerFiles, roster: Roster = NOBODY, into: Path | No
         folder=folder,
         identity=identity,
         port=files.port,
+        user=_account(folder),
         max_message_bytes=MAX_MESSAGE_BYTES,
         max_queued=MAX_QUEUED,
     )
+    contents = {
+        "mosquitto.conf": conf.encode(),
+        "acl": acl_text(roster.revoked).encode(),
+        "dynamic-security.json": plugin_state(roster.revoked),
+    }
     try:
         make_folder(into / "data")
-        for name, text in (("mosquitto.conf", conf), ("acl", acl_text(roster.revoked))):
+        for name, content in contents.items():
             with replacing(into / name) as file:
-                file.write(text.encode())
+                file.write(content)
     except OSError as error:
         raise FleetError(
             f"cannot write the files of the broker in {into}: {error.strerror}"
         ) from error
+
+
+def _account(folder: Path) -> str:
+    """Return the name of the account whose a folder is, or will be."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        return there.owner() if there == folder else pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # an account without a name: mosquitto takes none else
+        return "mosquitto"

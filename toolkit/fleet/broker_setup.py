@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from device.protocol.mqtt import LinkSettings
 from toolkit.fleet.broker_files import NOBODY, BrokerFiles, Roster, Software, write_mosquitto
+from toolkit.fleet.dynamic_security import disconnect_device
 from toolkit.fleet.rabbitmq_files import write_rabbitmq
 
 RABBITMQCTL = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")  # the wrapper changes the account
@@ -24,16 +26,19 @@ END_CONNECTIONS = (
 class BrokerSoftware:
     """A broker that a fleet may have.
 
-    `reload` returns whether the broker runs here and was told, and ends the connections of
-    revoked devices where it can; `keeps_accounts`: a device must be in its files before it
-    connects; `run`, `tell`: how to start it, and how to tell one that runs elsewhere.
+    `reload` returns whether the broker runs here and was told; `disconnect` ends rights and
+    connections of a device over MQTT, and returns why not; None: `reload` has. `keeps_accounts`: a
+    device must be in its files before it connects. `run`: how to start it; `tell`: how to tell one
+    that runs elsewhere; `cut`: what ends the connections of {device} there.
     """
 
     write: Callable[[BrokerFiles, Roster, Path | None], None]
     reload: Callable[[BrokerFiles, Roster], bool]
+    disconnect: Callable[[LinkSettings, str], str] | None
     keeps_accounts: bool
     run: str
     tell: str
+    cut: str
 
 
 def reload_mosquitto(files: BrokerFiles, _roster: Roster = NOBODY) -> bool:
@@ -83,18 +88,23 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
     "mosquitto": BrokerSoftware(
         write_mosquitto,
         reload_mosquitto,
+        disconnect_device,
         keeps_accounts=False,
         run="mosquitto -c {folder}/mosquitto.conf",
         tell="copy {folder} and crl.pem to the broker and send it SIGHUP",
+        cut="restart mosquitto with the configuration {folder}/mosquitto.conf: the devices connect "
+        "again by themselves",
     ),
     "rabbitmq": BrokerSoftware(
         write_rabbitmq,
         reload_rabbitmq,
+        None,
         keeps_accounts=True,
         run="RABBITMQ_CONF_ENV_FILE={folder}/rabbitmq-env.conf "
         "/usr/lib/rabbitmq/bin/rabbitmq-server",
         tell="copy {folder}/definitions.json and crl.pem to the broker, and there run `rabbitmqctl "
         "import_definitions definitions.json`",
+        cut="there run `rabbitmqctl eval '" + END_CONNECTIONS.format(users='<<"{device}">>') + "'`",
     ),
 }
 
@@ -102,6 +112,17 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
 def write_broker(files: BrokerFiles, roster: Roster = NOBODY, into: Path | None = None) -> None:
     """Write the files of the broker; `into`: a folder that will take the place of the broker's."""
     SOFTWARE[files.software].write(files, roster, into)
+
+
+def why_connected(files: BrokerFiles, settings: LinkSettings, device: str, *, told: bool) -> str:
+    """End the rights and connections that a revoked device has; return why they are not ended.
+
+    `settings`: how to connect with the server's certificate. `told`: what `reload` has returned.
+    """
+    end = SOFTWARE[files.software].disconnect
+    if end is not None:
+        return end(settings, device)
+    return "" if told else "the broker runs elsewhere"
 
 
 def reload_broker(files: BrokerFiles, roster: Roster = NOBODY) -> bool:

@@ -2,6 +2,7 @@
 
 nodes   of the graph with every call of a function in its place: 24 functions that call the next
         one twice are 1 KB and 2^24 nodes
+copies  of what functions hold, one for each call: a node of 10,000 operands takes megabytes
 bytes   of the file, and of the weights beside it
 """
 
@@ -18,6 +19,9 @@ from toolkit.errors import ImportModelError, printable
 from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_NODES = 50_000  # several times those of the largest networks that boards run
+MAX_COPIED_BYTES = 32 << 20
+OPERAND_BYTES = 32  # of an operand, beside its name
+TENSOR_SHARE = 32  # a byte of so many: copies of a node share its tensors, but each is looked at
 
 # Types whose elements have a number of bits.
 KNOWN_DTYPES = frozenset(
@@ -31,17 +35,19 @@ Key = tuple[str, str, str]
 def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
     """Refuse a model that has more than MAX_NODES nodes once its functions are inlined.
 
-    Raises ImportModelError: it has, or its functions call themselves.
+    Raises ImportModelError: it has, its functions call themselves, or copies take too much.
     """
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     calls = {key: tuple(all_nodes(function.node)) for key, function in functions.items()}
     sizes: dict[Key, int] = {}
+    copied: dict[Key, int] = {}
     try:
         order = TopologicalSorter(
             {key: {_key(node) for node in nodes} & functions.keys() for key, nodes in calls.items()}
         ).static_order()
         for key in order:
             sizes[key] = _size(calls[key], sizes)
+            copied[key] = _copied(calls[key], copied) + sum(map(_weight, calls[key]))
     except CycleError as err:
         names = " -> ".join(printable("::".join(filter(None, key))) for key in err.args[1])
         raise ImportModelError(
@@ -53,11 +59,33 @@ def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
             f"{path.name} has {count:,} nodes once its {len(functions)} functions are in their "
             f"places, more than {MAX_NODES:,}; export it again, or in parts."
         )
+    copies = _copied(all_nodes(proto.graph.node), copied)
+    if copies > MAX_COPIED_BYTES:
+        raise ImportModelError(
+            f"{path.name}: its {len(functions)} functions take {size_text(copies)} in the places "
+            f"of their calls, more than {size_text(MAX_COPIED_BYTES)}; "
+            "export it again, or in parts."
+        )
 
 
 def _size(nodes: Iterable[onnx.NodeProto], sizes: Mapping[Key, int]) -> int:
     """Return how many nodes there are with calls in their places; a call counts itself, too."""
     return sum(1 + sizes.get(_key(node), 0) for node in nodes)
+
+
+def _copied(nodes: Iterable[onnx.NodeProto], copied: Mapping[Key, int]) -> int:
+    """Return what the functions that the nodes call weigh."""
+    return sum(copied.get(_key(node), 0) for node in nodes)
+
+
+def _weight(node: onnx.NodeProto) -> int:
+    """Return about how many bytes a copy of a node takes, without the nodes of its branches."""
+    own = node.ByteSize() + OPERAND_BYTES * (len(node.input) + len(node.output))
+    for attribute in node.attribute:
+        own -= attribute.g.ByteSize() + sum(graph.ByteSize() for graph in attribute.graphs)
+        tensors = attribute.t.ByteSize() + sum(tensor.ByteSize() for tensor in attribute.tensors)
+        own -= tensors - tensors // TENSOR_SHARE
+    return own
 
 
 def _key(node: onnx.NodeProto) -> Key:

@@ -297,7 +297,8 @@ def _load_external(proto: onnx.ModelProto, path: Path) -> tuple[str, ...]:
             load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-    except (OSError, ValueError, onnx.checker.ValidationError) as err:
+    # TypeError: a name of a file that is not UTF-8.
+    except (OSError, TypeError, ValueError, onnx.checker.ValidationError) as err:
         raise ImportModelError(
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."

@@ -24,7 +24,7 @@ from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.engine.tensorrt_manifest import Form, TensorRT, TensorRTGpu
 from device.errors import SessionError
-from device.files import replacing, sync_folder
+from device.files import open_to_read, read_regular, replacing, sync_folder
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.facts import read_gpu
 from device.runtime.tensorrt.board import Board
@@ -32,6 +32,7 @@ from device.runtime.tensorrt.releases import FormName, find_gpu_release, find_re
 from device.runtime.tensorrt.request import OnDla, OnGpu, target_of
 
 FORMAT = 1
+MAX_RECORD_BYTES = 1024 * 1024
 # Segments of two slots, of several models each, in two power modes.
 MAX_PLANS = 128
 
@@ -142,7 +143,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
 def _record(path: Path) -> Record | None:
     """Return a record, None where there is none, or an interrupted or older one: prepare again."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=Record)
+        record = msgspec.json.decode(read_regular(path, MAX_RECORD_BYTES), type=Record)
     except (OSError, ValueError):
         return None
     return record if record.format == FORMAT else None
@@ -170,7 +171,8 @@ def read_plan(plan: Plan) -> bytes | None:
     if plan.record is None or not plan.record.sha256:
         return None
     try:
-        data = plan.path.read_bytes()
+        with open_to_read(plan.path) as file:
+            data = file.read()
     except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == plan.record.sha256 else None

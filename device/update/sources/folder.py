@@ -1,11 +1,13 @@
 """Bundles in a folder: a USB stick, a share, or the disk itself."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from device.protocol.documents import BlobSpec
+from device.files import UnfitFileError, read_regular
+from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec
 from device.update.byte_source import FileBytes
 from device.update.chunk_table import encode_index, index_fits
 from device.update.cuts import CHUNK_FORMAT, cut_like
@@ -85,8 +87,9 @@ class FolderSource:
     def _index_of(self, path: Path, blob: BlobSpec) -> bytes | None:
         assert self._file is not None
         beside = path.with_name(f"{path.name}{INDEX_SUFFIX}")
-        if beside.is_file() and index_fits(index := beside.read_bytes(), blob):
-            return index
+        with contextlib.suppress(FileNotFoundError, UnfitFileError):
+            if index_fits(index := read_regular(beside, MAX_INDEX_BYTES, follow=True), blob):
+                return index
         if self._file.size != blob.bytes:
             return None
         if blob.chunk_format == CHUNK_FORMAT:

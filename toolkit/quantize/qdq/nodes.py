@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from toolkit.errors import ImportModelError
 from toolkit.quantize.quantize import QUANTIZED_OPS
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 # The contributed operators equal the standard ones.
 _DOMAINS = frozenset({"", "com.microsoft"})
+
+_TEXT = "SUO"  # kinds of numpy's types
 
 # Integer operators without Q/DQ; TensorRT supports none of them.
 INTEGER_OPS = frozenset(
@@ -49,12 +52,21 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
 
 
 def quant_params_of(node: ir.Node) -> QuantParams | None:
-    """The parameters of a Q or DQ node; None if its scale or zero point is not constant."""
+    """The parameters of a Q or DQ node; None if its scale or zero point is not constant.
+
+    Raises ImportModelError: one of them holds text.
+    """
     scale = constant_of(node.inputs[1])
     zero_value = node.inputs[2] if len(node.inputs) > 2 else None
     zero = constant_of(zero_value)
     if scale is None or (zero_value is not None and zero is None):
         return None
+    for value, array in zip(node.inputs[1:], (scale, zero), strict=False):
+        if value is not None and array is not None and array.dtype.kind in _TEXT:
+            raise ImportModelError(
+                f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which holds text, "
+                "instead of numbers; export the model again."
+            )
     if zero is None:
         zero = np.zeros(scale.shape, np.int8)
     if scale.size == 1 and zero.size == 1:

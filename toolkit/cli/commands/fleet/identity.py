@@ -1,5 +1,6 @@
 """`tandem fleet identity`: who may connect to the fleet's broker."""
 
+import secrets
 from pathlib import Path
 from typing import IO
 
@@ -87,21 +88,36 @@ def _admit(folder: Path) -> str:
 @fleet_option
 @json_option
 def revoke(device: str, folder: Path, as_json: bool) -> None:
-    """Shut DEVICE out of the broker: it was lost, stolen or retired."""
-    from toolkit.fleet.broker_setup import SOFTWARE
+    """Shut DEVICE out of the broker, and end what it has open there: it was lost, stolen or
+    retired."""
+    from toolkit.fleet.broker_setup import SOFTWARE, why_connected
     from toolkit.fleet.certificates import revoke_device
+    from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.folder import broker_files
-    from toolkit.fleet.identity import Authority
+    from toolkit.fleet.identity import SERVER, Authority
 
     broker = broker_files(folder)
+    settings = load_fleet(folder).link_settings(f"tandem-revoke-{secrets.token_hex(4)}", (), SERVER)
     result = revoke_device(Authority(folder / "identity"), device, broker)
+    why = why_connected(broker, settings, device, told=result.broker_told)
     if as_json:
-        row = {"device": device, "revoked": result.certificates, "broker_told": result.broker_told}
+        row = {
+            "device": device,
+            "revoked": result.certificates,
+            "broker_told": result.broker_told,
+            "connections_ended": not why,
+            "reason": why,
+        }
         click.echo(msgspec.json.encode(row))
         return
-    click.echo(f"{device} is revoked ({result.certificates} certificates)")
+    ended = "" if why else ", its connections are ended"
+    click.echo(f"{device} is revoked ({result.certificates} certificates){ended}")
+    software = SOFTWARE[broker.software]
     if not result.broker_told:
-        click.echo(SOFTWARE[broker.software].tell.format(folder=broker.folder))
+        click.echo(f"new connections: {software.tell.format(folder=broker.folder)}")
+    if why:
+        cut = software.cut.format(folder=broker.folder, device=device)
+        click.echo(f"connections that are open may go on ({why}): {cut}")
 
 
 @identity.command("list", epilog="Example: tandem fleet identity list --fleet fleet")
