@@ -18,6 +18,7 @@ from device.agent.pipeline_process import (
     BURST_LINES,
     LINES_PER_S,
     PipelineEvent,
+    PipelineExited,
     PipelineProcess,
 )
 from device.agent.process_activity import Activity, activity_of
@@ -255,3 +256,19 @@ def test_one_that_a_signal_has_stopped_is_ended_without_the_grace_period(tmp_pat
     begin_s = time.monotonic()
     child.stop()
     assert time.monotonic() - begin_s < 15.0
+
+
+def test_one_that_is_stopped_with_its_keeper_ends_when_it_is_killed(tmp_path: Path) -> None:
+    events: queue.Queue[PipelineEvent] = queue.Queue()
+    child = PipelineProcess(events.put, 30.0)
+    child.start((sys.executable, "-c", "import os, time; os.kill(os.getppid(), 19);"
+                 "os.kill(os.getpid(), 19); time.sleep(600)"), {})  # fmt: skip
+    until_s = time.monotonic() + PATIENCE_S
+    while (activity := child.activity()) is None or activity.state != "T":
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    child.kill()
+    try:
+        assert isinstance(events.get(timeout=PATIENCE_S), PipelineExited)
+    finally:
+        child.stop()

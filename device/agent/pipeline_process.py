@@ -214,6 +214,7 @@ class PipelineProcess:
             self.run += 1  # later output of this run is dropped
             process = run.process
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._grace_s)
             process.send_signal(signal.SIGHUP)
@@ -233,6 +234,7 @@ class PipelineProcess:
         """Kill the child without waiting; its exit is an event."""
         if self._current is not None:
             self._current.process.send_signal(signal.SIGHUP)
+            self._current.process.send_signal(signal.SIGCONT)  # the keeper may be stopped, too
 
     def _hold_memory(self, run: _Run) -> None:
         limit_bytes = self._memory_bytes
