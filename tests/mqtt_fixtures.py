@@ -70,6 +70,10 @@ if word == "loads":  # loads-5: five seconds, without a word
     while time.monotonic() < until_s:
         sum(range(100_000))
         time.sleep(0.2)
+if behaviour[0] == "empty":  # its loop turns and gives no frame
+    while True:
+        beat("starting")
+        time.sleep(0.1)
 if behaviour[0] == "silent":  # it says nothing and does nothing
     signal.pause()
 def run_on(frames=1, errors=0, for_s=1e9):

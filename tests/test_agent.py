@@ -267,6 +267,7 @@ def test_a_live_pipeline_that_dies_is_started_again(
     [
         ("freezes-1", "no sign of life for 1 s, as a signal has stopped it (SIGSTOP)"),
         ("floods-1", "no sign of life for 2 s"),
+        ("empty", "no frame for 3 s (its source is there)"),
         ("silent", "no output, and used no processor and no disk, for 3 s as it started"),
         ("mute-1", "the pipeline gave no frame for 3 s (its source is there)"),
     ],

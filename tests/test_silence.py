@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from device.agent.pipeline_process import (
     BURST_LINES,
     LINES_PER_S,
     PipelineEvent,
+    PipelineExited,
     PipelineProcess,
 )
 from device.agent.process_activity import Activity, activity_of
@@ -217,6 +219,32 @@ def test_a_flood_takes_neither_time_nor_memory_and_hides_no_missing_heart(tmp_pa
         child.stop()
 
 
+BEATS = """
+import os, time
+while True:
+    os.write(1, b'{"kind":"heartbeat","frames":1,"errors":0,"state":"running"}\\n')
+    time.sleep(0.02)
+"""
+
+
+def test_an_agent_that_is_busy_still_hears_the_heart(tmp_path: Path) -> None:
+    free = threading.Event()
+    child = PipelineProcess(lambda _event: free.wait(PATIENCE_S) and None, 0.2)
+    child.start((sys.executable, "-c", BEATS), {})
+    try:
+        until_s = time.monotonic() + PATIENCE_S
+        while not child.heard.beating:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        first_s = child.heard.alive_s
+        while child.heard.alive_s < first_s + 2.0:  # far more than wait for the agent
+            assert time.monotonic() < until_s, "the heart is heard no more"
+            time.sleep(0.05)
+    finally:
+        free.set()
+        child.stop()
+
+
 def test_one_that_a_signal_has_stopped_is_ended_without_the_grace_period(tmp_path: Path) -> None:
     code = "import os, time; os.kill(os.getpid(), 19); time.sleep(600)"
     child = PipelineProcess(lambda _event: None, 30.0)
@@ -228,3 +256,19 @@ def test_one_that_a_signal_has_stopped_is_ended_without_the_grace_period(tmp_pat
     begin_s = time.monotonic()
     child.stop()
     assert time.monotonic() - begin_s < 15.0
+
+
+def test_one_that_is_stopped_with_its_keeper_ends_when_it_is_killed(tmp_path: Path) -> None:
+    events: queue.Queue[PipelineEvent] = queue.Queue()
+    child = PipelineProcess(events.put, 30.0)
+    child.start((sys.executable, "-c", "import os, time; os.kill(os.getppid(), 19);"
+                 "os.kill(os.getpid(), 19); time.sleep(600)"), {})  # fmt: skip
+    until_s = time.monotonic() + PATIENCE_S
+    while (activity := child.activity()) is None or activity.state != "T":
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    child.kill()
+    try:
+        assert isinstance(events.get(timeout=PATIENCE_S), PipelineExited)
+    finally:
+        child.stop()

@@ -378,8 +378,9 @@ FRAMELESS = [
     ({"quiet_s": 6.0}, RUNS + SILENT * 9, 8),  # its frames take long
     ({}, [("running", count) for count in range(1, 12)], None),
     ({}, [("running", count // 2) for count in range(2, 13)], None),  # a frame each two seconds
-    ({}, [("starting", 0)] * 11, None),  # it has not said how soon it gives frames,
-    ({"gap_s": 6.0}, [("starting", 0)] * 11, 7),  # or it has
+    ({}, [("starting", 0)] * 11, 1 + FRAME_GAP_S),  # it never gives any
+    ({"gap_s": 6.0}, [("starting", 0)] * 11, 7),  # its camera has just been opened
+    ({}, [("loading", 0)] * 11, None),
     ({}, RUNS + AWAY * 9, None),  # the source is not its fault
     ({}, RUNS + AWAY * 3 + SILENT * 6, 5 + FRAME_GAP_S),
     ({}, RUNS + (AWAY + SILENT) * 5, 8),  # absence does not count, the rest does

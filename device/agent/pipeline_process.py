@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from typing import IO
 from device.agent.memory_watch import oom_kills, watch_memory
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import NOBODY, Heard
-from device.protocol.messages import ChildMessage, Heartbeat, Result, decode_message
+from device.protocol.messages import ChildMessage, Heartbeat, Result, Stats, decode_message
 from device.start.command import module_command
 from device.start.keeper import LEFTOVER_S, end_keepers, end_tree, kept
 
@@ -37,6 +38,7 @@ FIRST_RESTART_S = 0.5
 KILL_WAIT_S = 5.0
 LINES_PER_S = 50.0  # of messages; a pipeline gives some five
 BURST_LINES = 200.0
+MAX_WAITING = 64  # messages that the agent has no time for
 BYTES_PER_LINE = 1024  # a longer line counts as several
 
 
@@ -212,6 +214,7 @@ class PipelineProcess:
             self.run += 1  # later output of this run is dropped
             process = run.process
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._grace_s)
             process.send_signal(signal.SIGHUP)
@@ -289,9 +292,37 @@ class _Measure:
             run.ended.wait(-self._left / LINES_PER_S)
 
 
+class _Outbox:
+    """Hands messages on in a thread of its own, as whoever takes them may be busy for long: signs
+    of life are read meanwhile. What is said again soon is left out where there is no room."""
+
+    def __init__(self, put: Callable[[PipelineEvent], None]) -> None:
+        self._put = put
+        self._waiting: queue.Queue[PipelineOutput | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._hand_on, name="pipeline-output", daemon=True)
+        self._thread.start()
+
+    def add(self, output: PipelineOutput) -> None:
+        """Add a message; waits for room for one that is said once."""
+        if not isinstance(output.message, Heartbeat | Stats):
+            self._waiting.put(output)
+            return
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(output)
+
+    def close(self) -> None:
+        """Wait until all messages are handed on."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _hand_on(self) -> None:
+        while (output := self._waiting.get()) is not None:
+            self._put(output)
+
+
 def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], None]) -> None:
     measure = _Measure()
-    with stream:
+    with stream, contextlib.closing(_Outbox(put)) as outbox:
         while line := stream.readline(MAX_LINE_BYTES):
             measure.wait(line, run)
             message = decode_message(line)
@@ -303,7 +334,7 @@ def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], 
             if beats or (not run.beating and run.flood_since_s == inf):
                 run.alive_s = output.at_s
                 run.beating = run.beating or beats or isinstance(message, Result)
-            put(output)
+            outbox.add(output)
 
 
 def _read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:

@@ -224,10 +224,9 @@ class PipelineRunner:
 
     @property
     def _owes(self) -> bool:
-        """Whether it has to give frames now: its source is there. One that has given none yet owes
-        them if it has said how soon they come."""
-        status = self.report.status
-        return status == "running" or (status == "starting" and self._signs.gap_s > 0.0)
+        """Whether it has to give frames once its loop has begun: its source is there, or a camera
+        that has just been opened, for which it says a longer gap."""
+        return self.report.status in ("running", "starting")
 
     @property
     def _ending(self) -> bool:
