@@ -88,8 +88,7 @@ def _admit(folder: Path) -> str:
 @fleet_option
 @json_option
 def revoke(device: str, folder: Path, as_json: bool) -> None:
-    """Shut DEVICE out of the broker, and end what it has open there: it was lost, stolen or
-    retired."""
+    """Shut DEVICE out of the broker and end its connections: it was lost, stolen or retired."""
     from toolkit.fleet.broker_setup import SOFTWARE, why_connected
     from toolkit.fleet.certificates import revoke_device
     from toolkit.fleet.fleet_folder import load_fleet
