@@ -249,7 +249,7 @@ def test_a_power_cut_never_takes_a_version_from_the_journal(tmp_path: Path) -> N
 def test_a_journal_that_cannot_be_written_lets_nothing_through(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_path: Path) -> None:
+    def full(_path: Path, _mode: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("device.trust.journal.replacing", full)

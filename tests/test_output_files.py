@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -204,14 +205,9 @@ def test_paths_of_a_release_stay_below_its_folder(path: str, inside: bool) -> No
 def run_release(release: Path, data: Path, source: Path, sinks: str, *options: object) -> list[str]:
     """Run a release as the agent does; return what it said when it failed."""
     folder = data.parent / "slot"
-    folder.mkdir(exist_ok=True)
-    for path in release.iterdir():
-        target = folder / path.name
-        target.unlink(missing_ok=True)
-        target.symlink_to(path)
-    text = (release / "pipeline.toml").read_text()
-    (folder / "pipeline.toml").unlink()
-    (folder / "pipeline.toml").write_text(text + sinks)
+    shutil.copytree(release, folder, dirs_exist_ok=True)
+    with (folder / "pipeline.toml").open("a") as file:
+        file.write(sinks)
     process = python_m_pipelines(
         "--bundle", folder, "--profile", "laptop", "--data", data, *options,
         TANDEM_SOURCE=str(source),

@@ -275,11 +275,12 @@ def test_process_says_ready_result_stats_and_nothing_else(tmp_path, engine):
     process = python_m_pipelines("--bundle", bundle, "--profile", "laptop", "--frames", 4)
     messages, err, status = finish(process)
     assert status == 0, err
-    assert [type(m) for m in messages if not isinstance(m, Heartbeat)] == [Ready, Result, Stats]
+    ready, result, stats = (m for m in messages if not isinstance(m, Heartbeat))
+    assert (type(ready), type(result), type(stats)) == (Ready, Result, Stats)
     with open_engine(engine) as opened:
-        assert messages[0].engine_sha256 == opened.sha256
-    assert "portable" in messages[0].segments[0]
-    assert messages[-1].frames == 4
+        assert ready.engine_sha256 == opened.sha256
+    assert "portable" in ready.segments[0]
+    assert stats.frames == 4
 
 
 def test_stray_output_of_libraries_goes_to_standard_error(tmp_path, engine):

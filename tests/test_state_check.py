@@ -22,10 +22,10 @@ from device.update.state_folder import disk_problem
 
 def told(check: StateCheck, state: SlotState) -> tuple[str, ...]:
     """Return the problems once the slots were read."""
+    others = set(threading.enumerate())
     check.advance(time.monotonic(), state)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(WAIT_S)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(WAIT_S)
     check.advance(time.monotonic(), state)
     return check.problems(state)
 
