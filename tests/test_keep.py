@@ -42,7 +42,7 @@ def lopsided(path: Path, rng: np.random.Generator) -> Path:
         helper.make_node("Conv", ["r", "w1"], ["y"], "head"),
     ]
     stem, head = rng.normal(size=(16, 3, 3, 3)), rng.normal(size=(4, 16, 1, 1))
-    stem[0] *= 3000
+    stem[0] *= 1e5
     head[:, 0] = 0
     weights = {"w0": stem.astype(np.float32), "w1": head.astype(np.float32)}
     return save(path, nodes, {"x": [1, 3, 16, 16]}, {"y": [1, 4, 16, 16]}, weights)
