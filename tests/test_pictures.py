@@ -312,6 +312,31 @@ def test_no_answer_of_a_camera_holds_its_opening(
         assert time.monotonic() - begin_s < 5.0
 
 
+REDIRECT = b"HTTP/1.1 302 Go\r\nLocation: "
+
+
+@pytest.mark.parametrize(
+    ("hello", "piece", "why"),
+    [
+        (OK + b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+         bytes(1 << 16), "piece of -1 bytes"),
+        (REDIRECT + b"ftp://127.0.0.1:1/x\r\n\r\n", b"", "redirects to ftp"),
+        (REDIRECT + b"http://127.0.0.1:1/x\r\n\r\n", bytes(1 << 16), "does not answer"),
+        (b"HTTP/1.1 401 No\r\nWWW-Authenticate: Digest realm=\r\n\r\n", b"", "gives no pictures"),
+    ],
+    ids=["a chunk of -1 bytes", "a redirect to FTP", "an endless redirect", "an empty challenge"],
+)  # fmt: skip
+def test_no_answer_of_a_camera_is_read_without_a_limit(
+    hello: bytes, piece: bytes, why: str
+) -> None:
+    """The whole deadline is not waited for: what would take memory so long is not read."""
+    with camera((hello, 0), (piece, 0.001)) as uri:
+        begin_s = time.monotonic()
+        with pytest.raises(SourceError, match=why):
+            HttpCapture(uri.replace("//", "//user:word@"), 6.0, lambda: False).read()
+        assert time.monotonic() - begin_s < 5.0
+
+
 def test_a_damaged_picture_costs_that_frame_alone() -> None:
     bad = [part(bomb_jpeg()), part(b"no picture"), part(GOOD[: len(GOOD) // 2])]
     stream = b"".join([part(GOOD), *bad])
