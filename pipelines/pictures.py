@@ -4,6 +4,7 @@ A file of some hundred bytes can announce gigabytes of pixels, or ask for minute
 header says is compared with limits first. A format without a row in `FORMATS` is refused.
 """
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +14,27 @@ import numpy as np
 
 from device.errors import SourceError
 from pipelines.frame import Image
-from pipelines.vision import cv2
+from pipelines.vision import MAX_PIXELS, cv2
 
-# 64 megapixels (9152 x 6944) is the largest camera that is sold for Jetson boards; 192 MiB as BGR.
-MAX_PIXELS = 64 << 20
+MAX_FLOAT_PIXELS = MAX_PIXELS // 4  # OpenCV decodes these to 12 bytes a pixel first
 # A text line has up to 128. A centre crop makes the shorter side as long as the input is.
 MAX_ASPECT = 256
 # Each scan of a progressive JPEG visits every pixel; encoders write 10 to 20.
 MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
 MAX_FILE_BYTES = 8 * MAX_PIXELS  # 16 bits in four channels, not compressed
+MAX_CHUNKS = 1000  # of a PNG, before its pixels
 
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _JPEG_NO_FRAME = frozenset({0xC4, 0xC8, 0xCC})  # of 0xC0 to 0xCF, those that are no SOF
-_TIFF_KINDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # BYTE, SHORT, LONG of TIFF 6.0, LONG8 of BigTIFF
+_WEBP_ANIMATED = 0x02  # OpenCV keeps several frames of such ones
+_TIFF_KINDS = {1: "B", 3: "H", 4: "I"}  # BYTE, SHORT, LONG of TIFF 6.0
+_BIG_TIFF_KINDS = {**_TIFF_KINDS, 16: "Q"}  # LONG8; elsewhere it stands behind an offset
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 256, 257, 322, 323
+
+# Comments end at a carriage return, too, and begin after white space, in which each number ends.
+_PNM_GAP = rb"\s(?:\s|#[^\r\n]*[\r\n])*"
+_PNM_SIZE = re.compile(_PNM_GAP + rb"([^\s#]+)" + _PNM_GAP + rb"([^\s#]+)\s")
+_HDR_LINE = 120  # OpenCV reads lines of 127 bytes, and what is left as another line
 
 
 class PictureError(SourceError):
@@ -64,10 +72,19 @@ def _jpeg_size(data: bytes) -> PictureSize:
 
 
 def _png_size(data: bytes) -> PictureSize:
-    """PNG (ISO/IEC 15948), 11.2.2: IHDR is the first chunk."""
+    """PNG (ISO/IEC 15948), 11.2.2: IHDR is the first chunk. OpenCV keeps several frames of APNG."""
     if data[12:16] != b"IHDR":
         raise ValueError("its first chunk is not IHDR")
-    return PictureSize(*struct.unpack_from(">II", data, 16))
+    size = PictureSize(*struct.unpack_from(">II", data, 16))
+    at = 8
+    for _ in range(MAX_CHUNKS):
+        kind = data[at + 4 : at + 8]
+        if kind == b"acTL":
+            raise ValueError("it is animated")
+        if kind in (b"IDAT", b"IEND", b""):
+            return size
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    raise ValueError(f"it has more than {MAX_CHUNKS} chunks before its pixels")
 
 
 def _bmp_size(data: bytes) -> PictureSize:
@@ -86,6 +103,8 @@ def _webp_size(data: bytes) -> PictureSize:
         width, height = data[24:27], data[27:30]
         if len(height) < 3:
             raise ValueError("its header ends early")
+        if data[20] & _WEBP_ANIMATED:
+            raise ValueError("it is animated")
         return PictureSize(
             int.from_bytes(width, "little") + 1, int.from_bytes(height, "little") + 1
         )
@@ -105,14 +124,17 @@ def _tiff_size(data: bytes) -> PictureSize:
     (at,) = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
     (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, at)
     entry_bytes, value_at = (20, 12) if big else (12, 8)
+    kinds = _BIG_TIFF_KINDS if big else _TIFF_KINDS
     tags: dict[int, int] = {}
     first = at + (8 if big else 2)
     for entry in range(first, first + count * entry_bytes, entry_bytes):
         tag, kind = struct.unpack_from(order + "HH", data, entry)
         if tag in (_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT):
-            code = _TIFF_KINDS.get(kind)
+            code = kinds.get(kind)
             if code is None:
                 raise ValueError(f"the type of its tag {tag} is {kind}")
+            if tag in tags:  # libtiff takes the first one
+                raise ValueError(f"it has two tags {tag}")
             (tags[tag],) = struct.unpack_from(order + code, data, entry + value_at)
     if _TIFF_WIDTH not in tags or _TIFF_HEIGHT not in tags:
         raise ValueError("its first directory does not say its size")
@@ -124,21 +146,21 @@ def _tiff_size(data: bytes) -> PictureSize:
 
 def _pnm_size(data: bytes) -> PictureSize:
     """Netpbm's pbm, pgm and ppm: numbers between white space, and comments to the end of a line."""
-    numbers: list[int] = []
-    for line in data[2:4096].split(b"\n"):
-        for word in line.partition(b"#")[0].split():
-            numbers.append(_number(word))
-            if len(numbers) == 2:
-                return PictureSize(*numbers)
-    raise ValueError("its first 4096 bytes do not say its size")
+    found = _PNM_SIZE.match(data, 2, 4096)
+    if found is None:
+        raise ValueError("its first 4096 bytes do not say its size")
+    return PictureSize(_number(found[1]), _number(found[2]))
 
 
 def _hdr_size(data: bytes) -> PictureSize:
     """Radiance's .hdr: lines up to an empty one, then `-Y height +X width`."""
-    _, _, rest = data[: 64 << 10].partition(b"\n\n")
-    words = rest.partition(b"\n")[0].split()
-    if len(words) != 4 or words[0] not in (b"-Y", b"+Y") or words[2] not in (b"+X", b"-X"):
+    head, _, rest = data[: 64 << 10].partition(b"\n\n")
+    line, end, _ = rest.partition(b"\n")
+    words = line.split()
+    if not end or len(words) != 4 or (words[0], words[2]) != (b"-Y", b"+X"):
         raise ValueError("its header does not end in -Y height +X width")
+    if any(len(one) > _HDR_LINE for one in head.split(b"\n")):
+        raise ValueError(f"its header has a line of more than {_HDR_LINE} bytes")
     return PictureSize(_number(words[3]), _number(words[1]))
 
 
@@ -155,6 +177,7 @@ class Format:
     name: str
     begins: Callable[[bytes], bool]
     size: Callable[[bytes], PictureSize]
+    max_pixels: int = MAX_PIXELS
 
 
 # OpenCV decodes more: GIF, JPEG 2000, OpenEXR, AVIF, Sun raster, PAM, PFM. No camera sends them.
@@ -169,7 +192,12 @@ FORMATS = (
         _tiff_size,
     ),
     Format("PNM", lambda data: data[:1] == b"P" and data[1:2] in b"123456", _pnm_size),
-    Format("HDR", lambda data: data[:7] == b"#?RGBE\n" or data[:11] == b"#?RADIANCE\n", _hdr_size),
+    Format(
+        "HDR",
+        lambda data: data[:7] == b"#?RGBE\n" or data[:11] == b"#?RADIANCE\n",
+        _hdr_size,
+        MAX_FLOAT_PIXELS,
+    ),
 )  # fmt: skip
 
 
@@ -188,18 +216,18 @@ def picture_size(data: bytes) -> PictureSize:
         raise PictureError(f"a {kind.name} picture ends within its header") from error
     except ValueError as error:
         raise PictureError(f"a {kind.name} picture is damaged: {error}") from error
-    why = _why_too_large(size)
+    why = _why_too_large(size, kind.max_pixels)
     if why is not None:
         raise PictureError(f"a {kind.name} picture {why}")
     return size
 
 
-def _why_too_large(size: PictureSize) -> str | None:
+def _why_too_large(size: PictureSize, max_pixels: int) -> str | None:
     width, height = size.width, size.height
     if width < 1 or height < 1:
         return f"of {width}x{height} has no pixels"
-    if width * height > MAX_PIXELS:
-        return f"of {width}x{height} has more than {MAX_PIXELS} pixels"
+    if width * height > max_pixels:
+        return f"of {width}x{height} has more than {max_pixels} pixels"
     if max(width, height) > MAX_ASPECT * min(width, height):
         return f"of {width}x{height} has one side more than {MAX_ASPECT} times the other"
     if size.scans * width * height > MAX_SCANNED_PIXELS:

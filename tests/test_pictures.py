@@ -2,6 +2,8 @@
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -92,7 +94,8 @@ SIDE = 8192  # squared: the limit
         (tiff_of(64, 64, tile=65536), "more than"),
         (tiff_of(SIDE, SIDE + 1, order=">"), "more than"),
         (b"P6\n# a comment\n99999 99999\n255\n", "more than"),
-        (b"P5 " + b"9" * 5000 + b" 3 255\n", "is no size"),
+        (b"P5 " + b"9" * 5000 + b" 3 255\n", "do not say its size"),
+        (b"P5 " + b"9" * 50 + b" 3 255\n", "is no size"),
         (b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 99999 +X 99999\n", "more than"),
         (b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\xff\xff\xff\xff\xff\xff", "more than"),
         (bomb_jpeg(4096, 4096) + b"\xff\xda" * 100, "scans"),
@@ -105,6 +108,75 @@ SIDE = 8192  # squared: the limit
 def test_pictures_beyond_a_limit_are_refused_unseen(data: bytes, why: str) -> None:
     with pytest.raises(PictureError, match=why):
         picture_size(data)
+
+
+def tiff_rows(*rows: tuple[int, int, int], far: int = 0) -> bytes:
+    """A TIFF with these tags (tag, type, value); `far`: 8 bytes at offset 300."""
+    directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in rows)
+    head = b"II*\0" + struct.pack("<IH", 8, len(rows)) + directory
+    return head.ljust(300, b"\0") + struct.pack("<Q", far)
+
+
+def animated_webp() -> bytes:
+    return b"RIFF\0\0\0\0WEBPVP8X" + struct.pack("<II", 10, 2) + b"\x3f\0\0\x3f\0\0"
+
+
+def animated_png() -> bytes:
+    return png_of(64, 64) + struct.pack(">I", 8) + b"acTL" + struct.pack(">III", 2, 0, 0)
+
+
+HDR = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        pytest.param(b"P6 #\r12000 12000 255\n#\n64 64 255\n", "more than", id="comment to CR"),
+        pytest.param(b"P6 64#144000000\n64 255\n", "do not say", id="comment within a word"),
+        pytest.param(b"P6\n#".ljust(4080) + b"\n12000 1200012000 255\n", "not say", id="cut"),
+        pytest.param(b"P6 " + b" " * 5000 + b"9 9 255\n", "not say", id="white space"),
+        pytest.param(
+            HDR + b"x" * 127 + b"\n-Y 12000 +X 12000\n\n-Y 64 +X 64\n", "a line of", id="long line"
+        ),
+        pytest.param(
+            HDR + (b"#" * 63 + b"\n") * 1022 + b"#" * 75 + b"\n\n-Y 12000 +X 120000\n",
+            "does not end",
+            id="a size at 64 KiB",
+        ),
+        pytest.param(HDR + b"\n-Y 4096 +X 4097\n", "more than 16777216", id="float pixels"),
+        pytest.param(
+            tiff_rows((256, 4, 12000), (256, 4, 64), (257, 4, 12000), (257, 4, 64)),
+            "two tags 256",
+            id="a tag twice",
+        ),
+        pytest.param(
+            tiff_rows((256, 4, 12000), (257, 16, 300), far=12000), "type of its tag", id="far tag"
+        ),
+        pytest.param(animated_webp(), "animated", id="animated WebP"),
+        pytest.param(animated_png(), "animated", id="animated PNG"),
+        pytest.param(png_of(9, 9) + bytes(4) + (b"teSt" + bytes(8)) * 2000, "chunks", id="chunks"),
+    ],
+)
+def test_a_header_that_decoders_read_otherwise_is_refused(data: bytes, why: str) -> None:
+    """Each of them had passed as a small picture, or cost four times the memory of its pixels."""
+    with pytest.raises(PictureError, match=why):
+        picture_size(data)
+
+
+def test_opencv_itself_refuses_more_pixels() -> None:
+    """What stands behind a header that is misread; in a process that begins with it."""
+    program = f"""
+import numpy as np
+from pipelines.vision import cv2
+try:
+    cv2.imdecode(np.frombuffer(b"P6 {SIDE} {SIDE + 1} 255\\n", np.uint8), cv2.IMREAD_COLOR)
+except cv2.error as error:
+    print(error.err)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "CV_IO_MAX_IMAGE_PIXELS" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("data", [png_of(SIDE, SIDE), png_of(256, 1), tiff_of(SIDE, SIDE)])
@@ -237,6 +309,31 @@ def test_no_answer_of_a_camera_holds_its_opening(
         begin_s = time.monotonic()
         with pytest.raises(SourceError):
             HttpCapture(uri, 0.5, lambda: False)
+        assert time.monotonic() - begin_s < 5.0
+
+
+REDIRECT = b"HTTP/1.1 302 Go\r\nLocation: "
+
+
+@pytest.mark.parametrize(
+    ("hello", "piece", "why"),
+    [
+        (OK + b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+         bytes(1 << 16), "piece of -1 bytes"),
+        (REDIRECT + b"ftp://127.0.0.1:1/x\r\n\r\n", b"", "redirects to ftp"),
+        (REDIRECT + b"http://127.0.0.1:1/x\r\n\r\n", bytes(1 << 16), "does not answer"),
+        (b"HTTP/1.1 401 No\r\nWWW-Authenticate: Digest realm=\r\n\r\n", b"", "gives no pictures"),
+    ],
+    ids=["a chunk of -1 bytes", "a redirect to FTP", "an endless redirect", "an empty challenge"],
+)  # fmt: skip
+def test_no_answer_of_a_camera_is_read_without_a_limit(
+    hello: bytes, piece: bytes, why: str
+) -> None:
+    """The whole deadline is not waited for: what would take memory so long is not read."""
+    with camera((hello, 0), (piece, 0.001)) as uri:
+        begin_s = time.monotonic()
+        with pytest.raises(SourceError, match=why):
+            HttpCapture(uri.replace("//", "//user:word@"), 6.0, lambda: False).read()
         assert time.monotonic() - begin_s < 5.0
 
 

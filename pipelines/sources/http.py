@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from device.errors import SourceError
@@ -88,7 +88,8 @@ class HttpCapture:
         except urllib.error.URLError as error:
             reason = error.reason if isinstance(error.reason, OSError) else error
             raise SourceError(f"{self._name} {_why(reason, timeout_s)}.") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        # LookupError: of urllib, which reads a challenge
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             raise SourceError(f"{self._name} {_why(error, timeout_s)}.") from error
         assert isinstance(response, http.client.HTTPResponse)
         return response
@@ -199,6 +200,36 @@ class _Bytes(io.RawIOBase):
         super().close()
 
 
+class _Pieces(io.BufferedReader):
+    """Bytes in pieces that are counted: a chunk of size -1 means all that ever comes."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """See `io.BufferedReader`; raises ValueError."""
+        if size is None or not 0 <= size <= PART_BYTES:
+            raise ValueError(f"it announces a piece of {size} bytes")
+        return super().read(size)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To http:// and https:// alone; what a redirect says besides is not read."""
+
+    def redirect_request(  # noqa: PLR0917  (of urllib)
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """See `urllib.request.HTTPRedirectHandler`, which reads all of `fp` after it."""
+        fp.close()
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("http", "https"):
+            raise ValueError(f"it redirects to {scheme}://")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _response_type(wait: _Wait) -> type[http.client.HTTPResponse]:
     class Response(http.client.HTTPResponse):
         """An answer that is read, from its first header on, until the end of a wait."""
@@ -212,7 +243,7 @@ def _response_type(wait: _Wait) -> type[http.client.HTTPResponse]:
         ) -> None:
             super().__init__(sock, debuglevel, method, url)
             self.fp.close()
-            self.fp = io.BufferedReader(_Bytes(sock, wait))
+            self.fp = _Pieces(_Bytes(sock, wait))
 
     return Response
 
@@ -269,12 +300,12 @@ def _opener_for(uri: str, wait: _Wait) -> tuple[urllib.request.OpenerDirector, s
     plain = urlunsplit((parts.scheme, str(place), parts.path, parts.query, ""))
     ways = _Ways(wait)
     if parts.username is None:
-        return urllib.request.build_opener(ways), plain
+        return urllib.request.build_opener(ways, _Redirects), plain
     passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
     passwords.add_password(None, plain, unquote(parts.username), unquote(parts.password or ""))
     basic = urllib.request.HTTPBasicAuthHandler(passwords)
     digest = urllib.request.HTTPDigestAuthHandler(passwords)
-    return urllib.request.build_opener(ways, basic, digest), plain
+    return urllib.request.build_opener(ways, _Redirects, basic, digest), plain
 
 
 def _why(error: object, limit_s: float) -> str:
