@@ -43,6 +43,7 @@ from toolkit.build import plan
 from toolkit.cli.crashes import CANNOT_COMPARE
 from toolkit.engine.build import build_engine
 from toolkit.engine.options import BuildOptions
+from toolkit.graph import run_limit
 from toolkit.graph.max_memory import set_max_memory
 from toolkit.importers.onnx import ModelBytes
 from toolkit.partition.planning.plan import PlanOptions
@@ -181,6 +182,7 @@ def child(first: int, count: int, *, whole: bool) -> None:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     set_max_memory(MODEL_BYTES)
+    run_limit.MAX_RUN_SECONDS = MAX_SECONDS / 4  # a loop without an end is refused, not waited for
     signal.signal(signal.SIGALRM, _end_mutant)
     rows = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what native libraries print is no row
