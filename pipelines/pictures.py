@@ -146,10 +146,10 @@ def _tiff_size(data: bytes) -> PictureSize:
 
 def _pnm_size(data: bytes) -> PictureSize:
     """Netpbm's pbm, pgm and ppm: numbers between white space, and comments to the end of a line."""
-    found = _PNM_SIZE.match(data, 2, 4096)
-    if found is None:
+    sizes = _PNM_SIZE.match(data, 2, 4096)
+    if sizes is None:
         raise ValueError("its first 4096 bytes do not say its size")
-    return PictureSize(_number(found[1]), _number(found[2]))
+    return PictureSize(_number(sizes[1]), _number(sizes[2]))
 
 
 def _hdr_size(data: bytes) -> PictureSize:

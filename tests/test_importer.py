@@ -183,6 +183,19 @@ def test_reads_external_data_and_refuses_when_it_is_gone(
         import_model(path)
 
 
+def test_a_length_of_external_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """protobuf gives a string that is no UTF-8 as bytes."""
+    weight = np.ones((8, 3, 3, 3), np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    path = save(tmp_path / "a.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 8, 6, 6]}, {"w": weight})
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    data = path.read_bytes()
+    assert data.count(b"864") == 1
+    path.write_bytes(data.replace(b"864", b"8\xff4"))
+    with pytest.raises(ImportModelError, match=r"has 8\\+xff4 bytes in the file beside the model"):
+        import_model(path)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_refuses_a_truncated_file(tmp_path: Path, rng: np.random.Generator, share: float) -> None:
     data = small_convnet(tmp_path / "m.onnx", rng).read_bytes()

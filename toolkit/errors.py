@@ -93,9 +93,13 @@ def first_line(err: BaseException) -> str:
     return shortened(re.sub(r"\s+", " ", text).strip()) or type(err).__name__
 
 
-def printable(name: str) -> str:
-    """Return a name from a model as one short line: damaged ones hold line ends, or whole files."""
-    line = name if name.isprintable() else repr(name)[1:-1]
+def printable(name: str | bytes) -> str:
+    """Return a name from a model as one short line: damaged ones hold line ends, or whole files.
+
+    protobuf gives a string that is no UTF-8 as bytes.
+    """
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    line = text if text.isprintable() else repr(text)[1:-1]
     return line if len(line) <= LONGEST_NAME else f"{line[:LONGEST_NAME]}..."
 
 
