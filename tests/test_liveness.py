@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fleet_server_fixtures import device_row, release, report, write_fleet
+from mqtt_fixtures import AgentBox, Mosquitto, Watcher
 from rich.console import Console
 
 from device.agent.report_counter import COUNTERS_A_STRETCH, ReportCounter
@@ -533,3 +534,26 @@ def test_after_a_crash_of_the_broker_the_dead_are_silent_and_the_others_online()
     assert outcome.true_after_s is not None
     assert outcome.false_online_s < 12.0 + outcome.true_after_s
     assert outcome.outages == (("site=dark", 1, 1),)
+
+
+def test_over_mqtt_3_1_1_a_beat_is_state_and_report_again(tmp_path: Path) -> None:
+    """RabbitMQ gives nothing that it retained to who subscribes with a wildcard: a server that
+    comes later than the agent knows what it hears."""
+    broker = Mosquitto(tmp_path)
+    agent = AgentBox(tmp_path, broker.port)
+    quick = '[broker]\nbeat_s = 5.0\nmqtt_version = "3.1.1"'
+    agent.config.write_text(agent.config.read_text().replace("[broker]", quick))
+    try:
+        with Watcher(broker.port, agent.device) as watcher:
+            agent.start()
+            first = watcher.wait_report("idle")
+            watcher.drain().states.clear()
+            until_s = time.monotonic() + 10.0
+            while not watcher.seen.states and time.monotonic() < until_s:
+                watcher.take(1.0)
+            again = watcher.wait_report("idle", counter=first.counter + 1)
+    finally:
+        agent.kill()
+        broker.close()
+    assert [b"online" in state for state in watcher.seen.states] == [True]
+    assert msgspec.structs.replace(again, counter=first.counter) == first

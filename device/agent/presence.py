@@ -132,9 +132,13 @@ class Presence:
 
     def report(self, report: Reported, now_s: float) -> None:
         """Publish the report if it changed, and the events that it tells; offline they wait. A
-        beat, if nothing else was said."""
+        beat, if nothing else was said: over MQTT 3.1.1 state and report again."""
         self._events.offer(report)
         if self.online:
+            if self._mqtt_version == "3.1.1" and self._reporter.is_beat_due(now_s):
+                # A server behind RabbitMQ gets no retained document of `+`: it knows what it hears.
+                self._publish_state("online")
+                self._reporter.forget()
             self._reporter.offer(report, now_s)
             self._events.advance()
 

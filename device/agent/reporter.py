@@ -45,6 +45,10 @@ class Reporter:
         """Publish the next report in any case: the broker may have lost the last."""
         self._published = None
 
+    def is_beat_due(self, now_s: float) -> bool:
+        """Whether nothing was said for the time between beats."""
+        return now_s >= self._beat_due_s
+
     def due_s(self, report: Reported) -> float:
         """Return when `offer` publishes this report, or a beat if it is the last published."""
         return self._beat_due_s if report == self._published else self._due_s
@@ -53,7 +57,7 @@ class Reporter:
         """Publish a changed report, one that differs only in received bytes after PROGRESS_S;
         without one a beat that is due."""
         if report == self._published:
-            if now_s >= self._beat_due_s:
+            if self.is_beat_due(now_s):
                 self._beat(now_s)
             return
         if _same_but_progress(report, self._published) and now_s < self._due_s:
