@@ -119,7 +119,10 @@ class TensorRTExecutor(Executor):
         which = f"core {cores[0]}" if len(cores) == 1 else f"cores {', '.join(cores)} in turn"
         alone = ", the only one here: frames take no turns" if self._lacks_cores else ""
         by_cpu = f", formats by the CPU: {self._why_by_cpu}" if self._why_by_cpu else ""
-        return f"TensorRT {tensorrt_version()}, DLA {which}{alone}{by_cpu}"
+        record = self._place.record
+        folded = record is not None and record.fallback
+        how = ", built with GPU fallback, all layers on the DLA" if folded else ""
+        return f"TensorRT {tensorrt_version()}, DLA {which}{alone}{by_cpu}{how}"
 
     @property
     def processors(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@
     constants=DEVICE         the parser makes a constant layer and a Shuffle of it; without fallback
                              the build stops at it, with fallback a layer of both runs on DEVICE
     outputs=zero|nan|inf     what a plan computes is overwritten
+    trace=                   every call is noted in CALLS
 
 A value that is read or written is a call, too: `Runtime.num_DLA_cores=raise`.
 """
@@ -58,6 +59,8 @@ def _inject(owner, member, how, begin="1"):
 
         return instead
 
+    if member == "__init__" and hasattr(owner, "__del__"):  # nothing was made that could go
+        owner.__del__ = lambda self: None
     original = vars(owner).get(member, lambda self: None)
     if isinstance(original, property):
         setter = original.fset and failing(original.fset)
@@ -167,3 +170,34 @@ def _outputs(module, how):
 
 
 _WHOLE = {"exit": _exit, "disk": _disk, "constants": _constants, "outputs": _outputs}
+
+
+CALLS: set[str] = set()
+"""What was called, as CLASS.MEMBER, under `trace=`."""
+
+
+def _trace(module, how):
+    names = ("Builder", "EngineInspector", "IBuilderConfig", "ICudaEngine", "IExecutionContext",
+             "ILayer", "INetworkDefinition", "ITensor", "ITimingCache", "OnnxParser", "Runtime",
+             "Logger", "IOptimizationProfile")  # fmt: skip
+    for name in names:
+        owner = module[name]
+        for member, value in list(vars(owner).items()):
+            if member != "__init__" and member.startswith("_"):
+                continue
+            if isinstance(value, property):
+                setter = value.fset and _noting(name, member, value.fset)
+                setattr(owner, member, property(_noting(name, member, value.fget), setter))
+            elif callable(value):
+                setattr(owner, member, _noting(name, member, value))
+
+
+def _noting(name, member, call):
+    def noted(*arguments, **named):
+        CALLS.add(f"{name}.{member}")
+        return call(*arguments, **named)
+
+    return noted
+
+
+_WHOLE["trace"] = _trace
