@@ -27,6 +27,7 @@ import errno
 import os
 import signal
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -172,8 +173,8 @@ def _outputs(module, how):
 _WHOLE = {"exit": _exit, "disk": _disk, "constants": _constants, "outputs": _outputs}
 
 
-CALLS: set[str] = set()
-"""What was called, as CLASS.MEMBER, under `trace=`."""
+CALLS: Counter[str] = Counter()
+"""How often a call was made, as CLASS.MEMBER, under `trace=`."""
 
 
 def _trace(module, how):
@@ -194,7 +195,7 @@ def _trace(module, how):
 
 def _noting(name, member, call):
     def noted(*arguments, **named):
-        CALLS.add(f"{name}.{member}")
+        CALLS[f"{name}.{member}"] += 1
         return call(*arguments, **named)
 
     return noted
