@@ -8,6 +8,7 @@ computes with onnxruntime.
     TENSORRT_DOUBLE_API      the file with the API
     TENSORRT_DOUBLE_VERSION  what `__version__` says
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
+    TENSORRT_DOUBLE_INJECT   which call fails, and how: see injected.py beside this file
 
 A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
@@ -50,8 +51,12 @@ def _enum(name):
 BuilderFlag = _enum("BuilderFlag")
 DataType = _enum("DataType")
 DeviceType = _enum("DeviceType")
+LayerInformationFormat = _enum("LayerInformationFormat")
+LayerType = _enum("LayerType")
 MemoryPoolType = _enum("MemoryPoolType")
 NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
+OnnxParserFlag = _enum("OnnxParserFlag")
+ProfilingVerbosity = _enum("ProfilingVerbosity")
 TensorFormat = _enum("TensorFormat")
 TensorIOMode = _enum("TensorIOMode")
 
@@ -59,6 +64,10 @@ _DTYPES = {"INT8": np.int8, "HALF": np.float16, "FLOAT": np.float32, "INT32": np
            "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8}  # fmt: skip
 _ONNX = {1: "FLOAT", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
 _IMPLICIT = {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}
+_LAYERS = {"Constant": "CONSTANT", "Conv": "CONVOLUTION", "Concat": "CONCATENATION",
+           "MaxPool": "POOLING", "AveragePool": "POOLING", "Relu": "ACTIVATION",
+           "Reshape": "SHUFFLE", "QuantizeLinear": "QUANTIZE",
+           "DequantizeLinear": "DEQUANTIZE"}  # fmt: skip
 _BASIC = {"int": int, "str": str, "float": (int, float), "bool": bool,
           "typing.SupportsInt": int, "buffer": (bytes, bytearray, memoryview),
           "typing_extensions.Buffer": (bytes, bytearray, memoryview)}  # fmt: skip
@@ -203,13 +212,24 @@ class ITensor:
 class ILayer:
     """A layer: one node."""
 
-    def __init__(self, node, outputs):
-        self._node, self._outputs = node, outputs
+    def __init__(self, node, outputs, inputs=()):
+        self._node, self._outputs, self._inputs = node, outputs, inputs
         self.name = node.name
+
+    @property
+    def type(self):
+        return LayerType[_LAYERS.get(self._node.op_type, "ELEMENTWISE")]
+
+    @property
+    def num_inputs(self):
+        return len(self._inputs)
 
     @property
     def num_outputs(self):
         return len(self._outputs)
+
+    def get_input(self, index):
+        return self._inputs[index]
 
     def get_output(self, index):
         return self._outputs[index]
@@ -255,7 +275,13 @@ class OnnxParser:
 
     def __init__(self, network, logger):
         assert logger._made
-        self._network, self._errors = network, []
+        self._network, self._errors, self._parser_flags = network, [], set()
+
+    def set_flag(self, flag):
+        self._parser_flags.add(flag.name)
+
+    def set_builder_config(self, builder_config):
+        return True
 
     num_errors = property(lambda self: len(self._errors))
 
@@ -278,6 +304,7 @@ class OnnxParser:
             return False
         network = self._network
         network._onnx = proto.SerializeToString()
+        network._logger.log(ILogger.INFO, f"parsed with {sorted(self._parser_flags)}")
         tensors = {}
         for value in (*proto.graph.input, *proto.graph.output):
             dims = value.type.tensor_type.shape.dim
@@ -293,7 +320,8 @@ class OnnxParser:
             outputs = [
                 tensors.setdefault(name, ITensor(name, (), DataType.FLOAT)) for name in node.output
             ]
-            network._layers.append(ILayer(node, outputs))
+            inputs = [tensors[name] for name in node.input if name in tensors]
+            network._layers.append(ILayer(node, outputs, inputs))
         return True
 
 
@@ -335,6 +363,7 @@ class IBuilderConfig:
         self._flags, self._pools, self._cache = {"TF32"}, {}, None
         self._sizes = {}
         self.default_device_type, self.DLA_core = DeviceType.GPU, -1
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     def set_flag(self, flag):
         self._flags.add(flag.name)
@@ -401,7 +430,6 @@ class Builder:
     def build_serialized_network(self, network, config):
         log = self._logger.log
         log(ILogger.INFO, f"building with {sorted(config._flags)} and {sorted(config._pools)}")
-        assert "GPU_FALLBACK" not in config._flags
         on_dla = config.default_device_type == DeviceType.DLA
         if on_dla:
             assert config.DLA_core >= 0
@@ -432,7 +460,15 @@ class Builder:
         if on_dla and other is not None:
             log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O: {other.name} is neither")
             return None
-        return _Memory(_serialize(network, on_dla))
+        return _Memory(_serialize(network, on_dla, _layers(config, on_dla, log)))
+
+
+def _layers(config, on_dla, log):
+    """What the inspector says of the layers, and the log before."""
+    row = {"Name": "{ForeignNode[first...last]}", "LayerType": "DLA" if on_dla else "Myelin"}
+    log(ILogger.VERBOSE, f"[{'DlaLayer' if on_dla else 'GpuLayer'}] {row['Name']}")
+    detailed = config.profiling_verbosity == ProfilingVerbosity.DETAILED
+    return [row if detailed else row["Name"]]
 
 
 def _check_gpu(network, config):
@@ -448,7 +484,7 @@ def _check_gpu(network, config):
             assert tensor.name in config._sizes, f"{tensor.name} is dynamic, without a profile"
 
 
-def _serialize(network, on_dla):
+def _serialize(network, on_dla, layers):
     ports = {}
     for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
         for tensor in tensors:
@@ -467,7 +503,8 @@ def _serialize(network, on_dla):
             assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
         else:
             assert port["format"] == "LINEAR", name
-    head = json.dumps({"version": __version__, "ports": ports, "dla": on_dla}).encode()
+    head = json.dumps({"version": __version__, "ports": ports, "dla": on_dla, "layers": layers})
+    head = head.encode()
     return b"TRTDOUBLE" + len(head).to_bytes(8, "little") + head + network._onnx
 
 
@@ -503,6 +540,21 @@ class ICudaEngine:
 
     def create_execution_context(self):
         return IExecutionContext(self._head, self._model)
+
+    def create_engine_inspector(self):
+        return EngineInspector(self._head["layers"])
+
+
+@_strict
+class EngineInspector:
+    """Says which layers a plan has."""
+
+    def __init__(self, layers):
+        self._layers = layers
+
+    def get_engine_information(self, format):
+        assert format == LayerInformationFormat.JSON
+        return json.dumps({"Layers": self._layers, "Bindings": []})
 
 
 @_strict
@@ -639,3 +691,8 @@ def _write(port, address, array):
     full = np.zeros((n, blocks * vector, h, w), memory.dtype)
     full[:, : array.shape[1]] = array.reshape(n, array.shape[1], h, w).astype(memory.dtype)
     memory[:] = full.reshape(n, blocks, vector, h, w).transpose(0, 1, 3, 4, 2)
+
+
+from . import injected  # noqa: E402  (it changes what is above)
+
+injected.apply(globals())
