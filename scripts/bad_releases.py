@@ -176,6 +176,9 @@ ROWS: tuple[Row, ...] = (
     Row("keeps its heart without frames when it is live", "live",
         "while True: beat(); time.sleep(0.1)"),
     Row("closes stdout when it is live", "live", f"os.close(1); {HANG}"),
+    Row("says moments and counts that cannot be", "live",
+        "beat('degraded', reason='away', since_s=-1e300); say('ready', pipeline='', "
+        "engine_sha256='', warm_up_s=1e300); frames = 2**53; beat(since_s=1e300); sys.exit(1)"),
     Row("takes memory when it is live", "live", "exec(TAKE)"),
     Row("takes memory in a lost process", "live", "apart(TAKE); go_on()"),
     Row("leaves a lost process with its camera", "live",

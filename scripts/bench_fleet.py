@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import resource
 import secrets
 import shutil
@@ -26,6 +27,15 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
+from device.agent.config import TrustTable
+from device.agent.verification import (
+    MetadataAsked,
+    Verification,
+    VerificationEnded,
+    VerificationEvent,
+)
 from device.errors import BrokerError
 from device.protocol.documents import (
     CHUNK_BYTES,
@@ -38,12 +48,15 @@ from device.protocol.documents import (
     Reported,
     Running,
     StateDocument,
+    TufGet,
     Update,
     decode,
     encode,
 )
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import PREFIX, Topics
+from device.trust.exchange import Trusted
 from device.update.bundle import write_bundle
 from device.update.chunk_table import ChunkTable
 from scripts.light_devices import Birth, Client, connect
@@ -52,8 +65,13 @@ from toolkit.fleet.admission import admit, release_of
 from toolkit.fleet.blob import Blob
 from toolkit.fleet.broker import free_port
 from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
-from toolkit.fleet.certificates import init_identity
+from toolkit.fleet.certificates import init_identity, issue_device
+from toolkit.fleet.director import addressed, next_counter, sign_desired
 from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.identity import Authority
+from toolkit.fleet.publish import publish_bundle
+from toolkit.fleet.repository import FleetRepository
 from toolkit.fleet.rollout import values as v
 
 PROFILE = "bench"
@@ -162,13 +180,20 @@ def server(folder: Path, port: int) -> Iterator[Path]:
     (fleet / "fleet.toml").write_text(
         f'name = "bench"\n[broker]\nhost = "127.0.0.1"\nport = {port}\ntls = false\n'
     )
+    with serving(fleet, folder):
+        yield fleet
+
+
+@contextlib.contextmanager
+def serving(fleet: Path, folder: Path) -> Iterator[int]:
+    """Run `tandem fleet serve` on a fleet, and yield its process id; `folder`: for its log."""
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "toolkit.cli", "fleet", "serve", "--fleet", str(fleet)],
             stdout=log, stderr=log,
         )  # fmt: skip
     try:
-        yield fleet
+        yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30.0)
@@ -474,6 +499,135 @@ async def reconnect(count: int, _port: int, folder: Path) -> Measured:
     )
 
 
+class _Events(queue.Queue["tuple[_Board, LinkEvent | VerificationEvent]"]):
+    """Events of all boards, each with its board."""
+
+
+class _Board:
+    """What of an agent checks a signed release: its connection, and its process for the check."""
+
+    def __init__(self, name: str, port: int, folder: Path, trust: Path, events: "_Events") -> None:
+        topics = Topics(name)
+        tls = TlsFiles(
+            *(folder / "tls" / file for file in ("ca.crt", f"{name}.crt", f"{name}.key"))
+        )
+        subscriptions = ((topics.tuf_replies, 0),)
+        settings = LinkSettings("127.0.0.1", port, name, subscriptions, tls=tls)
+        self.name, self.is_up, self.is_trusted = name, False, False
+        self._tuf_get = topics.tuf_get
+        self._link = Link(settings, lambda event: events.put((self, event)))
+        self._check = Verification(
+            lambda event: events.put((self, event)),
+            self.ask,
+            device=name,
+            trust=TrustTable(dir=str(trust)),
+            state_dir=folder / name,
+        )
+        self._link.start()
+
+    def ask(self, get: TufGet) -> None:
+        """Ask the server for a file."""
+        self._link.publish(self._tuf_get, encode(get), qos=0)
+
+    def begin(self, document: bytes) -> None:
+        """Begin to check a desired document."""
+        self._check.take(document, time.monotonic())
+
+    def advance(self) -> None:
+        """Start the check if it is due."""
+        self._check.advance(time.monotonic())
+
+    def take(self, event: LinkEvent | VerificationEvent) -> None:
+        """Take an event of the connection or of the check."""
+        if isinstance(event, LinkUp):
+            self.is_up = True
+        elif isinstance(event, Message):
+            request, number = event.topic.split("/")[-2:]
+            self._check.on_reply(request, number, event.payload)
+        elif isinstance(event, MetadataAsked | VerificationEnded):
+            verdict = self._check.on_event(event, time.monotonic())
+            self.is_trusted |= isinstance(verdict, Trusted)
+
+    def close(self) -> None:
+        """End both."""
+        self._check.stop()
+        self._link.close()
+
+
+async def signed(count: int, _port: int, folder: Path) -> Measured:
+    """Let all boards check a signed release at once, with the processes that agents have for it and
+    mutual TLS, from a fleet of `tandem fleet init`."""
+    fleet, port, events = folder / "fleet", free_port(), _Events()
+    make_fleet(fleet, name="bench", broker=f"127.0.0.1:{port}")
+    repository, authority = FleetRepository(fleet), Authority(fleet / "identity")
+    bundle, release = make_bundle(folder, 1000)
+    target = publish_bundle(repository, bundle).target
+    release = msgspec.structs.replace(release, target=target)
+    desired = Desired(format=DOCUMENT_FORMAT, request="r", release=release)
+    for name in names(count):
+        issue_device(authority, name, folder / "tls")
+    with (
+        run_mosquitto(fleet / "broker" / "mosquitto.conf", port) as broker,
+        serving(fleet, folder) as server_pid,
+        contextlib.ExitStack() as stack,
+    ):
+        boards = [
+            stack.enter_context(
+                contextlib.closing(_Board(name, port, folder, fleet / "trust", events))
+            )
+            for name in names(count)
+        ]
+        _take_until(lambda: all(board.is_up for board in boards), boards, events)
+        _await_metadata(boards, events)
+        for board in boards:
+            document = addressed(desired, board.name, next_counter())
+            board.begin(sign_desired(document, repository.director_signer()))
+        begun_s, pids = time.perf_counter(), (broker, server_pid)
+        before = [cpu_s(pid) for pid in pids]
+        board_s = _children_s()
+        _take_until(lambda: all(board.is_trusted for board in boards), boards, events)
+        seconds = time.perf_counter() - begun_s
+        board_ms = (_children_s() - board_s) / count * 1000.0
+        broker_ms, server_ms = (
+            (cpu_s(pid) - used_s) / count * 1000.0 for pid, used_s in zip(pids, before, strict=True)
+        )
+    return Measured(
+        seconds,
+        f"for each {board_ms:.0f} ms of a core on the board, {server_ms:.1f} ms in the server and "
+        f"{broker_ms:.1f} ms in the broker",
+    )
+
+
+def _take_until(done: Callable[[], bool], boards: Sequence[_Board], events: "_Events") -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not done():
+        if time.monotonic() > until_s:
+            waiting = sum(not board.is_trusted for board in boards)
+            raise BrokerError(f"not within {WAIT_S:g} s: {waiting} boards have not checked it")
+        with contextlib.suppress(queue.Empty):
+            board, event = events.get(timeout=0.05)
+            board.take(event)
+        for board in boards:
+            board.advance()
+
+
+def _await_metadata(boards: Sequence[_Board], events: "_Events") -> None:
+    """Wait until the server answers: it may just be starting."""
+    until_s = time.monotonic() + WAIT_S
+    while time.monotonic() < until_s:
+        boards[0].ask(TufGet(id="f0", path="metadata/1.root.json"))
+        with contextlib.suppress(queue.Empty):
+            if isinstance(events.get(timeout=0.5)[1], Message):
+                return
+    raise BrokerError(f"the server serves no metadata within {WAIT_S:g} s")
+
+
+def _children_s() -> float:
+    """Return how long the children of this process that have ended were on a core, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def cpu_s(pid: int) -> float:
     """Return how long a process has been on a core, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -491,6 +645,7 @@ ROWS: tuple[Row, ...] = (
         PLAIN, rollout),
     Row("download", "1 MiB each from the server", 1000, 5.0, "4.9 s", PLAIN, download),
     Row("reconnect", "all connect again at once, mutual TLS", 2000, 2.5, "-", PLAIN, reconnect),
+    Row("signed", "all check a signed release at once, mutual TLS", 60, None, "-", PLAIN, signed),
     Row("broadcast", "1 MiB to all at once", 2000, 6.5, "6.3 s", PLAIN, broadcast),
 )  # fmt: skip
 

@@ -212,6 +212,21 @@ def test_a_host_key_that_has_changed_is_called_that(
     assert "compare and accept its key once" in json.loads(done.stdout)["error"]
 
 
+def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
+    tmp_path: Path, sshd: Sshd, board: AgentBox
+) -> None:
+    folder = sshd.config.parent
+    known, config = tmp_path / "known_hosts", tmp_path / "ssh_config"
+    known.write_text(f"@revoked {(folder / 'known_hosts').read_text()}")
+    config.write_text(sshd.config.read_text().replace(f"{folder}/known_hosts", str(known)))
+    way = sshd.way(board).replace(str(sshd.config), str(config))
+    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    assert done.exit_code == 1
+    error = json.loads(done.stdout)["error"]
+    assert "marked as revoked" in error
+    assert "accept its key once" not in error
+
+
 @pytest.mark.parametrize(
     ("way", "said", "words"),
     [

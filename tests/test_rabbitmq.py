@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from fleet_server_fixtures import ServerProcess, wait_until
+from hostile_device import CONNECTIONS, HostileDevice, unanswered
 from mqtt_fixtures import AgentBox, free_port, make_bundle
 from rabbitmq_fixtures import Balancer, RabbitNode, port_mapper
 
@@ -230,6 +232,15 @@ def test_another_device_s_client_id_gives_nothing_of_that_device(node: Node) -> 
             server.link.publish(own, b"secret", qos=1, retain=True, wait_s=WAIT_S)
             thief.wait(LinkDown)
             assert not [e for e in list(thief.events.queue) if isinstance(e, Message)]
+
+
+def test_who_joins_every_shared_subscription_takes_no_request_away(node: Node) -> None:
+    port = node.rabbit.files.port
+    with closing(HostileDevice(port, node.tls("board-2"))) as thief:
+        assert not unanswered(node.folder, port, "board-1", node.tls("board-1"))
+        assert thief.stolen() == []
+        for _ in range(CONNECTIONS):  # RabbitMQ ends the connection of who oversteps
+            thief.wait(LinkDown)
 
 
 def test_nobody_connects_without_a_certificate_or_with_a_password(node: Node) -> None:

@@ -16,7 +16,7 @@ from toolkit.fleet.rollout.gates import (
 )
 from toolkit.fleet.rollout.groups import assign, parse_groups
 from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
-from toolkit.fleet.rollout.rates import parse_rate
+from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 
 SHA = "a" * 64
@@ -294,6 +294,12 @@ def test_rates_grow_with_successes_up_to_their_most() -> None:
     rate = parse_rate("10/min, x2/50, max=1000")
     assert [rate.per_minute(n) for n in (0, 49, 50, 100, 10**6)] == [10, 10, 20, 40, 1000]
     assert parse_rate("90/min").burst(0) == 1.5
+
+
+def test_without_a_rate_a_rollout_goes_as_fast_as_a_server_carries_its_bundle() -> None:
+    rates = [default_rate(size).start for size in (1, 1_000_000, 40_000_000, 2 * 1024**3)]
+    assert rates == [4545.5, 2445.8, 128.6, 2.5]
+    assert all(parse_rate(f"{rate}/min").start == rate for rate in rates)
 
 
 @pytest.mark.parametrize("text", ["0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min"])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import cv2
@@ -32,7 +33,14 @@ from device.agent.liveness import FRAME_GAP_S
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
 from device.agent.silence import NOBODY, Heard
-from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Stats
+from device.protocol.messages import (
+    ChildMessage,
+    Heartbeat,
+    Ready,
+    Result,
+    Stats,
+    decode_message,
+)
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sink_config import JsonlSink
@@ -319,6 +327,27 @@ def test_health_follows_heartbeats(runner: PipelineRunner) -> None:
     say(runner, beat("running", 6))
     assert runner.health().state == "running"
     assert runner.report.reason == runner.report.since == ""
+
+
+@pytest.mark.parametrize("since_s", [1e300, 1e11, -1e300, -1e11])
+def test_a_moment_that_cannot_be_costs_no_report(runner: PipelineRunner, since_s: float) -> None:
+    message = beat("degraded", 5, reason="the camera is away", since_s=since_s)
+    runner.on_message(PipelineOutput(1, message, now_s := time.monotonic()))
+    assert 0.0 <= runner.health().since <= now_s
+    said = datetime.fromisoformat(runner.report.since.replace("Z", "+00:00"))
+    assert said <= datetime.now(timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind":"heartbeat","frames":9007199254740992,"errors":0,"state":"running"}',
+        b'{"kind":"ready","pipeline":"p","engine_sha256":"","warm_up_s":1e300}',
+        b'{"kind":"ready","pipeline":"p","engine_sha256":"","warm_up_s":-1.0}',
+    ],
+)
+def test_a_count_or_time_beyond_all_bounds_is_no_message(line: bytes) -> None:
+    assert decode_message(line) is None
 
 
 def test_the_load_of_a_pipeline_is_reported_while_it_runs(runner: PipelineRunner) -> None:

@@ -218,7 +218,8 @@ class PipelineRunner:
         if beat.state == "degraded":
             if self.report.status != "degraded":
                 LOG.warning("the pipeline has no frames: %s", beat.reason)
-            self._set("degraded", beat.reason, beat.since_s)
+            since_s = min(max(0.0, beat.since_s), at_s)  # since the board runs, whatever it says
+            self._set("degraded", beat.reason, since_s)
         elif beat.state == "running" or self.report.status == "degraded":
             self._set("running" if beat.state == "running" else "starting")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=10**15)]  # as in the reports that it ends up in
 Gap = Annotated[float, Meta(ge=0.0, le=86400.0)]
 
 
@@ -25,7 +25,7 @@ class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
     pipeline: str
     engine_sha256: str
     segments: tuple[str, ...] = ()
-    warm_up_s: float = 0.0
+    warm_up_s: Gap = 0.0
     degraded: tuple[str, ...] = ()
 
 

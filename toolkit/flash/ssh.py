@@ -50,8 +50,14 @@ AGENT_MISSING = (
     "ssh://{place}?agent=/path/tandem-agent"
 )
 # What ssh, or the shell of the board, says -> what to do. The first that fits counts: ssh says of a
-# changed key that it has changed, and then that its verification failed, as of an unknown one.
+# changed or revoked key what it is, and then that its verification failed, as of an unknown one.
 CAUSES = (
+    (
+        "REVOKED HOST KEY DETECTED",
+        "its host key is marked as revoked on this host: whoever answers may have stolen it (an "
+        "attack). Accept it in no case: give the board another host key, and compare that one at "
+        "the board: `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`",
+    ),
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key is not the one that this host knows. Another machine may answer in its place "

@@ -2,6 +2,8 @@
 
 100/min                    one hundred a minute
 10/min,x2/50,max=1000      ten a minute, twice as many after each 50 devices that are live
+
+Without a rate it is what a server carries by `python -m scripts.bench_fleet` (docs/fleet_scale.md).
 """
 
 import re
@@ -11,6 +13,11 @@ import msgspec
 from toolkit.errors import RolloutError
 
 MOST_PER_MINUTE = 1_000_000.0
+# What a server was measured to take for the check of a device, and to send; of that the share that
+# a rollout takes by default: machines are slower, and other rollouts run.
+CHECK_S = 0.0033
+BYTES_PER_S = 353e6
+DEFAULT_SHARE = 0.25
 _RATE = re.compile(
     r"(?P<start>\d+(\.\d+)?)/min(,x(?P<factor>\d+(\.\d+)?)/(?P<each>\d+)(,max=(?P<most>\d+))?)?\Z"
 )
@@ -35,6 +42,12 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     def burst(self, succeeded: int) -> float:
         """Return the most devices at once: those of a second, and one at least."""
         return max(1.0, self.per_minute(succeeded) / 60.0)
+
+
+def default_rate(bundle_bytes: int) -> Rate:
+    """Return the rate of a rollout that names none: each device fetches so many bytes."""
+    device_s = CHECK_S + bundle_bytes / BYTES_PER_S
+    return Rate(start=round(60.0 * DEFAULT_SHARE / device_s, 1))
 
 
 def parse_rate(text: str) -> Rate:

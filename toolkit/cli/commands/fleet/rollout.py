@@ -53,7 +53,8 @@ def rollout() -> None:
 @click.option(
     "--rate",
     metavar="N/min",
-    help="Devices a minute; 10/min,x2/50,max=1000 doubles after each 50 that are live.",
+    help="Devices a minute; 10/min,x2/50,max=1000 doubles after each 50 that are live. By default "
+    "what a server carries, by the size of the bundle.",
 )
 @click.option(
     "--success",
@@ -160,7 +161,7 @@ def start(
     from toolkit.fleet.rollout.groups import parse_groups
     from toolkit.fleet.rollout.limits import parse_limit, parse_share
     from toolkit.fleet.rollout.policy import with_gates, with_window
-    from toolkit.fleet.rollout.rates import parse_rate
+    from toolkit.fleet.rollout.rates import default_rate, parse_rate
     from toolkit.fleet.rollout.targets import parse_requirements
 
     rows, said = parse_gates(gates), statements_of(read_bundle_info(bundle))
@@ -168,12 +169,13 @@ def start(
         confirm_after_s=confirm_after_s, shadow_s=shadow_s, max_bytes_per_s=max_bytes_per_s
     )
     policy = with_gates(policy if window is None else with_window(policy, window), rows)
+    release = release_of(bundle)
     spec = v.RolloutSpec(
         key=new_key(),
-        release=release_of(bundle),
+        release=release,
         groups=parse_groups(groups),
         policy=policy,
-        rate=None if rate is None else parse_rate(rate),
+        rate=default_rate(release.blob.bytes) if rate is None else parse_rate(rate),
         success=parse_share(success),
         max_failures=parse_limit(max_failures),
         on_failure=msgspec.convert(on_failure, v.OnFailure),
