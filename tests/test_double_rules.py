@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from tensorrt_double import dla_rules as double
+from tensorrt_double.onnx_layers import layers_of
 
 from device.engine.manifest import Precision
 from device.profile import Dla
@@ -106,7 +107,7 @@ def test_a_node_of_a_model_is_read_as_the_node_of_the_case() -> None:
         model = case_model(view, half=False)
         if model is None:
             continue
-        (node,) = (layer for layer in double.layers_of(model) if layer.name == "node")
+        (node,) = (layer for layer in layers_of(model) if layer.name == "node")
         build = build_of(dla, tensorrt, precision)
         # ONNX may infer another shape than the case has.
         told, alone = (

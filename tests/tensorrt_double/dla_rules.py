@@ -12,9 +12,8 @@ tests/test_double_rules.py compares the two. A source names the page and the pla
     guide 8.5     the developer guide of TensorRT 8.5, DLA supported layers
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -671,79 +670,3 @@ RULES: tuple[Rule, ...] = (
     Rule(UNARY, f"{H}:2808", _smaller),
 )
 # fmt: on
-
-
-# --- reading ONNX
-
-TRANSPARENT = _ops("QuantizeLinear DequantizeLinear")
-CONSTANT_READERS = ELEMENTWISE | _ops("PRelu")
-"""Layers whose operands are tensors in TensorRT's API (add_elementwise, add_parametric_relu): a
-constant operand is the output of a constant layer."""
-
-
-def layers_of(proto: Any) -> list[Layer]:  # noqa: ANN401
-    """Return the nodes of a model, Q/DQ too, with shapes as ONNX infers them."""
-    import onnx
-    from onnx import numpy_helper
-
-    with contextlib.suppress(onnx.shape_inference.InferenceError):
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    graph = proto.graph
-    infos = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
-    constants = {c.name: numpy_helper.to_array(c) for c in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            value = onnx.helper.get_attribute_value(node.attribute[0])
-            constants[node.output[0]] = (
-                numpy_helper.to_array(value)
-                if isinstance(value, onnx.TensorProto)
-                else np.asarray(value)
-            )
-        elif node.op_type in TRANSPARENT and node.input[0] in constants:  # weights in INT8
-            constants[node.output[0]] = constants[node.input[0]]
-
-    def tensor(name: str) -> Tensor | None:
-        if not name:
-            return None
-        if name in constants:
-            value = constants[name]
-            return Tensor(name, value.shape, str(value.dtype), constant=True, value=value)
-        if name not in infos:
-            return Tensor(name, None, "float32")
-        kind = infos[name].type.tensor_type
-        shape = None
-        if kind.HasField("shape"):
-            shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
-        return Tensor(name, shape, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
-
-    def beside(names: Iterable[str], step: Callable[[str], list[Any]]) -> list[str]:
-        ops: list[str] = []
-        for name in names:
-            for node in step(name):
-                if node.op_type in TRANSPARENT:
-                    far = node.input[:1] if step is above else node.output
-                    ops += beside(far, step)
-                else:
-                    ops.append(node.op_type)
-        return ops
-
-    def above(name: str) -> list[Any]:
-        return [makers[name]] if name in makers and name not in constants else []
-
-    def below(name: str) -> list[Any]:
-        return [node for node in graph.node if name in node.input]
-
-    return [
-        Layer(
-            name=node.name,
-            op=node.op_type,
-            domain=node.domain,
-            attributes={a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
-            inputs=tuple(tensor(name) for name in node.input),
-            outputs=tuple(t for name in node.output if (t := tensor(name)) is not None),
-            before=tuple(beside(node.input, above)),
-            after=tuple(sorted(beside(node.output, below))),
-        )
-        for node in graph.node
-    ]
