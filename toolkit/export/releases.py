@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device.errors import ProfileError
-from device.profile import Profile, dla_era, find_jetpack, load_profile
+from device.profile import Profile, dla_era, load_jetpacks, load_profile
 from toolkit.dla.rules.rule import Version, parse_version
 from toolkit.errors import BuildError
 
@@ -47,21 +47,22 @@ class Release:
 
 
 def releases_of(profile: Profile) -> tuple[Release, ...]:
-    """Return what the JetPacks of a profile bring, oldest first.
+    """Return what the JetPacks of a profile bring, oldest first; of a computer without any, all.
 
     Raises BuildError: nothing that an export is for.
     """
     jetpacks: dict[Version, list[str]] = {}
-    for name in profile.jetpacks:
-        jetpack = find_jetpack(name)
+    for jetpack in load_jetpacks():
+        if profile.jetpacks and jetpack.version not in profile.jetpacks:
+            continue
         for version in (jetpack.tensorrt, *jetpack.also_tensorrt):
-            jetpacks.setdefault(_three(version), []).append(name)
+            jetpacks.setdefault(_three(version), []).append(jetpack.version)
     releases = [_release(version, names) for version, names in jetpacks.items()]
     taken = sorted((row for row in releases if row.number >= FIRST), key=lambda row: row.number)
     if not taken:
-        versions = ", ".join(row.version for row in releases) or "no TensorRT of a JetPack"
+        versions = ", ".join(row.version for row in releases)
         raise BuildError(
-            f"{profile.name} has {versions}, and exports begin with TensorRT "
+            f"{profile.name} has TensorRT {versions}, and exports begin with "
             f"{_text(FIRST)} (JetPack 5.1)."
         )
     return tuple(taken)
