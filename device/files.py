@@ -25,6 +25,16 @@ KINDS: dict[int, str] = {
 }
 
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_problem(path: Path, error: OSError) -> str:
+    """Return why a file or folder cannot be written or read, and what to do if the disk is full."""
+    if error.errno in FULL_DISK:
+        return f"the disk of {path.parent} is full; free some of it, and it is tried again"
+    return f"{error.filename or path} cannot be used: {error.strerror or error}"
+
+
 class UnfitFileError(OSError):
     """What has the name is not what is expected there: no regular file, or one that is too large.
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.errors import BundleError, TandemError
-from device.runtime.golden import GoldenRun, run_golden
+from device.runtime.golden import GoldenRun, garbage_in, run_golden
 from device.runtime.session import open_session
 from device.update.bundle import PIPELINE, BundleModel, GoldenLimit, read_folder_info
 from pipelines.config import load_pipeline
@@ -54,7 +54,8 @@ class Compared:
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `device.agent.golden_check.Result` reads. `worst`, `task`, `agreement` and
     `min_agreement` are of the model that agrees least for its limit, `noisiest`, `sqnr_db` and
-    `min_sqnr_db` of the output that is noisiest for its own."""
+    `min_sqnr_db` of the output that is noisiest for its own. `garbage`: what shows that a model
+    gives no results at all; the other figures are of this model then."""
 
     samples: int
     agreement: float
@@ -65,6 +66,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     sqnr_db: float
     min_sqnr_db: float
     noisiest: str
+    garbage: str = ""
 
 
 def compare_outputs(
@@ -128,6 +130,9 @@ def check_folder(
         if model is None:
             raise BundleError(f"{folder} has a model {run.name!r}, which {PIPELINE} does not name")
         ran = _run(folder, run, plans)
+        garbage = garbage_in(ran.recorded, ran.actual)
+        if garbage:
+            return _no_results(run.name, garbage, ran)
         limit = info.golden.limits[run.name]
         if min_agreement is not None:
             limit = msgspec.structs.replace(limit, min_agreement=min_agreement)
@@ -135,6 +140,22 @@ def check_folder(
         samples += len(ran.recorded)
         latency_p95_ms = max(latency_p95_ms, ran.latency_p95_ms)
     return worst_for_limits(compared, samples, latency_p95_ms)
+
+
+def _no_results(name: str, garbage: str, ran: GoldenRun) -> TaskResult:
+    """Return what is said of outputs that no decoder should see."""
+    return TaskResult(
+        samples=len(ran.recorded),
+        agreement=0.0,
+        worst=name,
+        latency_p95_ms=ran.latency_p95_ms,
+        task="values",
+        min_agreement=1.0,
+        sqnr_db=-MAX_SQNR_DB,
+        min_sqnr_db=MAX_SQNR_DB,
+        noisiest=name,
+        garbage=f"{name}: {garbage}" if name else garbage,
+    )
 
 
 def _run(folder: Path, run: BundleModel, plans: Path | None) -> GoldenRun:

@@ -506,7 +506,7 @@ def measure(row: Row, scale: float) -> Result:
             broker_mb = _peak_mb(pid)
     passed = row.goal_s is None or measured.seconds <= row.goal_s
     return Result(
-        row.name, row.what, count, row.goal_s, row.anchor, round(measured.seconds, 3),
+        row.name, row.what, count, row.goal_s, row.anchor, round(measured.seconds, 6),
         round(count / measured.seconds, 1), f"{measured.note}; broker {broker_mb:.0f} MB", passed,
     )  # fmt: skip
 

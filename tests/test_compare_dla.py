@@ -37,7 +37,7 @@ from toolkit.evaluate.compare.causes import (
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
-from toolkit.evaluate.compare.report import why
+from toolkit.evaluate.compare.report import comparison_text, why
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
 
@@ -190,8 +190,8 @@ def test_what_no_variant_shows_is_called_other() -> None:
 def test_figures_of_several_samples_are_those_of_all_numbers_together() -> None:
     rng, tally = np.random.default_rng(), ErrorTally()
     y, z = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3, 5))
-    for expected, found in zip(y, z, strict=True):
-        tally.add(expected, found)
+    for number, (expected, found) in enumerate(zip(y, z, strict=True)):
+        tally.add(expected, found, number)
     error = tally.error()
     assert error.sqnr_db == pytest.approx(10 * np.log10((y**2).sum() / ((z - y) ** 2).sum()))
     cosine = (y * z).sum() / np.linalg.norm(y) / np.linalg.norm(z)
@@ -199,6 +199,35 @@ def test_figures_of_several_samples_are_those_of_all_numbers_together() -> None:
     sample, *index = (int(i) for i in np.unravel_index(np.abs(z - y).argmax(), y.shape))
     assert error.worst is not None
     assert (error.worst.sample, error.worst.index) == (sample, tuple(index))
+
+
+def test_a_tensor_with_two_scales_names_the_sample_of_its_worst_element(tmp_path: Path) -> None:
+    """Each sample counts it twice: the third was called the fifth or sixth, which there is not."""
+    b, shape = SegmentBuilder(), (1, 1, 1, 4)
+    x = float_input(b, shape, 1.0)
+    product = b.op("Conv", x, b.weight(np.ones((1, 1, 1, 1), np.int8), 1.0))
+    for scale in (1.0, 2.0):
+        b.output(product, scale)
+    nodes = [
+        helper.make_node("Conv", ["x0", "w"], [product], "layer"),
+    ]
+    weights = {"w": np.ones((1, 1, 1, 1), np.float32)}
+    graph = import_model(
+        save(tmp_path / "m.onnx", nodes, {"x0": list(shape)}, {product: list(shape)}, weights)
+    ).model
+    with open_engine(b.engine(tmp_path)) as engine:
+        comparer = Comparer(engine, graph, Emulation())
+        for value in (0.0, 2.0, 101.0):
+            comparer.add({"x0": np.full(shape, value, np.float32)}, f"picture {value}")
+        comparison = comparer.comparison("m.onnx")
+    text = comparison_text(comparison, None, every=True)
+    assert "worst, in steps: picture 101.0" in text
+    assert all(
+        error.worst is None or error.worst.sample < 3
+        for row in comparison.nodes
+        for error in (row.gpu, row.dla)
+        if error is not None
+    )
 
 
 Built = tuple[Path, Path, Path]

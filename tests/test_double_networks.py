@@ -1,5 +1,6 @@
 """Illegal networks and settings: the double of TensorRT refuses them, as a board would."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,10 +77,10 @@ ILLEGAL = {
     "FP32 ports": replace(HALF, dtypes=("FLOAT", "FLOAT"), says="only supports FP16 and Int8"),
     "INT8 ports without the flag": replace(LEGAL, flags=("FP16",), says="without the flag INT8"),
     "an added constant": replace(
-        LEGAL, nodes=one("Add", "x", "w"), weights={"w": ONES[:1]}, says="'w' (CONSTANT)"
+        LEGAL, nodes=one("Add", "x", "w"), weights={"w": ONES[:1]}, says="layer w is not supported"
     ),
     "a factor": replace(
-        HALF, nodes=one("Mul", "x", "w"), weights={"w": ONES[:1]}, says="'w' (CONSTANT)"
+        HALF, nodes=one("Mul", "x", "w"), weights={"w": ONES[:1]}, says="layer w is not supported"
     ),
     "CHW16 in INT8": replace(LEGAL, formats=("CHW16", "CHW32"), says="INT8 in format CHW16"),
     "CHW32 in FP16": replace(HALF, formats=("CHW16", "CHW32"), says="HALF in format CHW32"),
@@ -122,6 +123,7 @@ class Built:
         )  # fmt: skip
         assert trt.OnnxParser(self.network, logger).parse_from_file(str(path))
         self.config = self._builder.create_builder_config()
+        self.config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         for flag in (*case.flags, "DIRECT_IO"):
             self.config.set_flag(trt.BuilderFlag[flag])
         self.config.default_device_type, self.config.DLA_core = trt.DeviceType.DLA, 0
@@ -178,6 +180,23 @@ def test_an_illegal_network_is_refused_with_the_reason(
     built = Built(trt, ILLEGAL[name], tmp_path)
     assert built.plan is None
     assert any(ILLEGAL[name].says in line for line in built.lines), built.lines
+
+
+def test_fallback_folds_constants_and_sends_other_layers_to_the_gpu(
+    trt: ModuleType, tmp_path: Path
+) -> None:
+    folded = replace(ILLEGAL["an added constant"], flags=("FP16", "INT8", "GPU_FALLBACK"))
+    assert places(trt, Built(trt, folded, tmp_path)) == ["DLA"]
+    outside = replace(ILLEGAL["Sin"], flags=("FP16", "INT8", "GPU_FALLBACK"))
+    assert places(trt, Built(trt, outside, tmp_path)) == ["DLA", "CaskConvolution"]
+
+
+def places(trt: ModuleType, built: Built) -> list[str]:
+    runtime = trt.Runtime(make_logger(trt, []))
+    runtime.DLA_core = 0
+    inspector = runtime.deserialize_cuda_engine(built.plan).create_engine_inspector()
+    told = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    return [row["LayerType"] for row in told["Layers"]]
 
 
 def test_a_layer_is_asked_before_the_build(trt: ModuleType, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -11,14 +12,23 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
+from test_tensorrt import build as build_for_dla
+from test_tensorrt import install, prepare_all
 
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
 from device.errors import BundleError
 from device.protocol.documents import InstallPolicy
-from device.runtime.golden import agreement, check_golden
+from device.runtime.golden import agreement, check_golden, garbage_in, record_golden
 from device.runtime.golden import main as golden_main
 from device.session import open_session
-from device.update.bundle import ENGINE, GOLDEN, extract_bundle, hash_folder, read_bundle_info
+from device.update.bundle import (
+    ENGINE,
+    GOLDEN,
+    extract_bundle,
+    hash_folder,
+    read_bundle_info,
+    read_folder_info,
+)
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.commands.bundle import bundle as bundle_command
 
@@ -213,3 +223,114 @@ def test_values_agree_within_a_share_of_their_range() -> None:
     special = [np.array([np.nan, np.inf, -np.inf, 1.0])]
     assert agreement(special, special, 0.0) == 1.0
     assert agreement([np.array([0.0, np.inf, np.inf, 1.0])], special, 0.0) == 0.5
+
+
+# --- outputs that are no results
+
+# A module in a process with the doubles of the driver and, by its environment, of TensorRT.
+ON_DOUBLES = (
+    sys.executable,
+    "-c",
+    f"import runpy, sys; sys.path.append({str(Path(__file__).parent)!r}); import cuda_double; "
+    "driver = cuda_double.installed(); driver.__enter__(); del sys.argv[0]; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)",
+)
+
+ONE = np.array([1.0, 0.0, 3.0], np.float32)
+NOTHING = np.zeros(3, np.float32)
+NAN = np.array([1.0, np.nan, 3.0], np.float32)
+INF = np.array([1.0, np.inf, 3.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "actual", "says"),
+    [
+        ([{"y": ONE}], [{"y": ONE}], ""),
+        ([{"y": ONE}], [{"y": ONE + 9}], ""),  # wrong, which others judge
+        ([{"y": ONE}], [{"y": NAN}], "its output 'y' is not finite"),
+        ([{"y": NAN}], [{"y": NAN}], "its output 'y' is not finite"),
+        ([{"y": ONE}], [{"y": INF}], "its output 'y' is not finite"),
+        ([{"y": INF}], [{"y": INF}], ""),  # a mask of the model
+        ([{"y": INF}], [{"y": -INF}], "its output 'y' is not finite"),
+        ([{"y": ONE}], [{"y": NOTHING}], "its output 'y' is 0 everywhere"),
+        ([{"y": NOTHING}], [{"y": NOTHING}], "every output of it is 0 everywhere"),
+        ([{"y": ONE, "n": NOTHING}], [{"y": ONE, "n": NOTHING}], ""),  # no objects
+        ([{"y": ONE}, {"y": ONE}], [{"y": NOTHING}, {"y": ONE}], ""),  # one sample shows nothing
+        ([{"y": ONE}, {"y": -ONE}], [{"y": ONE}, {"y": ONE}], "is the same, whatever its input"),
+        ([{"y": ONE}, {"y": ONE}], [{"y": -ONE}, {"y": -ONE}], ""),
+        ([{"y": ONE.astype(int)}], [{"y": NOTHING.astype(int)}], "its output 'y' is 0 everywhere"),
+    ],
+)
+def test_outputs_that_are_no_results_are_told_from_wrong_ones(
+    recorded: list[dict[str, np.ndarray]], actual: list[dict[str, np.ndarray]], says: str
+) -> None:
+    garbage = garbage_in(recorded, actual)
+    assert says in garbage
+    assert bool(says) == bool(garbage)
+
+
+def test_no_policy_takes_outputs_that_are_no_results() -> None:
+    result = Result(
+        samples=4, agreement=1.0, worst="y", latency_p95_ms=1.0, garbage="its output 'y' is 0"
+    )
+    policy = InstallPolicy(min_golden_agreement=0.0)
+    reason = golden_refusal(GoldenEnded(0, result), policy)
+    assert reason is not None
+    assert reason.startswith("its output 'y' is 0 for its 4 golden inputs on this board, without")
+
+
+def test_inputs_that_show_nothing_are_not_packed(
+    engines: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(engines[0]) as session:
+        monkeypatch.setattr(session, "infer", lambda feeds: {"y": np.zeros((1, 10), np.float32)})
+        feeds = {"x": np.ones((1, 3, 32, 32), np.float32)}
+        with pytest.raises(BundleError, match="every output of it is 0 everywhere for all golden"):
+            record_golden(session, [feeds], tmp_path / "golden.npz")
+    assert not (tmp_path / "golden.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says", "has_limits"),
+    [
+        ("zero", "every output of it is the same, whatever", True),
+        ("nan", "its output 'y' is not finite", False),
+    ],
+)
+def test_a_board_whose_tensorrt_gives_no_results_refuses_the_release(
+    outputs: str, says: str, has_limits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the double of TensorRT, in the child that the agent starts."""
+    engine = build_for_dla(tmp_path, precision="fp16")
+    folder = tmp_path / "slot"
+    extract_bundle(packed(tmp_path, engine, "a.bundle", "--golden", "2"), folder)
+    if not has_limits:  # a bundle of an earlier version
+        info = read_folder_info(folder)
+        golden = msgspec.structs.replace(info.golden, limits={})
+        (folder / "bundle.json").write_bytes(
+            msgspec.json.encode(msgspec.structs.replace(info, golden=golden))
+        )
+    install("10.3.0", tmp_path, monkeypatch)
+    rows = prepare_all(folder / ENGINE, tmp_path / "plans")
+    assert {row.problem for row in rows} == {None}
+    monkeypatch.setattr("device.agent.golden_check._TASKS", (*ON_DOUBLES, "pipelines.golden"))
+
+    def check() -> GoldenEnded:
+        events: list[GoldenEnded] = []
+        command = (*ON_DOUBLES, "device.runtime.golden")
+        GoldenCheck(events.append, plans=tmp_path / "plans", command=command).start(folder)
+        end_s = time.monotonic() + PATIENCE_S
+        while not events:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        return events[0]
+
+    policy = InstallPolicy(min_golden_agreement=0.0)
+    good = check()
+    assert good.result is not None, good.problem
+    assert good.result.garbage == ""
+    monkeypatch.setenv("TENSORRT_DOUBLE_INJECT", f"outputs={outputs}")
+    bad = check()
+    assert bad.result is not None, bad.problem
+    assert says in bad.result.garbage
+    assert says in (golden_refusal(bad, policy) or "")

@@ -1,6 +1,5 @@
 """Legalising rewrites where it helps and only there, says what it did, and leaves the rest."""
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -465,12 +464,9 @@ def test_light_models_gain_nodes_and_keep_their_numbers(
 ) -> None:
     model, _ = run_passes(import_model(light_models / f"light_{name}.onnx").model)
     assert dla is not None
-    start = time.perf_counter()
     result = legalize(model, dla, None, "int8")
-    took = time.perf_counter() - start
     before, after = refused(model, dla, None), refused(result.model, dla, None)
     assert len(after) < len(before)
-    assert took < 5  # seconds, on any machine; well below 1 on a quiet one
     assert_all_borders(result, after)
     rng = np.random.default_rng(7)
     proto = ir.to_proto(model)

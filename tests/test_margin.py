@@ -13,6 +13,7 @@ from toolkit.graph.node_view import views
 from toolkit.partition.costs.constants import idle_power, load_costs
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.batch import Batching
+from toolkit.partition.planning.objectives import BUILD_GOALS
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.partition.planning.verdict import verdict
@@ -109,7 +110,7 @@ def test_frames_in_flight_share_the_idle_power() -> None:
     assert frame_us(plan) == pytest.approx(1e6 / row.frames_per_second)
     for_latency = planned(graph, "latency", 0.0)
     alone = for_latency.figures[0]
-    assert alone.idle_mj == pytest.approx(costs.idle_mj(alone.latency_us))
+    assert alone.idle_mj == pytest.approx(costs.idle_w * 1e3 / alone.frames_per_second)
     assert frame_us(for_latency) == alone.latency_us
 
 
@@ -120,7 +121,7 @@ def test_energy_is_the_whole_boards_unless_a_rate_keeps_it_on(rate_hz) -> None:
     costs = CostModel(views(graph), XAVIER, precision="int8")
     active = sum(costs.node(view.name, "gpu").energy_mj for view in views(graph))
     row = plan.figures[1]
-    idle = costs.idle_mj(row.latency_us) if rate_hz is None else 0.0
+    idle = costs.idle_w * row.latency_us * 1e-3 if rate_hz is None else 0.0
     assert row.idle_mj == pytest.approx(idle)
     assert row.energy_mj == pytest.approx(active + idle)
     text = render_plan(plan)
@@ -155,3 +156,18 @@ def test_a_plan_of_a_batch_says_so() -> None:
     text = verdict(replace(plan, batching=Batching(8)))
     assert "of GPU time a batch of 8" in text
     assert "mJ a frame" in text
+
+
+@pytest.mark.parametrize("profile", [ORIN, XAVIER], ids=["orin", "xavier"])
+def test_no_plan_for_another_objective_takes_less_energy(profile) -> None:
+    graph = chain(*["Conv"] * 6).graph
+    least = planned(graph, "energy", 0.0, profile=profile)
+    assert least.search.gap < 0.1
+    for objective in BUILD_GOALS:
+        energy_mj = planned(graph, objective, 0.0, profile=profile).figures[0].energy_mj
+        assert least.figures[0].energy_mj * (1 - least.search.gap) <= energy_mj * (1 + 1e-9)
+    assert all(
+        least.figures[0].energy_mj * (1 - least.search.gap) <= row.energy_mj * (1 + 1e-9)
+        for row in least.figures
+        if not row.broken
+    )

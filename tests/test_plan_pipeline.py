@@ -48,7 +48,9 @@ def classifier(path: Path, channels: int, activation: str = "Relu") -> Path:
     rng = np.random.default_rng()
     weights, nodes, data, depth = [], [], "image", 3
     for index in range(4):
-        values = rng.normal(0, 0.05, (channels, depth, 3, 3)).astype(np.float32)
+        # Of a size that keeps values as large as the image: the ranges of the table are dummies.
+        spread = (2 / (9 * depth)) ** 0.5
+        values = rng.normal(0, spread, (channels, depth, 3, 3)).astype(np.float32)
         weights.append(numpy_helper.from_array(values, f"w{index}"))
         nodes.append(
             helper.make_node(
@@ -57,7 +59,7 @@ def classifier(path: Path, channels: int, activation: str = "Relu") -> Path:
         )
         nodes.append(helper.make_node(activation, [f"c{index}"], [f"t{index}"], f"relu{index}"))
         data, depth = f"t{index}", channels
-    gemm = rng.normal(0, 0.1, (channels, 2)).astype(np.float32)
+    gemm = rng.normal(0, 1.0, (channels, 2)).astype(np.float32)
     weights.append(numpy_helper.from_array(gemm, "gemm"))
     nodes += [
         helper.make_node("GlobalAveragePool", [data], ["means"], "pool"),

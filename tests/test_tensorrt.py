@@ -39,7 +39,6 @@ from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
-from device.runtime.tensorrt.messages import MESSAGES, explain
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
 from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
 from device.runtime.tensorrt.releases import find_release
@@ -803,40 +802,6 @@ def test_the_board_is_read_from_its_files(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(board.dla_compiler) == 64
     assert read_board(tmp_path / "empty") == Board(board.tensorrt, "", "", "", 0, "")
-
-
-# --- messages
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("Cannot create DLA engine, 0 not available", "there is no DLA core 0 here"),
-        (
-            "[W] Layer '/model.22/Reshape' (SHUFFLE): Unsupported on DLA. Switching this layer's "
-            "device type to GPU.",
-            "does not run layer /model.22/Reshape on the DLA",
-        ),
-        ("DLA supports only 16 subgraphs per DLA core. Switching to GPU for layer x", "holds 16"),
-        ("DLA only supports concatenation on the C dimension.", "only supports concatenation on"),
-        (
-            "Could not find any implementation for node {ForeignNode[a...b]}.",
-            "no implementation of {ForeignNode[a...b]}",
-        ),
-        ("Failure to submit program to DLA engine.", "reboot the board"),
-        ("libnvdla_compiler.so: cannot open shared object file", "nvidia-l4t-dla-compiler"),
-        ("Missing scale and zero-point for tensor conv1, expect fall back", "tensor conv1 has no"),
-    ],
-)
-def test_a_known_line_becomes_a_sentence_and_a_fix(line: str, text: str) -> None:
-    sentence = explain(["something else", line, "the end"])
-    assert sentence is not None
-    assert text in sentence
-
-
-def test_an_unknown_log_has_no_explanation() -> None:
-    assert explain(["all is well"]) is None
-    assert len(MESSAGES) == len({row.pattern for row in MESSAGES})
 
 
 # --- the command

@@ -32,7 +32,8 @@ _TASKS = module_command("pipelines.golden")
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What the child prints, see `device.runtime.golden.GoldenResult`, and `pipelines.golden`: of
-    the model `worst` what was counted, and what the bundle asks for."""
+    the model `worst` what was counted, and what the bundle asks for. `garbage`: what shows that an
+    engine gives no results at all."""
 
     samples: int
     agreement: float
@@ -43,6 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     sqnr_db: float | None = None
     min_sqnr_db: float | None = None
     noisiest: str = ""
+    garbage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
     result = event.result
     if result is None:
         return f"its golden inputs cannot be run on this board: {event.problem}"
+    if result.garbage:
+        return (
+            f"{result.garbage} for its {result.samples} golden inputs on this board, without any "
+            "error: what runs it here gives no results"
+        )
     least, asks = policy.min_golden_agreement, "min_golden_agreement of the policy"
     if least is None:
         least, asks = result.min_agreement, "the bundle's own limit"

@@ -34,13 +34,15 @@ class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `agreement`: the share of values within the tolerance, of the output where it is smallest:
     `worst`, of several engines after the name of its own. `latency_p95_ms`: of one inference,
-    without the first, of the slowest engine. `samples`: of all engines.
+    without the first, of the slowest engine. `samples`: of all engines. `garbage`: what shows that
+    an engine gives no results at all, see `garbage_in`.
     """
 
     samples: int
     agreement: float
     worst: str
     latency_p95_ms: float
+    garbage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,24 @@ class GoldenRun:
 def record_golden(session: Session, samples: Sequence[Mapping[str, Array]], path: Path) -> None:
     """Run samples (arrays by the engine's inputs) and write them with their outputs.
 
-    The same arrays give the same bytes. Raises OSError.
+    The same arrays give the same bytes. Raises OSError, and BundleError: the outputs show nothing,
+    so that every board would refuse them.
     """
     arrays: dict[str, Array] = {}
+    recorded: list[dict[str, Array]] = []
     for number, feeds in enumerate(samples):
         outputs = session.infer(dict(feeds))
+        recorded.append(outputs)
         for index, info in enumerate(session.inputs):
             arrays[f"in_{number}_{index}"] = np.array(feeds[info.name])
         for index, info in enumerate(session.outputs):
             arrays[f"out_{number}_{index}"] = np.array(outputs[info.name])
+    garbage = garbage_in(recorded, recorded)
+    if garbage:
+        raise BundleError(
+            f"{garbage} for all golden inputs on this host, which shows nothing of a board: give "
+            "`tandem bundle --golden` pictures of what the model knows, or repair the model"
+        )
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its options are no arrays
 
@@ -93,6 +104,49 @@ def run_golden(session: Session, path: Path) -> GoldenRun:
     return GoldenRun(recorded, tuple(actual), tuple(times_s[1:]))
 
 
+def garbage_in(
+    recorded: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str, Array]]
+) -> str:
+    """Return what shows that outputs are no results, "" if nothing does: a processor that gives
+    zeros or NaN without an error.
+
+    That is a NaN, an infinity that was not recorded, an output that is 0 in every sample and was
+    not recorded so, outputs that are all 0 in every sample, and outputs that are the same in every
+    sample and were not recorded so, as behind a part of the network that gives zeros.
+    """
+    zeros = []
+    for name in recorded[0]:
+        rows = [(known[name], value[name]) for known, value in zip(recorded, actual, strict=True)]
+        if any(_has_unknown_infinity(known, value) for known, value in rows):
+            return f"its output {name!r} is not finite"
+        if not any(value.any() for _, value in rows):
+            zeros.append(name)
+            if any(known.any() for known, _ in rows):
+                return f"its output {name!r} is 0 everywhere"
+    if len(zeros) == len(recorded[0]):
+        return "every output of it is 0 everywhere"
+    stuck = _are_equal(actual) and not _are_equal(recorded)
+    return "every output of it is the same, whatever its input," if stuck else ""
+
+
+def _are_equal(samples: Sequence[Mapping[str, Array]]) -> bool:
+    """Return whether every sample has the outputs of the first."""
+    first, *others = samples
+    return all(np.array_equal(first[name], other[name]) for other in others for name in first)
+
+
+def _has_unknown_infinity(known: Array, value: Array) -> bool:
+    """Return whether a value is NaN, or infinite where the known one is not equal."""
+    if not np.issubdtype(value.dtype, np.floating):
+        return False
+    if np.isnan(value).any():
+        return True
+    infinite = np.isinf(value)
+    return bool(infinite.any()) and (
+        known.shape != value.shape or bool((known[infinite] != value[infinite]).any())
+    )
+
+
 def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult:
     """Run the golden inputs of a file and compare the outputs. Raises BundleError.
 
@@ -112,6 +166,7 @@ def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult
         agreement=shares[worst],
         worst=worst,
         latency_p95_ms=run.latency_p95_ms,
+        garbage=garbage_in(run.recorded, run.actual),
     )
 
 
@@ -169,11 +224,14 @@ def _read(
 def worst_of(results: Sequence[tuple[str, GoldenResult]]) -> GoldenResult:
     """Return what several checks have measured together, each with the name of its model."""
     name, worst = min(results, key=lambda row: row[1].agreement)
+    garbage = next(((name, row.garbage) for name, row in results if row.garbage), None)
+    prefix = "" if garbage is None or len(results) == 1 else f"{garbage[0]}: "
     return GoldenResult(
         samples=sum(result.samples for _, result in results),
         agreement=worst.agreement,
         worst=worst.worst if len(results) == 1 else f"{name}: {worst.worst}",
         latency_p95_ms=max(result.latency_p95_ms for _, result in results),
+        garbage="" if garbage is None else f"{prefix}{garbage[1]}",
     )
 
 

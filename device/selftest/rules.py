@@ -1,7 +1,8 @@
 """The step `rules`: a node at the limit of a DLA rule or one beyond, before this TensorRT.
 
-First `can_run_on_DLA` is asked of each layer, then a loadable is built of the whole, without GPU
-fallback. All tensors have one range, so that no rule on equal ranges stands in the way.
+First `can_run_on_DLA` is asked of each layer but constants, then a loadable is built of the whole,
+as `device.runtime.tensorrt.build_dla` builds segments. All tensors have one range, so that no rule
+on equal ranges stands in the way.
 """
 
 from pathlib import Path
@@ -9,7 +10,15 @@ from typing import Any
 
 from device.board_files import tensorrt_version
 from device.errors import SessionError
-from device.runtime.tensorrt.messages import explain
+from device.runtime.tensorrt.build_dla import configure, serialize
+from device.runtime.tensorrt.messages import explain, last_error, text_of
+from device.runtime.tensorrt.network import (
+    RefusedError,
+    Tools,
+    computing_layers,
+    make_logger,
+    parse,
+)
 from device.runtime.tensorrt.releases import Release, find_release
 from device.selftest.kit import Kit, KitError, unpack
 from device.selftest.report import RuleRow
@@ -18,9 +27,6 @@ NODE = "node"
 """What the node of a case is called; layers of TensorRT have its name in theirs."""
 
 _AMAX = 4.0
-_SRAM_BYTES = 1 << 20
-_DRAM_BYTES = 1 << 29
-_WORKSPACE_BYTES = 1 << 28
 
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
@@ -58,60 +64,35 @@ def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, boo
     import tensorrt as trt
 
     lines: list[str] = []
-    builder = trt.Builder(_logger(trt, lines))
-    if builder.num_DLA_cores < 1:
+    logger = make_logger(trt, lines.append)
+    tools = Tools(trt, logger, trt.Builder(logger), lines)
+    if tools.builder.num_DLA_cores < 1:
         raise SessionError("TensorRT finds no DLA core on this board")
-    flags = 0
-    for name in release.network_flags:
-        flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
-    network = builder.create_network(flags)
-    parser = trt.OnnxParser(network, _logger(trt, lines))
-    if not parser.parse_from_file(str(model)):
-        errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        return None, False, f"the parser refuses it: {'; '.join(errors)}"
-    config = _configure(trt, release, builder, int8=int8)
+    config = configure(tools, release, int8=int8)
+    try:
+        network = parse(
+            tools,
+            release.network_flags,
+            str(model),
+            parser_flags=release.parser_flags,
+            config=config,
+        )
+    except RefusedError as error:
+        return None, False, str(error)
     ranged = release.form == "ranged"
     _set_types(trt, network, int8=int8, ranged=ranged)
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    layers = computing_layers(trt, network)
     named = [layer for layer in layers if NODE in str(layer.name)] or layers
     asked = all(config.can_run_on_DLA(layer) for layer in named)
-    plan = builder.build_serialized_network(network, config)
+    try:
+        plan, _, elsewhere = serialize(tools, network, config)
+    except RefusedError as error:
+        return asked, False, str(error)
     if plan is not None:
         return asked, True, ""
-    return asked, False, explain(lines) or (lines[-1] if lines else "it says nothing")
-
-
-def _logger(trt: Any, lines: list[str]) -> Any:  # noqa: ANN401
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        """Keeps warnings and errors."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, msg: str) -> None:  # noqa: ANN401
-            if severity in (
-                trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR, trt.ILogger.WARNING
-            ):  # fmt: skip
-                lines.append(msg)
-
-    return Logger()
-
-
-def _configure(trt: Any, release: Release, builder: Any, *, int8: bool) -> Any:  # noqa: ANN401
-    config = builder.create_builder_config()
-    for name in (*release.builder_flags, *(release.int8_flags if int8 else ())):
-        config.set_flag(getattr(trt.BuilderFlag, name))
-    config.default_device_type = trt.DeviceType.DLA
-    config.DLA_core = 0
-    pools = trt.MemoryPoolType
-    for pool, size in (
-        (pools.DLA_MANAGED_SRAM, _SRAM_BYTES),
-        (pools.DLA_LOCAL_DRAM, _DRAM_BYTES),
-        (pools.DLA_GLOBAL_DRAM, _DRAM_BYTES),
-        (pools.WORKSPACE, _WORKSPACE_BYTES),
-    ):
-        config.set_memory_pool_limit(pool, size)
-    return config
+    known = explain(lines) or last_error(lines)
+    where = f"with GPU fallback {elsewhere[0]!r} runs elsewhere" if elsewhere else ""
+    return asked, False, known or where or (text_of(lines[-1]) if lines else "it says nothing")
 
 
 def _set_types(trt: Any, network: Any, *, int8: bool, ranged: bool) -> None:  # noqa: ANN401

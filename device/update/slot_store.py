@@ -16,7 +16,6 @@ overwritten by another release, and never removed otherwise.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import logging
@@ -31,6 +30,7 @@ import msgspec
 
 from device.errors import BundleError, BundleReadError, StateError
 from device.files import (
+    FULL_DISK,
     UnfitFileError,
     make_folder,
     open_regular,
@@ -69,7 +69,6 @@ LIVE = "live-"  # then the number of the commit and the bundle's SHA-256
 CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SlotStore:
@@ -414,7 +413,7 @@ class SlotStore:
                 file.write(blob)
         except OSError as error:
             reserve = self.root / "reserve"
-            if error.errno not in _FULL or not reserve.exists():
+            if error.errno not in FULL_DISK or not reserve.exists():
                 raise
             reserve.unlink()
             with replacing(path, FILE_MODE) as file:

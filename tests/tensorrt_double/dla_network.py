@@ -82,11 +82,16 @@ def constants_of(layers: Sequence[Layer]) -> list[Tensor]:
     return list(found.values())
 
 
-def refusals(network: Network) -> Iterator[str]:
-    """Yield why the DLA does not take a network, layer by layer first."""
+def layer_refusals(network: Network) -> Iterator[tuple[str, str]]:
+    """Yield the layers that the DLA does not take, each with the first reason."""
     for layer in computing(network.layers):
-        for text in problems(layer, of_layer(layer, network)):
-            yield f"Layer '{layer.name}' ({layer.op.upper()}): {text}"
+        found = problems(layer, of_layer(layer, network))
+        if found:
+            yield layer.name, f"Layer '{layer.name}' ({layer.op.upper()}): {found[0]}"
+
+
+def refusals(network: Network) -> Iterator[str]:
+    """Yield why the DLA does not take a network whose layers it takes."""
     yield from _flags(network)
     for port in network.ports:
         yield from _port(port, network)

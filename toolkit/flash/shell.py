@@ -19,6 +19,7 @@ PROMPT_S = 10.0  # a getty may start again before it says "login:"
 LOGIN_S = 30.0  # a wrong password is answered late
 COMMAND_S = 120.0
 ALIVE_S = 10.0  # a shell that does nothing answers at once
+SHELL_TRIES = 6
 SETTLE_S = 1.0
 SILENCE_S = 0.4
 CANCEL = b"\x18" * 10 + b"\b" * 10  # ends a receiver of ZMODEM
@@ -153,6 +154,7 @@ class Shell:
         if status:
             self._give_up(sender, pump)
             raise WayError(f"ZMODEM to {self.name} was broken off: flash again, it goes on there")
+        self._await_shell()
 
     def close(self) -> None:
         """Log out and close the port."""
@@ -160,6 +162,14 @@ class Shell:
             with contextlib.suppress(OSError):  # it was unplugged
                 self._port.write(b"exit\r")
         self._port.close()
+
+    def _await_shell(self) -> None:
+        """Ask until the shell answers: rz, which ends later, may have dropped what came before."""
+        for _ in range(SHELL_TRIES - 1):
+            with contextlib.suppress(WayError):
+                self.run("true", ALIVE_S)
+                return
+        self.run("true", ALIVE_S)
 
     def _give_up(self, sender: "subprocess.Popen[bytes]", pump: threading.Thread) -> None:
         """End both ends of a transfer, so that the shell takes commands again."""

@@ -46,8 +46,9 @@ class SegmentReport:
     """How one segment runs: which implementation, and why not a better one.
 
     `processor`: that of the plan; `runs_on`: those that it runs on here, DLA cores in turn.
-    `degraded`: why a DLA segment does not run on the DLA of a board that has one, a GPU segment not
-    with its kernels on a Jetson, or one that has none not through its TensorRT, else "".
+    `degraded`: why a DLA segment does not run on the DLA of a board that has one, whatever the
+    reason, a GPU segment not with its kernels on a Jetson, or one that has none not through its
+    TensorRT, else "".
     """
 
     segment: str
@@ -84,7 +85,7 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
             continue
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
-        degraded = _degraded(segment, kind, refused)
+        degraded = _degraded(segment, kind, why, is_refused=bool(refused))
         if degraded:
             LOG.warning("%s: %s", context.where, degraded)
         report = SegmentReport(
@@ -111,15 +112,21 @@ def _not_missed(carried: Collection[str]) -> tuple[str, ...]:
     return _THROUGH_TENSORRT if tensorrt_gpu.TAG in carried else (tensorrt_gpu.TAG,)
 
 
-def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
+def _degraded(segment: Segment, kind: ExecutorKind, why: str, *, is_refused: bool) -> str:
     """Return why a segment runs otherwise than it was built for, "" on machines that are no board.
 
     They have no TensorRT, no GPU of the kernels and no DLA; the report gives the reason.
+    `is_refused`: a better kind, which the engine carries, cannot run here.
     """
-    if kind.tag in _THROUGH_TENSORRT or kind.requested is not None or not refused:
+    if kind.tag in _THROUGH_TENSORRT:
         return ""
     tags = {str(i.__struct_config__.tag) for i in segment.implementations}
-    if segment.processor.startswith("dla"):
+    is_dla = segment.processor.startswith("dla")
+    if is_dla and tensorrt_version() and read_board().dla_cores:
+        where = "on the DLA"
+    elif kind.requested is not None or not is_refused:
+        return ""
+    elif is_dla:
         if kind.tag != cuda.TAG and not tensorrt_version() and not read_board().dla_cores:
             return ""
         where = "on the DLA"
@@ -129,7 +136,7 @@ def _degraded(segment: Segment, kind: ExecutorKind, refused: list[str]) -> str:
         where = "on the GPU"
     else:
         return ""
-    return f"segment {segment.name} runs as {kind.name}, not {where}: {'; '.join(refused)}"
+    return f"segment {segment.name} runs as {kind.name}, not {where}: {why}"
 
 
 def _candidates(context: SegmentContext) -> list[ExecutorKind]:

@@ -75,7 +75,8 @@ class TensorRTExecutor(Executor):
     def __init__(self, context: SegmentContext, implementation: TensorRT) -> None:
         """Load the plan on its cores and take memory for the ports.
 
-        Raises LoadRefusedError if TensorRT does not load it, SessionError if the driver refuses.
+        Raises LoadRefusedError if TensorRT does not load it or the driver refuses, SessionError if
+        the caller wants a core that is not there.
         """
         self._where = context.where
         self._closed = False
@@ -86,13 +87,15 @@ class TensorRTExecutor(Executor):
         try:
             self._cuda = Context()
         except CudaError as error:
-            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+            raise LoadRefusedError(f"the GPU refuses: {error}") from error
         try:
             self._cuda.activate()  # TensorRT loads a plan into the context that is current
-            chosen = context.options.dla_core
-            cores = _cores(context, implementation)
-            self._plans = self._load(cores) if chosen is None else self._load_chosen(chosen)
-            self._lacks_cores = chosen is None and implementation.take_turns and core_count() < 2
+            chosen, count = context.options.dla_core, core_count()
+            if chosen is not None and chosen >= count:
+                raise self._no_core(chosen, count)
+            cores = _cores(context, implementation, count) if chosen is None else (chosen,)
+            self._plans = self._load(cores)
+            self._lacks_cores = chosen is None and implementation.take_turns and count < 2
             self._stream = self._cuda.stream()
             self._ports = {
                 port.tensor: (port, *self._take(port))
@@ -104,7 +107,7 @@ class TensorRTExecutor(Executor):
                 plan.close()
             self._cuda.close()
             if isinstance(error, CudaError):
-                raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+                raise LoadRefusedError(f"the GPU refuses: {error}") from error
             raise
         self._inputs = tuple(port.tensor for port in implementation.inputs)
         self._outputs = tuple(port.tensor for port in implementation.outputs)
@@ -119,7 +122,10 @@ class TensorRTExecutor(Executor):
         which = f"core {cores[0]}" if len(cores) == 1 else f"cores {', '.join(cores)} in turn"
         alone = ", the only one here: frames take no turns" if self._lacks_cores else ""
         by_cpu = f", formats by the CPU: {self._why_by_cpu}" if self._why_by_cpu else ""
-        return f"TensorRT {tensorrt_version()}, DLA {which}{alone}{by_cpu}"
+        record = self._place.record
+        folded = record is not None and record.fallback
+        how = ", built with GPU fallback, all layers on the DLA" if folded else ""
+        return f"TensorRT {tensorrt_version()}, DLA {which}{alone}{by_cpu}{how}"
 
     @property
     def processors(self) -> tuple[str, ...]:
@@ -174,7 +180,10 @@ class TensorRTExecutor(Executor):
     def use_dla_core(self, core: int) -> None:
         """Load the plan on this core alone, and release it on the others."""
         self._cuda.activate()
-        plans = self._load_chosen(core)
+        try:
+            plans = self._load((core,))
+        except LoadRefusedError as error:
+            raise SessionError(f"{self._where}: {error}") from error
         for plan in self._plans:
             plan.close()
         self._plans = plans
@@ -207,12 +216,8 @@ class TensorRTExecutor(Executor):
             plan.close()
         self._cuda.close()
 
-    def _load_chosen(self, core: int) -> tuple[LoadedPlan, ...]:
-        """Load the plan on a core that the caller wants, and nothing else."""
-        try:
-            return self._load((core,))
-        except LoadRefusedError as error:
-            raise SessionError(f"{self._where}: {error}") from error
+    def _no_core(self, core: int, count: int) -> SessionError:
+        return SessionError(f"{self._where}: it is for DLA core {core}, and this board has {count}")
 
     def _load(self, cores: Sequence[int]) -> tuple[LoadedPlan, ...]:
         data = read_plan(self._place)
@@ -278,10 +283,10 @@ def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
     return find_plan(folder, context.engine, context.segment, implementation, read_board())
 
 
-def _cores(context: SegmentContext, implementation: TensorRT) -> tuple[int, ...]:
+def _cores(context: SegmentContext, implementation: TensorRT, count: int) -> tuple[int, ...]:
     """Return the cores to load a plan on: all in turn, that of a session's turn, or of the plan."""
     if implementation.take_turns:
-        cores = tuple(range(max(1, core_count())))
+        cores = tuple(range(max(1, count)))
         turn = context.options.turn
         return cores if turn is None else (cores[turn % len(cores)],)
     return (int(context.segment.processor.removeprefix("dla")),)

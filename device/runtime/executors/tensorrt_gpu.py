@@ -96,7 +96,7 @@ class TensorRTGpuExecutor(Executor):
     def __init__(self, context: SegmentContext, implementation: TensorRTGpu) -> None:
         """Load the plan and take memory for inputs and outputs at their largest sizes.
 
-        Raises LoadRefusedError if TensorRT does not load it, SessionError if the driver refuses.
+        Raises LoadRefusedError if TensorRT does not load it, or the driver refuses.
         """
         self._where = context.where
         self._closed = False
@@ -116,7 +116,7 @@ class TensorRTGpuExecutor(Executor):
         try:
             self._cuda = Context()
         except CudaError as error:
-            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+            raise LoadRefusedError(f"the GPU refuses: {error}") from error
         plan: LoadedPlan | None = None
         try:
             self._cuda.activate()  # TensorRT loads a plan into the context that is current
@@ -135,7 +135,7 @@ class TensorRTGpuExecutor(Executor):
                 plan.close()
             self._cuda.close()
             if isinstance(error, CudaError):
-                raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+                raise LoadRefusedError(f"the GPU refuses: {error}") from error
             raise
 
     @property

@@ -135,6 +135,8 @@ def _line(row: Prepared) -> str:
     if row.problem is not None:
         return f"{row.segment}: no plan: {row.problem}"
     how = "was there" if row.cached else f"built in {row.seconds:.1f} s"
+    if row.fallback:
+        how += " with GPU fallback, to fold constants; all its layers are on the DLA"
     times = ""
     if row.tensorrt_us is not None and row.cuda_us is not None:
         runs = "the kernels run" if row.kernels_run else "TensorRT runs"

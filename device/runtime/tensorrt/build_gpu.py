@@ -5,6 +5,7 @@ from typing import Any
 from device.runtime.tensorrt import request as limits
 from device.runtime.tensorrt.network import (
     RefusedError,
+    Tools,
     parse,
     ports_of,
     set_ranges,
@@ -25,36 +26,26 @@ _TYPES = {
 """The manifest's types in TensorRT's names; not every release has all of them."""
 
 
-def build_for_gpu(
-    trt: Any,  # noqa: ANN401
-    version: str,
-    request: Request,
-    builder: Any,  # noqa: ANN401
-    logger: Any,  # noqa: ANN401
-) -> tuple[Any, Any]:
+def build_for_gpu(tools: Tools, version: str, request: Request) -> tuple[Any, Any]:
     """Return the plan (None: there is none) and the config. Raises RefusedError."""
     target = request.target
     assert isinstance(target, OnGpu)
     release = find_gpu_release(version)
     if release.form is None:
         raise RefusedError(f"TensorRT {version} takes no segment of an engine: {release.why}")
-    network = parse(trt, release.network_flags, request, builder, logger)
-    config = _configure(trt, release, request, target, builder)
-    _set_ports(trt, network, target, typed=release.form == "typed")
+    network = parse(tools, release.network_flags, request.model)
+    config = _configure(tools, release, request, target)
+    _set_ports(tools.trt, network, target, typed=release.form == "typed")
     if release.form == "ranged":
-        set_ranges(trt, network, request)
-    _set_sizes(builder, config, target)
-    return builder.build_serialized_network(network, config), config
+        set_ranges(tools.trt, network, request)
+    _set_sizes(tools.builder, config, target)
+    return tools.builder.build_serialized_network(network, config), config
 
 
-def _configure(
-    trt: Any,  # noqa: ANN401
-    release: GpuRelease,
-    request: Request,
-    target: OnGpu,
-    builder: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
-    config = builder.create_builder_config()
+def _configure(tools: Tools, release: GpuRelease, request: Request, target: OnGpu) -> Any:  # noqa: ANN401
+    trt = tools.trt
+    config = tools.builder.create_builder_config()
+    tools.alive.append(config)
     for name in release.builder_flags.get(target.precision, ()):
         config.set_flag(getattr(trt.BuilderFlag, name))
     config.clear_flag(trt.BuilderFlag.TF32)

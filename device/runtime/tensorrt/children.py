@@ -12,7 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.runtime.tensorrt.messages import explain
+import msgspec
+
+from device.runtime.tensorrt.messages import explain, severity_of, text_of
+from device.runtime.tensorrt.request import Answer, Times
 from device.start.child import guarded
 from device.start.command import module_command
 
@@ -33,27 +36,30 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a child does: its module, and words for it in sentences."""
+    """What a child does: its module, what it answers, and words for it in sentences."""
 
     module: str
+    answer: type[msgspec.Struct]
     noun: str
     doing: str
 
 
-BUILD = Task("device.runtime.tensorrt.build", "build", "it built the segment")
-TIMING = Task("device.runtime.tensorrt.compare", "timing", "the segment was timed")
+BUILD = Task("device.runtime.tensorrt.build", Answer, "build", "it built the segment")
+TIMING = Task("device.runtime.tensorrt.compare", Times, "timing", "the segment was timed")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last line that a child printed, or why there is none.
+    """The answer that a child printed, or why there is none.
 
+    `late`: how the child ended after its answer, if not in order, which takes nothing from it.
     `limit_s`, `limit_bytes`: the limit that ended it. `passing`: something else than TensorRT did,
     and another try may go well.
     """
 
     answer: bytes = b""
     problem: str = ""
+    late: str = ""
     limit_s: float = 0.0
     limit_bytes: int = 0
     passing: bool = False
@@ -82,17 +88,15 @@ def run_child(task: Task, request: Path, log: Path, watch: Watch) -> Ended:
             start_new_session=True,
         ) as child,
     ):
-        limited = _watch(task, child, begin_s, watch)
-    if limited is not None:
-        return limited
-    if child.returncode != 0:
+        ended = _watch(task, child, begin_s, watch)
+    if ended is None and child.returncode != 0:
         # TensorRT crashes with another signal; one that ends in order has answered.
         passing = child.returncode > 0 or child.returncode == -signal.SIGKILL
-        return Ended(problem=_death(task, child.returncode, stderr, log), passing=passing)
-    lines = stdout.read_bytes().splitlines()
-    if not lines:
-        return Ended(problem=f"the {task.noun} gave no answer", passing=True)
-    return Ended(answer=lines[-1])
+        ended = Ended(problem=_death(task, child.returncode, stderr, log), passing=passing)
+    answer = _answer(task, stdout)
+    if answer:
+        return Ended(answer=answer, late="" if ended is None else ended.problem)
+    return ended or Ended(problem=f"the {task.noun} gave no answer", passing=True)
 
 
 def total_limit_problem(limits: Limits) -> str:
@@ -138,6 +142,19 @@ def _watch(
             child.wait()
 
 
+def _answer(task: Task, stdout: Path) -> bytes:
+    """Return the answer in the output of a child, b"" if none is whole.
+
+    TensorRT and the DLA's runtime write there, too.
+    """
+    *lines, _ = stdout.read_bytes().split(b"\n")  # behind the last end of a line: no whole line
+    for line in reversed(lines):
+        with suppress(msgspec.DecodeError):
+            msgspec.json.decode(line, type=task.answer)
+            return line
+    return b""
+
+
 def _resident_bytes(pid: int) -> int:
     """The resident memory of a process, 0 once it has ended."""
     try:
@@ -152,9 +169,9 @@ def _death(task: Task, status: int, errors: Path, log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     if status < 0:
         name = signal.Signals(-status).name
-        last = f", after: {lines[-1]}" if lines else ""
+        last = f", after: {text_of(lines[-1])}" if lines else ""
         reason = f"TensorRT crashed ({name}) while {task.doing}{last}"
-        known = explain(lines)
+        known = explain(line for line in lines if severity_of(line) == "error")
         return f"{reason}; {known}" if known else reason
     text = errors.read_text(errors="replace").strip().splitlines()
     return f"the {task.noun} failed: {text[-1] if text else f'exit status {status}'}"

@@ -20,6 +20,7 @@ from device.engine.manifest import Segment, TensorInfo
 from device.errors import TandemError
 from device.runtime.executors import cuda, tensorrt_gpu
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
+from device.runtime.tensorrt.build import leave_with
 from device.runtime.tensorrt.request import Times, TimesRequest
 
 Array = npt.NDArray[Any]
@@ -29,8 +30,8 @@ MAX_SECONDS = 3.0  # of rounds that begin
 _SEED = 17
 
 
-def main(argv: list[str]) -> int:
-    """Time the segment of the request in the file `argv[1]`."""
+def main(argv: list[str]) -> None:
+    """Time the segment of the request in the file `argv[1]`; this does not return."""
     request = msgspec.json.decode(Path(argv[1]).read_bytes(), type=TimesRequest)
     try:
         with open_engine(request.engine) as engine:
@@ -38,8 +39,9 @@ def main(argv: list[str]) -> int:
             times = time_both(engine, segments[request.segment], Path(request.plans))
     except TandemError as error:
         times = Times(problem=str(error))
-    sys.stdout.write(msgspec.json.encode(times).decode() + "\n")
-    return 0
+    except ImportError as error:
+        times = Times(problem=f"TensorRT cannot be loaded: {error}")
+    leave_with(times)
 
 
 def time_both(engine: Engine, segment: Segment, plans: Path) -> Times:
@@ -109,4 +111,4 @@ def _feeds(inputs: list[TensorInfo], sizes: Mapping[str, int]) -> dict[str, Arra
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    main(sys.argv)

@@ -1,11 +1,18 @@
-"""A finished plan, loaded on one DLA core or on the GPU."""
+"""A finished plan, loaded on one DLA core or on the GPU.
 
-from collections.abc import Mapping
+TensorRT's bindings raise what its C++ raises, return None for null pointers, and fail to import
+where a library is missing. Of a plan that is loaded each of these is a LoadRefusedError, so that
+another implementation of the segment runs; of one that runs it is a SessionError.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from device.errors import SessionError
+from device.errors import SessionError, TandemError
 from device.runtime.cuda.context import Stream
 from device.runtime.executors.protocol import LoadRefusedError
+from device.runtime.tensorrt.messages import explain
 
 
 class LoadedPlan:
@@ -16,11 +23,16 @@ class LoadedPlan:
 
         Raises LoadRefusedError: there is no such core, or TensorRT does not load the plan.
         """
-        import tensorrt as trt
-
         self.core = core
         self._where = where
-        self._runtime: Any = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+        with refused("its plan is loaded"):
+            self._load(data)
+
+    def _load(self, data: bytes) -> None:
+        import tensorrt as trt
+
+        core = self.core
+        self._runtime: Any = _runtime()
         if core is not None:
             cores = int(self._runtime.num_DLA_cores)
             if core >= cores:
@@ -47,7 +59,9 @@ class LoadedPlan:
         Raises SessionError: TensorRT does not take them.
         """
         for name, shape in shapes.items():
-            if not self._execution.set_input_shape(name, shape):
+            with self._failing("takes a shape"):
+                taken = self._execution.set_input_shape(name, shape)
+            if not taken:
                 raise SessionError(
                     f"{self._where}: TensorRT does not take the shape {shape} of input {name!r}"
                 )
@@ -58,9 +72,13 @@ class LoadedPlan:
         Raises SessionError: TensorRT does not take it.
         """
         for name, address in addresses.items():
-            if not self._execution.set_tensor_address(name, address):
+            with self._failing("takes an address"):
+                taken = self._execution.set_tensor_address(name, address)
+            if not taken:
                 raise SessionError(f"{self._where}: its plan has no input or output {name!r}")
-        if not self._execution.execute_async_v3(stream.handle.value or 0):
+        with self._failing("enqueues it"):
+            taken = self._execution.execute_async_v3(stream.handle.value or 0)
+        if not taken:
             place = "the GPU" if self.core is None else f"DLA core {self.core}"
             raise SessionError(f"{self._where} failed: TensorRT does not enqueue it on {place}")
 
@@ -68,9 +86,47 @@ class LoadedPlan:
         """Release the plan: context, engine, runtime."""
         del self._execution, self._engine, self._runtime
 
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        """Turn what TensorRT raises into a SessionError."""
+        try:
+            yield
+        except Exception as error:  # C++ may raise anything
+            raise SessionError(
+                f"{self._where} failed: TensorRT raises {_text(error)} as it {doing}"
+            ) from error
+
+
+@contextmanager
+def refused(doing: str) -> Iterator[None]:
+    """Turn what TensorRT raises into a LoadRefusedError. `doing`: when, in its sentence."""
+    try:
+        yield
+    except TandemError:
+        raise
+    except ImportError as error:
+        known = explain([str(error)])
+        raise LoadRefusedError(
+            f"TensorRT cannot be loaded: {error}{f'; {known}' if known else ''}"
+        ) from error
+    except Exception as error:  # C++ may raise anything
+        known = explain([str(error)])
+        raise LoadRefusedError(
+            f"TensorRT raises {_text(error)} as {doing}{f'; {known}' if known else ''}"
+        ) from error
+
 
 def core_count() -> int:
-    """Return the number of DLA cores that TensorRT finds."""
+    """Return the number of DLA cores that TensorRT finds. Raises LoadRefusedError."""
+    with refused("DLA cores are counted"):
+        return int(_runtime().num_DLA_cores)
+
+
+def _runtime() -> Any:  # noqa: ANN401
     import tensorrt as trt
 
-    return int(trt.Runtime(trt.Logger(trt.Logger.ERROR)).num_DLA_cores)
+    return trt.Runtime(trt.Logger(trt.Logger.ERROR))
+
+
+def _text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

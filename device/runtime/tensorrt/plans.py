@@ -58,7 +58,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `limit_s`, `limit_bytes`: of time or memory, if that ended the build. `passing`: something else
     than TensorRT ended it, such as a kill by the system or a full disk. `compared`: a segment on
-    the GPU that has kernels, too.
+    the GPU that has kernels, too. `fallback`: it was built with GPU fallback, and every layer is on
+    the DLA.
     """
 
     format: int
@@ -72,6 +73,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit_bytes: int = 0
     passing: bool = False
     compared: Comparison | None = None
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, TensorRT, TensorRTGpu
 from device.errors import SessionError
+from device.files import FULL_DISK, disk_problem
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.tensorrt.board import Board
 from device.runtime.tensorrt.children import (
@@ -60,7 +61,8 @@ class Prepared:
     """One segment. `problem`: why it has no plan, or one that cannot be timed.
 
     `cached`: nothing was built or timed now. `tensorrt_us`, `cuda_us`: the medians of a segment on
-    the GPU that has kernels, too; `kernels_run`: they are faster than its plan.
+    the GPU that has kernels, too; `kernels_run`: they are faster than its plan. `fallback`: it was
+    built with GPU fallback, and every layer is on the DLA.
     """
 
     segment: str
@@ -71,6 +73,7 @@ class Prepared:
     tensorrt_us: float | None = None
     cuda_us: float | None = None
     kernels_run: bool = False
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
                     continue
                 kernels = _kernels(segment, implementation)
                 part = _Part(segment, implementation, plan, kernels, end_s)
-                prepared.append(_prepare(job, part, again=again))
+                prepared.append(_prepare_on_disk(job, part, again=again))
                 kept.add(plan.key)
                 if plan.path.with_suffix(".json").exists():
                     note_use(plan)
@@ -153,6 +156,17 @@ def _kernels(segment: Segment, implementation: TensorRT | TensorRTGpu) -> Cuda |
         return None
 
 
+def _prepare_on_disk(job: Job, part: _Part, *, again: bool) -> Prepared:
+    """Prepare a segment; a full disk is its problem alone, and nothing is kept of it."""
+    try:
+        return _prepare(job, part, again=again)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        problem = disk_problem(part.plan.path, error)
+        return Prepared(part.segment.name, False, 0.0, (), problem)
+
+
 def _prepare(job: Job, part: _Part, *, again: bool) -> Prepared:
     """Return what the store says of a segment; build and time what it lacks."""
     begin_s = time.monotonic()
@@ -175,18 +189,16 @@ def _prepare(job: Job, part: _Part, *, again: bool) -> Prepared:
 def _prepared(
     part: _Part, record: Record, compared: Comparison | None, *, seconds: float, cached: bool
 ) -> Prepared:
-    row = Prepared(part.segment.name, cached, seconds, record.refused_layers, record.problem)
-    if compared is None:
-        return row
     return Prepared(
-        segment=row.segment,
+        segment=part.segment.name,
         cached=cached,
         seconds=seconds,
-        refused_layers=row.refused_layers,
-        problem=row.problem,
-        tensorrt_us=compared.tensorrt_us,
-        cuda_us=compared.cuda_us,
-        kernels_run=not compared.tensorrt_is_faster,
+        refused_layers=record.refused_layers,
+        problem=record.problem,
+        tensorrt_us=None if compared is None else compared.tensorrt_us,
+        cuda_us=None if compared is None else compared.cuda_us,
+        kernels_run=compared is not None and not compared.tensorrt_is_faster,
+        fallback=record.fallback,
     )
 
 
@@ -241,20 +253,24 @@ def _build(job: Job, part: _Part, work: Path) -> Record:
     path = work / "request.json"
     path.write_bytes(msgspec.json.encode(request))
     ended = run_child(BUILD, path, log, _watch(job, part))
-    answer, ended = _answer(job, ended)
+    answer = _answer(job, ended, work / "plan")
     record = Record(
         format=FORMAT,
         segment=part.segment.name,
         board=asdict(job.board),
-        sha256="" if answer.problem else digest(work / "plan"),
+        sha256=answer.plan_sha256,
         seconds=time.monotonic() - begin_s,
         refused_layers=answer.refused_layers,
         problem=answer.problem,
         limit_s=ended.limit_s,
         limit_bytes=ended.limit_bytes,
-        passing=ended.passing,
+        passing=answer.passing,
+        fallback=answer.fallback,
     )
     keep_plan(plan, record, None if answer.problem else work / "plan")
+    if ended.late:
+        with suppress(OSError), log.open("a") as file:
+            file.write(f"[W] after the answer was complete: {ended.late}\n")
     return record
 
 
@@ -297,15 +313,18 @@ def _watch(job: Job, part: _Part) -> Watch:
     return Watch(job.limits, part.end_s, partial(job.on_progress, part.segment.name))
 
 
-def _answer(job: Job, ended: Ended) -> tuple[Answer, Ended]:
-    """Return what a build answered, or how it ended in the place of an answer."""
+def _answer(job: Job, ended: Ended, plan: Path) -> Answer:
+    """Return what a build answered, or how it ended in the place of an answer.
+
+    A plan that is not whole, such as one of a child that died as it wrote, is none.
+    """
     if ended.problem:
-        return Answer(tensorrt=job.board.tensorrt, problem=ended.problem), ended
-    try:
-        return msgspec.json.decode(ended.answer, type=Answer), ended
-    except ValueError as error:
-        problem = f"the build gave no answer ({error})"
-        return Answer(tensorrt=job.board.tensorrt, problem=problem), Ended(passing=True)
+        return Answer(tensorrt=job.board.tensorrt, problem=ended.problem, passing=ended.passing)
+    answer = msgspec.json.decode(ended.answer, type=Answer)
+    if answer.problem is None and (not plan.exists() or digest(plan) != answer.plan_sha256):
+        problem = "the build's plan is not whole; run `tandem-agent prepare` again"
+        return msgspec.structs.replace(answer, problem=problem, passing=True, plan_sha256="")
+    return answer
 
 
 @contextmanager

@@ -28,9 +28,13 @@ _R = TypeVar("_R", bound=_Row)
 class Release:
     """TensorRT from `first` on, before `end`. `form` None: it has no DLA on Jetson, `why`.
 
-    `network_flags`, `builder_flags`: members of NetworkDefinitionCreationFlag and BuilderFlag.
-    `int8_flags` are added for a segment with ranges. GPU_FALLBACK is in no row: a layer that the
-    DLA refuses must fail the build, not run on the GPU in silence.
+    `network_flags`, `builder_flags`, `parser_flags`: members of NetworkDefinitionCreationFlag,
+    BuilderFlag and OnnxParserFlag. `int8_flags` are added for a segment with ranges. GPU_FALLBACK
+    is in no row: a layer that the DLA refuses must fail the build, not run on the GPU in silence.
+
+    ADJUST_FOR_DLA (from 10.16 on) lets the parser rewrite layers so that the DLA takes them.
+    NVIDIA's page on strongly typed networks for DLA sets it for every ONNX file; before 11.4.1 no
+    release with a DLA has it.
     """
 
     first: Version
@@ -39,6 +43,7 @@ class Release:
     network_flags: tuple[str, ...] = ()
     builder_flags: tuple[str, ...] = ()
     int8_flags: tuple[str, ...] = ()
+    parser_flags: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -50,7 +55,8 @@ RELEASES: tuple[Release, ...] = (
             ("FP16", "DIRECT_IO", "OBEY_PRECISION_CONSTRAINTS"), ("INT8",)),
     Release((10, 8), (11, 4, 1), None,
             why="10.8 to 11.4.0 have no DLA on Jetson; JetPack 6 has 10.3, 7.2.2 has 11.4.1"),
-    Release((11, 4, 1), None, "typed", ("STRONGLY_TYPED",), ("DIRECT_IO",)),
+    Release((11, 4, 1), None, "typed", ("STRONGLY_TYPED",), ("DIRECT_IO",),
+            parser_flags=("ADJUST_FOR_DLA",)),
 )  # fmt: skip
 
 

@@ -73,12 +73,17 @@ class Answer(_Value, frozen=True, kw_only=True):
     """What came of it. `problem`: why there is no plan.
 
     `refused_layers`: those that TensorRT says the DLA does not run, before it builds. Each differs
-    from a rule of Tandem's table.
+    from a rule of Tandem's table. `fallback`: it was built with GPU fallback, and every layer is on
+    the DLA. `passing`: something else than TensorRT is to blame, such as a full disk.
+    `plan_sha256`: of the whole plan.
     """
 
     tensorrt: str
     refused_layers: tuple[str, ...] = ()
     problem: str | None = None
+    fallback: bool = False
+    passing: bool = False
+    plan_sha256: str = ""
 
 
 class TimesRequest(_Value, frozen=True, kw_only=True):

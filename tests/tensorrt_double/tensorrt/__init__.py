@@ -8,6 +8,7 @@ dla_rules and dla_network, written apart from Tandem's own), and computes with o
     TENSORRT_DOUBLE_API      the file with the API
     TENSORRT_DOUBLE_VERSION  what `__version__` says
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
+    TENSORRT_DOUBLE_INJECT   which call fails, and how: see injected.py beside this file
 
 A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
@@ -24,6 +25,7 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -55,8 +57,12 @@ def _enum(name):
 BuilderFlag = _enum("BuilderFlag")
 DataType = _enum("DataType")
 DeviceType = _enum("DeviceType")
+LayerInformationFormat = _enum("LayerInformationFormat")
+LayerType = _enum("LayerType")
 MemoryPoolType = _enum("MemoryPoolType")
 NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
+OnnxParserFlag = _enum("OnnxParserFlag")
+ProfilingVerbosity = _enum("ProfilingVerbosity")
 TensorFormat = _enum("TensorFormat")
 TensorIOMode = _enum("TensorIOMode")
 
@@ -64,6 +70,10 @@ _DTYPES = {"INT8": np.int8, "HALF": np.float16, "FLOAT": np.float32, "INT32": np
            "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8}  # fmt: skip
 _ONNX = {1: "FLOAT", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
 _IMPLICIT = {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}
+_LAYERS = {"Constant": "CONSTANT", "Conv": "CONVOLUTION", "Concat": "CONCATENATION",
+           "MaxPool": "POOLING", "AveragePool": "POOLING", "Relu": "ACTIVATION",
+           "Reshape": "SHUFFLE", "QuantizeLinear": "QUANTIZE",
+           "DequantizeLinear": "DEQUANTIZE"}  # fmt: skip
 _BASIC = {"int": int, "str": str, "float": (int, float), "bool": bool,
           "typing.SupportsInt": int, "buffer": (bytes, bytearray, memoryview),
           "typing_extensions.Buffer": (bytes, bytearray, memoryview)}  # fmt: skip
@@ -226,9 +236,10 @@ class ITensor:
 class ILayer:
     """A layer: one node, or a constant that a layer reads."""
 
-    def __init__(self, name, outputs, network, rules=None):
-        self._outputs, self._network, self._rules = outputs, network, rules
-        self.name, self._precision = name, None
+    def __init__(self, node, outputs, inputs=(), *, network=None, rules=None):
+        self._node, self._outputs, self._inputs = node, outputs, inputs
+        self._network, self._rules = network, rules
+        self.name, self._precision = node.name, None
 
     @property
     def precision(self):
@@ -239,8 +250,19 @@ class ILayer:
         self._precision = precision
 
     @property
+    def type(self):
+        return LayerType[_LAYERS.get(self._node.op_type, "ELEMENTWISE")]
+
+    @property
+    def num_inputs(self):
+        return len(self._inputs)
+
+    @property
     def num_outputs(self):
         return len(self._outputs)
+
+    def get_input(self, index):
+        return self._inputs[index]
 
     def get_output(self, index):
         return self._outputs[index]
@@ -286,7 +308,13 @@ class OnnxParser:
 
     def __init__(self, network, logger):
         assert logger._made
-        self._network, self._errors = network, []
+        self._network, self._errors, self._parser_flags = network, [], set()
+
+    def set_flag(self, flag):
+        self._parser_flags.add(flag.name)
+
+    def set_builder_config(self, builder_config):
+        return True
 
     num_errors = property(lambda self: len(self._errors))
 
@@ -309,6 +337,7 @@ class OnnxParser:
             return False
         network = self._network
         network._onnx = proto.SerializeToString()
+        network._logger.log(ILogger.INFO, f"parsed with {sorted(self._parser_flags)}")
         tensors = {}
         for value in (*proto.graph.input, *proto.graph.output):
             dims = value.type.tensor_type.shape.dim
@@ -323,12 +352,14 @@ class OnnxParser:
         rules = onnx_layers.layers_of(proto)
         for constant in dla_network.constants_of(rules):
             output = ITensor(constant.name, constant.shape, DataType.FLOAT)
-            network._layers.append(ILayer(constant.name, [output], network))
+            node = SimpleNamespace(name=constant.name, op_type="Constant")
+            network._layers.append(ILayer(node, [output]))
         for node, layer in zip(proto.graph.node, rules, strict=True):
             outputs = [
                 tensors.setdefault(name, ITensor(name, (), DataType.FLOAT)) for name in node.output
             ]
-            network._layers.append(ILayer(node.name, outputs, network, layer))
+            inputs = [tensors[name] for name in node.input if name in tensors]
+            network._layers.append(ILayer(node, outputs, inputs, network=network, rules=layer))
         return True
 
 
@@ -370,6 +401,7 @@ class IBuilderConfig:
         self._flags, self._pools, self._cache = {"TF32"}, {}, None
         self._sizes = {}
         self.default_device_type, self.DLA_core = DeviceType.GPU, -1
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     def set_flag(self, flag):
         self._flags.add(flag.name)
@@ -440,7 +472,6 @@ class Builder:
     def build_serialized_network(self, network, config):
         log = partial(_log, self._logger)
         log(ILogger.INFO, f"building with {sorted(config._flags)} and {sorted(config._pools)}")
-        assert "GPU_FALLBACK" not in config._flags
         on_dla = config.default_device_type == DeviceType.DLA
         if on_dla:
             assert config.DLA_core >= 0
@@ -466,17 +497,33 @@ class Builder:
         if _fail == "refuse":
             log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
             return None
-        refused = _refusals(network, config) if on_dla else []
-        for text in refused:
-            log(ILogger.ERROR, text)
-        return None if refused else _Memory(_serialize(network, on_dla))
+        return _build(network, config, on_dla, log)
+
+
+def _build(network, config, on_dla, log):
+    refused, elsewhere = _refusals(network, config) if on_dla else ([], [])
+    for text in refused:
+        log(ILogger.ERROR, text)
+    rows = _layers(config, on_dla, log, elsewhere)
+    return None if refused else _Memory(_serialize(network, on_dla, rows))
 
 
 def _refusals(network, config):
-    """Why the DLA does not take a network without the GPU's help."""
-    constants = [layer.name for layer in network._layers if layer._rules is None]
-    texts = [f"Layer '{name}' (CONSTANT): Unsupported on DLA." for name in constants]
-    return texts + list(dla_network.refusals(_as_built(network, config)))
+    """Why the DLA does not take a network; with GPU fallback also the layers that run there then.
+
+    Fallback folds constants into the layers that read them (matrix, row Constant).
+    """
+    built = _as_built(network, config)
+    texts, layers = list(dla_network.refusals(built)), dict(dla_network.layer_refusals(built))
+    if "GPU_FALLBACK" in config._flags:
+        return texts, list(layers)
+    layers |= {
+        layer.name: f"Default DLA is enabled but layer {layer.name} is not supported on DLA and "
+        "falling back to GPU is not enabled."
+        for layer in network._layers
+        if layer._node.op_type == "Constant"
+    }
+    return [*layers.values(), *texts], []
 
 
 def _is_typed(network):
@@ -512,6 +559,15 @@ def _as_built(network, config):
     )
 
 
+def _layers(config, on_dla, log, elsewhere=()):
+    """What the inspector says of the layers, and the log before."""
+    row = {"Name": "{ForeignNode[first...last]}", "LayerType": "DLA" if on_dla else "Myelin"}
+    log(ILogger.VERBOSE, f"[{'DlaLayer' if on_dla else 'GpuLayer'}] {row['Name']}")
+    rows = [row, *({"Name": name, "LayerType": "CaskConvolution"} for name in elsewhere)]
+    detailed = config.profiling_verbosity == ProfilingVerbosity.DETAILED
+    return [row if detailed else row["Name"] for row in rows]
+
+
 def _check_gpu(network, config):
     assert config.DLA_core == -1
     assert not any(pool.startswith("DLA_") for pool in config._pools)
@@ -525,7 +581,7 @@ def _check_gpu(network, config):
             assert tensor.name in config._sizes, f"{tensor.name} is dynamic, without a profile"
 
 
-def _serialize(network, on_dla):
+def _serialize(network, on_dla, layers):
     ports = {}
     for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
         for tensor in tensors:
@@ -544,10 +600,9 @@ def _serialize(network, on_dla):
             assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
         else:
             assert port["format"] == "LINEAR", name
-    head = {"version": __version__, "ports": ports, "dla": on_dla, "loadables": 0}
-    if on_dla:
-        rules = [layer._rules for layer in network._layers if layer._rules is not None]
-        head["loadables"] = dla_network.loadables(rules)
+    head = {"version": __version__, "ports": ports, "dla": on_dla, "layers": layers}
+    rules = [layer._rules for layer in network._layers if layer._rules is not None]
+    head["loadables"] = dla_network.loadables(rules) if on_dla else 0
     head = json.dumps(head).encode()
     return b"TRTDOUBLE" + len(head).to_bytes(8, "little") + head + network._onnx
 
@@ -601,6 +656,21 @@ class ICudaEngine:
 
     def create_execution_context(self):
         return IExecutionContext(self._head, self._model)
+
+    def create_engine_inspector(self):
+        return EngineInspector(self._head["layers"])
+
+
+@_strict
+class EngineInspector:
+    """Says which layers a plan has."""
+
+    def __init__(self, layers):
+        self._layers = layers
+
+    def get_engine_information(self, format):
+        assert format == LayerInformationFormat.JSON
+        return json.dumps({"Layers": self._layers, "Bindings": []})
 
 
 @_strict
@@ -737,3 +807,8 @@ def _write(port, address, array):
     full = np.zeros((n, blocks * vector, h, w), memory.dtype)
     full[:, : array.shape[1]] = array.reshape(n, array.shape[1], h, w).astype(memory.dtype)
     memory[:] = full.reshape(n, blocks, vector, h, w).transpose(0, 1, 3, 4, 2)
+
+
+from . import injected  # noqa: E402  (it changes what is above)
+
+injected.apply(globals())

@@ -177,10 +177,10 @@ class _Row:
     own: _Own | None = None
     matched: bool = False
 
-    def add(self, exact: Array | None, gpu: Array, dla: Array) -> None:
+    def add(self, exact: Array | None, gpu: Array, dla: Array, sample: int) -> None:
         if exact is not None and exact.shape == gpu.shape == dla.shape:
-            self.gpu.add(exact, gpu)
-            self.dla.add(exact, dla)
+            self.gpu.add(exact, gpu, sample)
+            self.dla.add(exact, dla, sample)
             self.matched = True
 
     def result(self) -> TensorRow:
@@ -243,7 +243,7 @@ class Comparer:
             row = self._of_outputs.setdefault(
                 tensor, _Row(TensorRow(tensor, "", "", "", "", None, None))
             )
-            row.add(exact.get(tensor), gpu[tensor], dla[tensor])
+            row.add(exact.get(tensor), gpu[tensor], dla[tensor], len(self._samples))
         self._samples.append(name or f"sample {len(self._samples)}")
 
     def comparison(
@@ -281,7 +281,7 @@ class Comparer:
             if tensor not in gpu or gpu[tensor].dtype.kind != "f":
                 continue
             row = self._row(segment, node, op, tensor)
-            row.add(exact.get(tensor), gpu[tensor], dla[tensor])
+            row.add(exact.get(tensor), gpu[tensor], dla[tensor], len(self._samples))
 
     def _row(self, segment: Segment, node: str, op: str, tensor: str) -> _Row:
         empty = TensorRow(tensor, node, op, segment.name, segment.processor, None, None)
@@ -322,12 +322,12 @@ class Comparer:
                 if alone.scale is None
                 else graphs.astype(np.float32) * np.float32(alone.scale)
             )
-            row.add(exact.get(layer.tensor), in_real, free.real())
+            row.add(exact.get(layer.tensor), in_real, free.real(), len(self._samples))
             row.own = row.own or _Own()
             row.own.leaves = layer.tensor in trace.leaving
             result = exact_result(layer, gpu)
             variants = causes.Variants(exact_bias.numbers, ideal.numbers)
-            _add_own(row.own, layer, alone, variants, (graphs, result))
+            _add_own(row.own, layer, alone, variants, (graphs, result), sample=len(self._samples))
             if layer.ops & ELEMENT_WISE:
                 _add_shared(row.own, layer, exact)
             elif layer.ops & causes.AVERAGES and alone.scale is not None:
@@ -346,6 +346,8 @@ def _add_own(
     alone: LayerResult,
     variants: causes.Variants,
     of_graph: tuple[Array, Array],
+    *,
+    sample: int,
 ) -> None:
     """`of_graph`: the layer's numbers in the Q/DQ graph, and its result before rounding."""
     graphs, result = of_graph
@@ -354,16 +356,16 @@ def _add_own(
     own.elements += different.size
     own.differing += count
     if alone.scale is None:
-        own.gpu.add(result, graphs)
-        own.dla.add(result, alone.numbers)
+        own.gpu.add(result, graphs, sample)
+        own.dla.add(result, alone.numbers, sample)
         if count:
             own.causes[causes.FP16] = own.causes.get(causes.FP16, 0) + count
         return
     steps = np.asarray(result, np.float64) / alone.scale
     inside = np.clip(steps, -128, 127)  # what both clip is no difference of arithmetic
-    own.gpu.add(inside, graphs)
-    own.dla.add(inside, alone.numbers)
-    own.steps.add(graphs, alone.numbers)
+    own.gpu.add(inside, graphs, sample)
+    own.dla.add(inside, alone.numbers, sample)
+    own.steps.add(graphs, alone.numbers, sample)
     own.clipped_db = max(own.clipped_db, causes.clipping_cost_db(result, alone.scale))
     counts = causes.causes_of(alone.numbers, graphs, variants, steps, layer.ops)
     for cause, number in counts.items():

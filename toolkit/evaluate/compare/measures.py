@@ -39,10 +39,9 @@ class ErrorTally:
         """Start with no samples."""
         self._signal = self._noise = self._power = self._product = 0.0
         self._worst: Worst | None = None
-        self._samples = 0
 
-    def add(self, expected: Array, found: Array) -> None:
-        """Count one sample; both arrays have one shape."""
+    def add(self, expected: Array, found: Array, sample: int) -> None:
+        """Count arrays of one shape; a tensor may have several in a sample, by its number."""
         y, z = np.asarray(expected, np.float64), np.asarray(found, np.float64)
         distance = np.abs(z - y)
         self._signal += float(np.vdot(y, y))
@@ -55,8 +54,7 @@ class ErrorTally:
             largest = 0.0 if so_far is None else abs(so_far.found - so_far.expected)
             if distance[at] > largest:
                 index = tuple(int(i) for i in at)
-                self._worst = Worst(self._samples, index, float(y[at]), float(z[at]))
-        self._samples += 1
+                self._worst = Worst(sample, index, float(y[at]), float(z[at]))
 
     def error(self) -> Error:
         """Return the figures of all samples."""

@@ -129,10 +129,6 @@ class CostModel:
         """The power of the idle board in W, 0 where it is not known."""
         return 0.0 if self._idle is None else self._idle.value
 
-    def idle_mj(self, time_us: float) -> float:
-        """Return what the idle board takes in a time, in mJ."""
-        return self.idle_w * time_us * 1e-3
-
     def spread(self, part: Part) -> Spread:
         """Return how far off figures of a part of this network are: see `costs/errors.py`."""
         fitted = part != "gpu" or self._board.name in self._constants.fitted_devices

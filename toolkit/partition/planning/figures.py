@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from toolkit.partition.costs.errors import Interval, Spread, largest, total
 from toolkit.partition.costs.model import CostModel
-from toolkit.partition.planning.rates import busiest_us, frames_per_second
-from toolkit.partition.solver.assess import Cost, assess, share_of
+from toolkit.partition.planning.rates import busiest_us, full_rate
+from toolkit.partition.solver.assess import Cost, assess, idle_mj, share_of
 from toolkit.partition.solver.problem import Network, Placement, Problem
 
 Bounds = tuple[float, float]
@@ -17,11 +17,10 @@ class Figures:
     """One placement: the times of one frame, and frames per second with frames in flight.
 
     `busiest_us` is the load of the busiest processor; `gpu_us` how long the GPU is busy, crossings
-    included; `frames_per_second` is simulated, with queues and contention for the memory.
-    `energy_mj` is that of a frame with others before and behind it, of which the idle board takes
-    `idle_mj`: over the latency, or with frames in flight over the time between two of them; at a
-    rate that is 0, because the board takes it anyhow. `intervals`: where 80 % of boards and models
-    like these are, by field.
+    included; `frames_per_second` is the full rate, with contention for the memory (`rates.py`).
+    `energy_mj` is that of a frame at full rate, of which the idle board takes `idle_mj` from one
+    frame to the next; at a given rate that is 0, because the board takes it anyhow.
+    `intervals`: where 80 % of boards and models like these are, by field.
     """
 
     name: str
@@ -45,25 +44,19 @@ def figures(
     costs: CostModel,
     *,
     broken: tuple[str, ...] = (),
-    frames_in_flight: bool = False,
 ) -> Figures:
-    """Return the figures of a placement; `broken`: the limits that it does not keep.
-
-    `frames_in_flight`: frames share the idle power, which the costs leave out then.
-    """
+    """Return the figures of a placement; `broken`: the limits that it does not keep."""
     cost = assess(problem, network, placement[network.name])
-    rate = frames_per_second(problem, network, placement)
-    idle_mj = 0.0
-    if network.rate_hz is None:
-        idle_mj = costs.idle_mj(1e6 / rate if frames_in_flight else cost.latency_us)
-    energy_mj = cost.energy_mj + (idle_mj if frames_in_flight else 0.0)
+    rate = full_rate(problem, network, placement).frames_per_second
+    idle = idle_mj(problem, 1e6 / rate)
+    energy_mj = cost.energy_mj + idle
     return Figures(
         name=name,
         latency_us=cost.latency_us,
         busiest_us=busiest_us(problem, cost),
         gpu_us=cost.load_us.get("gpu", 0.0),
         energy_mj=energy_mj,
-        idle_mj=idle_mj,
+        idle_mj=idle,
         frames_per_second=rate,
         segments=len(cost.segments),
         crossings=len(cost.crossings),

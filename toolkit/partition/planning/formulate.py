@@ -54,13 +54,11 @@ def formulate(
     *,
     outputs: Iterable[str],
     rate_hz: float | None = None,
-    idle_w: float = 0.0,
 ) -> Formulated:
     """Return the network of a graph.
 
     `views` are its nodes in running order, `refused` those that no DLA takes, `outputs` the
-    graph's own. The first of `processors` takes every node. Energies hold `idle_w` meanwhile: see
-    `idle_of`.
+    graph's own. The first of `processors` takes every node. Energies are beyond the idle board.
     """
     off_dla = frozenset(refused)
     wholes = fuse(views)
@@ -77,20 +75,11 @@ def formulate(
         shares += shared
         extra |= _extra(group, own, shared, off_dla)
     task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
-    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs, idle_w))
+    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
     ends = frozenset(outputs) if first == "gpu" else None
-    flows = tuple(_flows(views, task_of, ends, costs, extra=extra, idle_w=idle_w))
+    flows = tuple(_flows(views, task_of, ends, costs, extra=extra))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
-
-
-def idle_of(costs: CostModel, *, rated: bool, frames_in_flight: bool) -> float:
-    """Return the power in W of the idle board, where it counts with all that a frame does.
-
-    That is where one frame follows the other. With frames in flight they share it, and at a rate
-    the board takes it anyhow.
-    """
-    return 0.0 if rated or frames_in_flight else costs.idle_w
 
 
 def _parts(kernel: FusedKernel, off_dla: frozenset[str]) -> tuple[FusedKernel, ...]:
@@ -145,13 +134,12 @@ def _tasks(
     off_dla: frozenset[str],
     prices: Mapping[Processor, Sequence[NodeCost]],
     costs: CostModel,
-    idle_w: float,
 ) -> Iterable[Task]:
     processors, generation = tuple(prices), costs.board.dla
     for index, kernel in enumerate(kernels):
         stays = any(v.name in off_dla for v in kernel.nodes)
         node_costs = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
-        yield _task(kernel, node_costs, _stored(kernel, costs.precision, generation), idle_w)
+        yield _task(kernel, node_costs, _stored(kernel, costs.precision, generation))
 
 
 def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | None) -> int:
@@ -161,13 +149,11 @@ def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | 
     return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
 
 
-def _task(
-    kernel: FusedKernel, node_costs: Mapping[Processor, NodeCost], stored: int, idle_w: float
-) -> Task:
+def _task(kernel: FusedKernel, node_costs: Mapping[Processor, NodeCost], stored: int) -> Task:
     return Task(
         name=kernel.head.name,
         time_us={p: cost.time_us for p, cost in node_costs.items()},
-        energy_mj={p: c.energy_mj + idle_w * c.time_us * 1e-3 for p, c in node_costs.items()},
+        energy_mj={p: cost.energy_mj for p, cost in node_costs.items()},
         memory_gbps={p: cost.bandwidth_gbps for p, cost in node_costs.items()},
         weight_bytes=stored,
         lane=_batch_lane(kernel.nodes[0]),
@@ -187,7 +173,6 @@ def _flows(
     costs: CostModel,
     *,
     extra: Mapping[str, CrossingCost],
-    idle_w: float,
 ) -> Iterable[Flow]:
     """Yield the tensors between tasks, and those at the graph's ends.
 
@@ -220,7 +205,7 @@ def _flows(
             targets=targets,
             bytes=size,
             crossing_us={d: c.time_us for d, c in crossings.items()},
-            crossing_mj={d: c.energy_mj + idle_w * c.time_us * 1e-3 for d, c in crossings.items()},
+            crossing_mj={d: c.energy_mj for d, c in crossings.items()},
             output=leaves,
         )
 
@@ -232,20 +217,16 @@ def problem_of(
     limits: Limits,
     *,
     alternate_dlas: bool = False,
-    idle_w: float = 0.0,
 ) -> Problem:
-    """Return the problem of networks that share a board; `idle_w`: as `formulate` takes it."""
-    starts_us = {p: costs.segment_overhead_us(p) for p in processors}
+    """Return the problem of networks that share a board."""
     return Problem(
         networks=tuple(networks),
         processors=tuple(processors),
         crossing_on="gpu" if "gpu" in processors else None,
         limits=limits,
         alternate_dlas=alternate_dlas,
-        segment_us=starts_us,
-        segment_mj={
-            p: costs.segment_overhead_mj(p) + idle_w * time_us * 1e-3
-            for p, time_us in starts_us.items()
-        },
+        segment_us={p: costs.segment_overhead_us(p) for p in processors},
+        segment_mj={p: costs.segment_overhead_mj(p) for p in processors},
         contention=SharedMemory(costs),
+        idle_w=costs.idle_w,
     )

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from device.engine.manifest import Processor
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import Goal
-from toolkit.partition.planning.rates import frames_per_second
+from toolkit.partition.planning.rates import full_rate
 from toolkit.partition.solver.assess import (
+    idle_mj,
     overloads,
     rate_of,
     time_scale,
@@ -92,8 +93,8 @@ def share_gained(
 ) -> float | None:
     """Return the share of the objective that a placement saves, None if one breaks a limit.
 
-    A throughput without rates is that of frames in flight, as the plan shows it: with queues and
-    contention it is less than the busiest processor allows.
+    A throughput without rates is that of frames in flight, as the plan shows it: with contention
+    it is less than the busiest processor allows.
     """
     value, without = _value(problem, aim, placement), _value(problem, aim, other)
     if value is None or without is None or without <= 0:
@@ -101,7 +102,9 @@ def share_gained(
     gain = 1 - value / without
     if aim == "utilisation" and len(problem.networks) == 1 and problem.networks[0].rate_hz is None:
         network = problem.networks[0]
-        rate, slower = (frames_per_second(problem, network, p) for p in (placement, other))
+        rate, slower = (
+            full_rate(problem, network, p).frames_per_second for p in (placement, other)
+        )
         gain = min(gain, 1 - slower / rate) if rate > 0 else gain
     return gain
 
@@ -138,9 +141,9 @@ def _value(problem: Problem, aim: Objective, placement: Placement) -> float | No
 
 def _stake(problem: Problem, network: Network, task: Task, aim: Objective) -> float:
     """Return what a task adds to the objective on the GPU."""
-    if aim == "energy":
-        return rate_of(network) * task.energy_mj.get("gpu", 0.0)
     time_us = task.time_us.get("gpu", 0.0)
+    if aim == "energy":
+        return rate_of(network) * task.energy_mj.get("gpu", 0.0) + idle_mj(problem, time_us)
     if aim == "latency":
         return time_us
     return time_us * rate_of(network) * time_scale(problem, network.name)

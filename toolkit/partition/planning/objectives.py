@@ -35,7 +35,7 @@ GOALS: Mapping[str, Goal] = {
         ("busy share of the busiest processor", "of the time"), True),
     "latency": Goal(
         "latency", ("latency of a frame alone", "us"), ("latency of a frame alone", "us"), False),
-    "energy": Goal("energy", ("energy of a frame", "mJ"), ("power", "mW"), False),
+    "energy": Goal("energy", ("energy of a frame", "mJ"), ("power", "mW"), True),
     "makespan": Goal(
         "makespan", ("time until a frame of each model is done", "us"),
         ("time until a frame of each model is done", "us"), False),

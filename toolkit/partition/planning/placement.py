@@ -16,7 +16,7 @@ from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import Figures, figures, of_frames
-from toolkit.partition.planning.formulate import Formulated, formulate, idle_of, problem_of
+from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.margin import (
     Kept,
     default_min_gain,
@@ -156,8 +156,6 @@ def _formulated(
     alternate = two_cores and (goal.frames_in_flight or len(candidates) > 1)
     if goal.aim == "makespan":  # one frame of each: a core is a place
         processors, alternate = (*processors, *(("dla1",) if two_cores else ())), False
-    rated = any(candidate.rate_hz is not None for candidate in candidates)
-    idle_w = idle_of(candidates[0].costs, rated=rated, frames_in_flight=goal.frames_in_flight)
     formulations = {
         candidate.name: formulate(
             candidate.name,
@@ -167,7 +165,6 @@ def _formulated(
             processors,
             outputs=candidate.outputs,
             rate_hz=candidate.rate_hz,
-            idle_w=idle_w,
         )
         for candidate in candidates
     }
@@ -177,7 +174,6 @@ def _formulated(
         processors,
         limits,
         alternate_dlas=alternate,
-        idle_w=idle_w,
     )
     return formulations, problem
 
@@ -359,14 +355,6 @@ def _figures(
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
         for network, candidate in zip(problem.networks, candidates, strict=True):
-            row = figures(
-                name,
-                problem,
-                network,
-                placement,
-                candidate.costs,
-                broken=broken,
-                frames_in_flight=goal.frames_in_flight,
-            )
+            row = figures(name, problem, network, placement, candidate.costs, broken=broken)
             rows[network.name].append(of_frames(row, candidate.batching.size))
     return {name: tuple(compared) for name, compared in rows.items()}

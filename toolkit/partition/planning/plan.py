@@ -26,7 +26,7 @@ from toolkit.partition.planning.forced import (
 )
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.margin import errors_of
-from toolkit.partition.planning.objectives import DEFAULT, goal_named
+from toolkit.partition.planning.objectives import DEFAULT, Goal, goal_named
 from toolkit.partition.planning.placement import (
     ALLOWED,
     FORCED,
@@ -38,7 +38,7 @@ from toolkit.partition.planning.placement import (
     try_placement,
 )
 from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
-from toolkit.partition.planning.rates import in_flight
+from toolkit.partition.planning.rates import full_rate
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
@@ -47,6 +47,7 @@ from toolkit.partition.solver.problem import Placement
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 SECONDS = 10.0
+UNREADABLE = 5e-4  # of a figure with three digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class Refusal:
 class Search:
     """How the placement was found: its value in the goal's terms, and the proof.
 
+    `gap`: what a better placement could gain of the figure that the plan prints, at most; it is
+    `proven` best where that is nothing that could be read off. `placement_proven`: no placement is
+    better where nobody waits for the memory.
     `min_gain`: the least share that a move to the DLA must gain; `model_error`: what it is unless
     the user asks for another; `foregone`: the share that moves would gain which gain less.
     `time_error`, `energy_error`: the shares below which the model cannot tell figures apart.
@@ -72,6 +76,7 @@ class Search:
     objective: str
     value: float
     proven: bool
+    placement_proven: bool
     gap: float
     seconds: float
     min_gain: float
@@ -132,9 +137,10 @@ class Plan:
     """Placements of one model with reasons, its segments, and their predicted costs.
 
     `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
-    on the DLA, and a greedy choice. `simulated`: frames at the rate, or `in_flight` of them under
-    way together, with contention for the memory. Times are of a run of `batching.size` frames,
-    rates and the energies of `figures` of a frame. `idle`: the power of the idle board.
+    on the DLA, and a greedy choice. `simulated`: frames at the rate, or as fast as they go with
+    `in_flight` of them under way, with contention for the memory. Times are of a run of
+    `batching.size` frames, rates and the energies of `figures` of a frame. `idle`: the power of the
+    idle board.
     """
 
     name: str
@@ -346,6 +352,7 @@ def _plan(
     solution = placed.solution
     times, energies = kernel_costs(candidate, placed)
     crossings = find_crossings(segments, candidate.views, sizes.__getitem__)
+    gap = _printed_gap(candidate, placed, goal_named(options.objective))
     return Plan(
         name=candidate.name,
         profile=profile.name,
@@ -369,8 +376,9 @@ def _plan(
         search=Search(
             options.objective,
             solution.value,
+            solution.proven and gap < UNREADABLE,
             solution.proven,
-            solution.gap,
+            gap,
             solution.seconds,
             placed.kept.min_gain,
             placed.kept.model_error,
@@ -381,10 +389,25 @@ def _plan(
             profile, placed.problem.limits, formulated.network, segments, formulated.nodes
         ),
         simulated=_of_frames(simulated.of(candidate.name), candidate.batching.size),
-        in_flight=in_flight(placed.problem, solution.placement[candidate.name]),
+        in_flight=full_rate(placed.problem, formulated.network, solution.placement).in_flight,
         idle=candidate.costs.idle,
         batching=candidate.batching,
     )
+
+
+def _printed_gap(candidate: Candidate, placed: Placed, goal: Goal) -> float:
+    """Return the share between the printed figure of the objective and the bound of its value.
+
+    The figures hold the contention for the memory, which the solver leaves out.
+    """
+    solution, row = placed.solution, placed.figures[candidate.name][0]
+    printed = solution.value
+    if len(placed.problem.networks) == 1 and not placed.problem.rated:
+        if goal.aim == "energy":
+            printed = row.energy_mj * candidate.batching.size
+        elif goal.aim == "utilisation":
+            printed = candidate.batching.size * 1e6 / row.frames_per_second
+    return max(solution.gap, 1 - solution.bound / printed) if printed > 0 else 0.0
 
 
 def _of_frames(report: NetworkReport, batch: int) -> NetworkReport:

@@ -8,7 +8,7 @@ from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.figures_text import figures_lines
 from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
-from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
+from toolkit.partition.planning.plan import Plan, Refusal, Search, SharedPlan
 from toolkit.partition.planning.quantities import between, number, quantity
 from toolkit.partition.planning.trtexec import is_long, trtexec_lines
 from toolkit.partition.planning.verdict import verdict
@@ -78,8 +78,19 @@ def _title(plan: Plan) -> str:
     if plan.rate_hz is not None:
         parts.append(f"{plan.rate_hz:g} frames/s")
     search = plan.search
-    proof = "proven best" if search.proven else f"at most {search.gap:.1%} from the best"
-    return f"plan for {plan.profile}, {', '.join(parts)}; {search.objective}: {proof} by the model"
+    return f"plan for {plan.profile}, {', '.join(parts)}; {search.objective}: {_proof(search)}"
+
+
+def _proof(search: Search) -> str:
+    """Say how good the printed figure is, by the model, and among which placements."""
+    proof = "proven best by the model"
+    if not search.proven:
+        proof = f"at most {search.gap:.1%} from the best by the model"
+        if search.placement_proven:
+            proof = f"proven best but for contention for the memory, {proof}"
+    if search.min_gain > 0:
+        proof += f", of moves to the DLA that gain {search.min_gain:.0%} or more"
+    return proof
 
 
 def _segments(plan: Plan) -> list[str]:
@@ -156,9 +167,9 @@ def _compared(rows: Sequence[Figures]) -> list[str]:
 def _faster(plan: Figures, others: Sequence[Figures]) -> list[str]:
     """Say why a split that the plan beats may show more frames per second."""
     return [
-        f"{row.name} shows more frames/s with these frames in flight, but its busiest processor "
-        f"takes {quantity(row.busiest_us, 'us')} of a frame, {quantity(plan.busiest_us, 'us')} "
-        "here: with more in flight this plan is ahead, but for contention"
+        f"{row.name} reaches more frames/s although its busiest processor takes "
+        f"{quantity(row.busiest_us, 'us')} of a frame, {quantity(plan.busiest_us, 'us')} here: "
+        "this plan loses more to contention for the memory"
         for row in others
         if row.frames_per_second > plan.frames_per_second
         and row.busiest_us > plan.busiest_us
@@ -168,9 +179,11 @@ def _faster(plan: Figures, others: Sequence[Figures]) -> list[str]:
 
 def _simulated(plan: Plan) -> str:
     simulated = plan.simulated
-    how = "as they come" if plan.rate_hz is not None else f"{plan.in_flight} in flight"
+    how = "simulated at the rate"
+    if plan.rate_hz is None:
+        how = f"at full rate, {plan.in_flight} frame{'s' if plan.in_flight > 1 else ''} in flight"
     return (
-        f"simulated, {how}, with contention for the memory: "
+        f"{how}, with contention for the memory: "
         f"{number(simulated.throughput_hz)} frames/s, latency {quantity(simulated.p50_us, 'us')} "
         f"at the median, {quantity(simulated.p99_us, 'us')} at p99"
     )

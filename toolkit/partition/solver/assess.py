@@ -73,10 +73,16 @@ def value_of(problem: Problem, objective: Objective, costs: Mapping[str, Cost]) 
     rates = {network.name: rate_of(network) for network in problem.networks}
     if objective == "latency":
         return sum(cost.latency_us for cost in costs.values())
-    if objective == "energy":
-        return sum(rates[name] * cost.energy_mj for name, cost in costs.items())
     loads = utilisation(problem, costs)
+    if objective == "energy":
+        active = sum(rates[name] * cost.energy_mj for name, cost in costs.items())
+        return active + idle_mj(problem, max(loads.values()))
     return loads["gpu"] if objective == "gpu_time" else max(loads.values())
+
+
+def idle_mj(problem: Problem, frame_us: float) -> float:
+    """Return the energy of the idle board from one frame to the next, 0 at given rates."""
+    return 0.0 if problem.rated else problem.idle_w * frame_us * 1e-3
 
 
 def utilisation(problem: Problem, costs: Mapping[str, Cost]) -> dict[Processor, float]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from device.engine.manifest import Processor
-from toolkit.partition.solver.assess import dlas, rate_of, share_of, time_scale
+from toolkit.partition.solver.assess import dlas, idle_mj, rate_of, share_of, time_scale
 from toolkit.partition.solver.milp import Expr, Program, total
 from toolkit.partition.solver.problem import (
     Direction,
@@ -107,16 +107,16 @@ def _goal(
 ) -> Expr:
     if objective == "latency":
         return total(part.latency_us for part in parts.values())
-    if objective == "energy":
-        return total(
-            Expr().add(parts[net.name].energy_mj, rate_of(net)) for net in problem.networks
-        )
     if objective == "gpu_time":
         return busy["gpu"]
+    active = total(Expr().add(parts[net.name].energy_mj, rate_of(net)) for net in problem.networks)
+    idle_mj_per_us = idle_mj(problem, 1.0)
+    if objective == "energy" and not idle_mj_per_us:
+        return active
     busiest = program.column(0.0, float("inf"))
     for load in busy.values():
         program.at_least(busiest - load)
-    return busiest
+    return busiest if objective == "utilisation" else active.add(busiest, idle_mj_per_us)
 
 
 def _network_part(program: Program, problem: Problem, network: Network) -> NetworkPart:

@@ -14,9 +14,9 @@ from device.engine.manifest import Processor
 from toolkit.errors import PlanError
 
 # "latency": time of a single frame, summed over networks. "utilisation": share of time of the
-# busiest
-# processor at the rates (without a rate: us per frame). "energy": per second at the rates, or per
-# frame. "gpu_time": likewise. "makespan": one frame of each network.
+# busiest processor at the rates (without a rate: us per frame). "energy": per second at the rates,
+# or per frame at full rate, with the idle power. "gpu_time": likewise. "makespan": one frame of
+# each network.
 Objective = Literal["latency", "utilisation", "energy", "gpu_time", "makespan"]
 Direction = Literal["to_dla", "to_gpu", "between_dlas"]
 Placement = Mapping[str, Mapping[str, Processor]]  # network -> task -> processor
@@ -131,7 +131,8 @@ class Problem:
     `segment_us` and `segment_mj`: the cost of starting a segment. `crossing_on`: the processor that
     is busy during a crossing; None: a delay without load. `utilisation_limit`: maximum utilisation
     of any processor at the rates. `alternate_dlas`: every loadable is on both cores and frames
-    alternate; tasks are then placed on "dla0" only.
+    alternate; tasks are then placed on "dla0" only. `idle_w`: the power of the idle board, which
+    counts in the energy of frames that come as fast as they go.
     """
 
     networks: tuple[Network, ...]
@@ -143,6 +144,12 @@ class Problem:
     contention: Contention | None = None
     utilisation_limit: float = 1.0
     alternate_dlas: bool = False
+    idle_w: float = 0.0
+
+    @property
+    def rated(self) -> bool:
+        """True if a network has a rate: the board then idles whatever the placement is."""
+        return any(network.rate_hz is not None for network in self.networks)
 
     def __post_init__(self) -> None:
         _check(self)

@@ -18,6 +18,7 @@ from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import (
     Cost,
     bad_components,
+    idle_mj,
     overloads,
     rate_of,
     share_of,
@@ -191,7 +192,9 @@ class _Search:
         if self._objective == "utilisation":
             return busiest
         aim: Figures = (
-            loads[0] if self._objective == "gpu_time" else rate_of(network) * rated.energy_mj
+            loads[0]
+            if self._objective == "gpu_time"
+            else rate_of(network) * rated.energy_mj + idle_mj(problem, 1.0) * busiest
         )
         if network.rate_hz is None:
             return aim
