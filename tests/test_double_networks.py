@@ -11,7 +11,11 @@ import onnx
 import pytest
 from model_fixtures import save
 from onnx import TensorProto, helper
-from test_tensorrt import install
+from test_tensorrt import install, prepare
+
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.forced import Forced
+from toolkit.partition.planning.plan import PlanOptions
 
 CONV = helper.make_node("Conv", ["x", "w"], ["y"], name="node")
 RELU = helper.make_node("Relu", ["c"], ["y"], name="relu")
@@ -56,7 +60,8 @@ ILLEGAL = {
         LEGAL,
         nodes=(helper.make_node("Conv", ["x", "w"], ["c"], name="node"), RELU),
         ranges={"x": 2.0, "y": 4.0},
-        says="tensor c",
+        flags=("INT8",),
+        says="has no other",
     ),
     "a kernel of 40x40": replace(
         LEGAL, x=(1, 8, 64, 64), y=(1, 8, 25, 25), weights={"w": np.ones((8, 8, 40, 40))},
@@ -182,6 +187,15 @@ def test_an_illegal_network_is_refused_with_the_reason(
     assert any(ILLEGAL[name].says in line for line in built.lines), built.lines
 
 
+def test_a_tensor_without_a_range_leaves_int8_and_the_log_says_so(
+    trt: ModuleType, tmp_path: Path
+) -> None:
+    inside = ILLEGAL["an INT8 tensor inside without a range"]
+    built = Built(trt, replace(inside, flags=("FP16", "INT8")), tmp_path)
+    assert built.plan is not None
+    assert any(line.startswith("Missing scale and zero-point for tensor c") for line in built.lines)
+
+
 def test_fallback_folds_constants_and_sends_other_layers_to_the_gpu(
     trt: ModuleType, tmp_path: Path
 ) -> None:
@@ -250,3 +264,29 @@ def test_an_exception_of_a_logger_is_said_and_ends_nothing(
     builder = trt.Builder(Logger())
     del builder
     assert "Exception caught in log(): I/O operation on closed file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "11.4.1"])
+def test_an_engine_with_a_constant_operand_is_built_with_fallback_on_the_dla_alone(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    weights = {
+        "w": rng.normal(size=(16, 16, 3, 3)).astype(np.float32) * np.float32(0.1),
+        "s": rng.random((1, 16, 1, 1)).astype(np.float32) + np.float32(0.5),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("Sigmoid", ["c"], ["g"], name="sigmoid"),
+        helper.make_node("Mul", ["g", "s"], ["y"], name="mul"),
+    ]
+    shape = (1, 16, 16, 16)
+    model = save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape}, weights)
+    data = [{"x": rng.normal(size=shape).astype(np.float32)} for _ in range(3)]
+    options = BuildOptions(
+        data=data, precision="int8", kernels=False, accept_loss=True,
+        plan=PlanOptions(forced=Forced(dla=("all",))),
+    )  # fmt: skip
+    build_engine(model, "orin-nx-16gb", tmp_path / "m.engine", options)
+    install(version, tmp_path, monkeypatch)
+    row = prepare(tmp_path / "m.engine", tmp_path / "plans")
+    assert (row.problem, row.refused_layers, row.fallback) == (None, (), True)

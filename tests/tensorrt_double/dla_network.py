@@ -175,19 +175,35 @@ _EQUAL = {
 }
 
 
+_MISSING = (
+    "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for "
+    "any layer consuming or producing given tensor"
+)
+
+
+def warnings(network: Network) -> Iterator[str]:
+    """Yield the tensors whose layers run in FP16 for want of a range (DLA software FAQ)."""
+    if network.typed or "INT8" not in network.flags:
+        return
+    for layer in computing(network.layers):
+        if precision_of(layer, network) == "int8":
+            for tensor in layer.outputs:
+                if tensor.dtype.startswith("float") and tensor.name not in network.ranges:
+                    yield _MISSING.format(tensor.name)
+
+
 def _ranges(network: Network) -> Iterator[str]:
+    for port in network.ports:
+        if port.dtype == "INT8" and port.name not in network.ranges:
+            yield f"{_MISSING.format(port.name)}, which is an INT8 {port.side}"
     for layer in computing(network.layers):
         if precision_of(layer, network) != "int8":
             continue
         tensors = [t for t in layer.flowing if t.dtype.startswith("float")]
         missing = [t.name for t in tensors if t.name not in network.ranges]
-        if missing:
-            yield (
-                f"Missing scale and zero-point for tensor {missing[0]}: layer '{layer.name}' has "
-                "no INT8 implementation"
-            )
-            continue
-        if layer.op in _EQUAL:
+        if missing and ("FP16" not in network.flags or not network.ranges):
+            yield f"{_MISSING.format(missing[0])}, and layer '{layer.name}' has no other"
+        if layer.op in _EQUAL and not missing:
             outs = {t.name for t in layer.outputs}
             pairwise = "inputs of" in _EQUAL[layer.op]
             sizes = {network.ranges[t.name] for t in tensors if not (pairwise and t.name in outs)}

@@ -502,6 +502,8 @@ class Builder:
 
 def _build(network, config, on_dla, log):
     refused, elsewhere = _refusals(network, config) if on_dla else ([], [])
+    for text in dla_network.warnings(_as_built(network, config)) if on_dla else ():
+        log(ILogger.WARNING, text)
     for text in refused:
         log(ILogger.ERROR, text)
     rows = _layers(config, on_dla, log, elsewhere)
