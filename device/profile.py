@@ -131,6 +131,7 @@ class JetPack(_Value, frozen=True, kw_only=True):
     cuda: str
     cudnn: str
     tensorrt: str
+    also_tensorrt: tuple[str, ...] = ()  # packages of their own that NVIDIA gives for it
     cuda_archs: tuple[int, ...]
     source: str
     confidence: Confidence

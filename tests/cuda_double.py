@@ -122,10 +122,10 @@ class CudaDouble:
     # -- memory
 
     def take(self, size: int) -> int:
-        """Take poisoned memory."""
+        """Take poisoned memory, aligned as cuMemAlloc aligns it (CUDA C++ guide: 256 bytes)."""
         assert not self.captures, "memory is taken while a stream is captured"
-        block = np.full(size + 64, POISON, np.uint8)
-        address = -(-block.ctypes.data // 64) * 64
+        block = np.full(size + 256, POISON, np.uint8)
+        address = -(-block.ctypes.data // 256) * 256
         self.memory[address] = block[address - block.ctypes.data :][:size]
         return address
 

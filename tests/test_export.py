@@ -16,27 +16,47 @@ from foreign_models import foreign_model
 from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper
 
+import configs
 from calibration.trt_cache import decode_cache
 from device.engine.file import open_engine
 from device.engine.manifest import DimRange
+from device.profile import load_profile
+from device.runtime.tensorrt.releases import find_gpu_release, find_release
 from device.session import open_session
 from toolkit.cli.commands.export import export as command
+from toolkit.dla.rules.rule import parse_version
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.export.folder import export_trtexec
 from toolkit.export.half import rounded_up, to_half
 from toolkit.export.network import network_of
-from toolkit.export.releases import FLAGS, RELEASES, Release, has_flag
+from toolkit.export.releases import releases_of
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.planning.trtexec_flags import FLAGS, has_flag
 
-TRTEXEC_10_3 = {
-    "onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "useDLACore", "allowGPUFallback",
-    "memPoolSize", "inputIOFormats", "outputIOFormats", "skipInference", "layerDeviceTypes",
-    "fp16", "int8", "calib", "layerPrecisions", "precisionConstraints",
-}  # fmt: skip
-"""The flags of trtexec 10.3.0, from its option parser, that an export may use."""
+TRTEXEC: dict[str, frozenset[str]] = {
+    version: frozenset(names.split())
+    for version, names in json.loads(
+        (Path(__file__).parent / "data/trtexec_flags.json").read_text()
+    ).items()
+}
+"""The flags that trtexec's option parser reads, by release: names out of NVIDIA's sources."""
+
+LISTS = {"8.5.2": "8.5.2", "8.6.2": "8.6.1", "10.3.0": "10.3.0", "10.7.0": "10.7.0",
+         "10.13.0": "10.13.0", "10.16.2": "10.16", "11.4.1": "11.1"}  # fmt: skip
+"""A release -> the nearest older one whose sources are public."""
+
+PROFILES = {
+    "xavier-nx-16gb": ("8.5.2",),
+    "agx-xavier-32gb": ("8.5.2",),
+    "orin-nano-8gb": ("8.5.2", "8.6.2", "10.3.0", "10.7.0", "10.16.2"),
+    "orin-nx-16gb": ("8.5.2", "8.6.2", "10.3.0", "10.7.0"),
+    "agx-orin-64gb": ("8.5.2", "8.6.2", "10.3.0", "10.7.0", "11.4.1"),
+    "agx-thor": ("10.13.0", "10.16.2", "11.4.1"),
+}
+"""Profile -> the releases that a plan gets a script for; all but Nano's and Thor's use the DLA."""
 
 
 def samples(rng: np.random.Generator, count: int = 4) -> list[dict[str, np.ndarray]]:
@@ -52,7 +72,8 @@ def engine(folder: Path, rng: np.random.Generator, **options: object) -> Path:
 
 
 def on_dla(folder: Path, rng: np.random.Generator) -> Path:
-    return engine(folder, rng, data=samples(rng), plan=PlanOptions(forced=Forced(dla=("all",))))
+    plan = PlanOptions(forced=Forced(dla=("all",)))
+    return engine(folder, rng, profile="agx-orin-64gb", data=samples(rng), plan=plan)
 
 
 def arguments(script: Path) -> dict[str, str]:
@@ -119,32 +140,79 @@ def test_the_implicit_model_has_no_qdq_and_the_explicit_one_has(
     assert floats == set()  # FP32 would run in FP32, which no DLA has
 
 
-def test_every_flag_is_one_that_the_release_knows(tmp_path: Path, rng: np.random.Generator) -> None:
-    export_trtexec(on_dla(tmp_path, rng), tmp_path / "out")
-    scripts = sorted((tmp_path / "out").rglob("*.sh"))
-    assert [path.name for path in scripts] == [
-        "trtexec-11.4.1.sh", "trtexec-10.3.0.sh", "trtexec-10.7.0.sh", "trtexec-8.6.2.sh",
-    ]  # fmt: skip
-    for script in scripts:
-        flags = {flag.removeprefix("--") for flag in arguments(script)}
-        assert flags <= TRTEXEC_10_3
-        if "11.4.1" in script.name:
-            gone = {"int8", "fp16", "calib", "layerPrecisions", "precisionConstraints"}
-            assert not flags & gone
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_gets_scripts_of_its_releases_with_flags_that_they_know(
+    profile: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    with_dla = load_profile(profile).dla_cores > 0
+    plan = PlanOptions(forced=Forced(dla=("all",))) if with_dla else PlanOptions()
+    path = engine(tmp_path, rng, profile=profile, data=samples(rng), plan=plan)
+    result = export_trtexec(path, tmp_path / "out")
+    scripts = {
+        path.stem.removeprefix("trtexec-"): path for path in (tmp_path / "out").rglob("*.sh")
+    }
+    assert set(scripts) == set(PROFILES[profile])
+    for version, script in scripts.items():
+        given = arguments(script)
+        flags = {flag.removeprefix("--") for flag in given}
+        assert flags <= TRTEXEC[LISTS[version]], version
+        assert ("--useDLACore" in given) == with_dla
+        typed = script.parent.name == "explicit"
+        assert typed == (version.startswith(("10.1", "11.")))
+        assert ("--int8" in given) == ("--calib" in given) == (not typed)
+        # A network of 10.x is typed if it is told so, one of 11 always.
+        assert ("--stronglyTyped" in given) == version.startswith("10.1")
+    assert {row.release.version for era in result.eras for row in era.recipes} == {
+        release.version for release in releases_of(load_profile(profile))
+    }
 
 
-@pytest.mark.parametrize(
-    ("flag", "known"),
-    [
-        ("--layerDeviceTypes", "8.6.2 10.3.0 10.7.0 11.4.1"),
-        ("--skipInference", "8.6.2 10.3.0 10.7.0 11.4.1"),
-        ("--buildOnly", "8.5.2"),
-        ("--calib", "8.5.2 8.6.2 10.3.0 10.7.0"),
-        ("--memPoolSize", "8.5.2 8.6.2 10.3.0 10.7.0 11.4.1"),
-    ],
-)
-def test_a_flag_is_known_from_its_first_release_to_its_last(flag: str, known: str) -> None:
-    assert [row.version for row in RELEASES if has_flag(row, flag)] == known.split()
+def test_a_release_without_a_dla_builds_no_plan_with_one(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    result = export_trtexec(on_dla(tmp_path, rng), tmp_path / "out")
+    (row,) = [r for era in result.eras for r in era.recipes if r.release.version == "10.16.2"]
+    assert "this TensorRT has none on Jetson" in row.problem
+    assert "or without the DLA" in row.problem
+
+
+def test_a_board_that_no_export_is_for_says_so(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = engine(tmp_path, rng, profile="jetson-nano", precision="fp16")
+    with pytest.raises(
+        BuildError, match=r"has TensorRT 7.1.3, 8.0.1, 8.2.1, and exports begin with 8.5"
+    ):
+        export_trtexec(path, tmp_path / "out")
+
+
+def test_a_computer_without_a_jetpack_gets_every_release(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    export_trtexec(engine(tmp_path, rng, profile="laptop"), tmp_path / "out")
+    scripts = {path.stem.removeprefix("trtexec-") for path in (tmp_path / "out").rglob("*.sh")}
+    assert scripts == set(LISTS)
+
+
+def test_a_profile_of_ones_own_is_given_as_its_file(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    text = (configs.ROOT / "profiles/orin-nano-8gb.toml").read_text()
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace('name = "orin-nano-8gb"', 'name = "own"'))
+    path = engine(tmp_path, rng, profile=str(own), precision="fp16")
+    with pytest.raises(BuildError, match="'own', which is not one of Tandem's; give its file"):
+        export_trtexec(path, tmp_path / "out")
+    options = [str(path), "-o", str(tmp_path / "out"), "--profile", str(own)]
+    shown = CliRunner().invoke(command, options)
+    assert shown.exit_code == 0, shown.output
+    assert (tmp_path / "out/implicit/trtexec-10.3.0.sh").exists()
+
+
+@pytest.mark.parametrize("version", TRTEXEC)
+def test_the_table_of_flags_is_that_of_the_release(version: str) -> None:
+    release = parse_version(version)
+    listed = {f"--{name}" for name in TRTEXEC[version]} & FLAGS.keys()
+    noop = {"--stronglyTyped"} if release >= (11,) else set()
+    assert {flag for flag in FLAGS if has_flag(release, flag)} == listed - noop
 
 
 def test_the_script_runs_trtexec_beside_its_files(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -165,13 +233,46 @@ def test_the_script_runs_trtexec_beside_its_files(tmp_path: Path, rng: np.random
     assert (script.parent / calib).is_file()
 
 
-def test_a_mixed_plan_is_refused_for_the_release_without_device_types(
+def test_a_release_that_places_no_single_layers_says_so(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     result = export_trtexec(on_dla(tmp_path, rng), tmp_path / "out")
     (row,) = [r for era in result.eras for r in era.recipes if r.release.version == "8.5.2"]
-    assert "no --layerDeviceTypes (it came with 8.6)" in row.problem
-    assert not (tmp_path / "out/implicit/trtexec-8.5.2.sh").exists()
+    assert row.problem == ""
+    (note,) = row.notes
+    assert "places no single layers (--layerDeviceTypes: it came with 8.6)" in note
+    flags = arguments(tmp_path / "out/implicit/trtexec-8.5.2.sh")
+    assert "--allowGPUFallback" in flags
+    assert "--layerDeviceTypes" not in flags
+
+
+@pytest.mark.slow
+def test_the_detector_that_is_shipped_exports_in_both_eras(tmp_path: Path) -> None:
+    """Its head is on the GPU, and some of its nodes in floating point: the DLA's rule on Q/DQ
+    asks neither."""
+    model = configs.ROOT / "models" / "robot-objects.onnx"
+    options = BuildOptions(
+        kernels=False, data=pictures(model), plan=PlanOptions(forced=Forced(dla=("all",))),
+        accept_loss=True,
+    )  # fmt: skip
+    build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", options)
+    result = export_trtexec(tmp_path / "m.engine", tmp_path / "out")
+    assert [era.problem for era in result.eras] == ["", ""]
+    flags = arguments(tmp_path / "out/explicit/trtexec-11.4.1.sh")
+    assert "--useDLACore" in flags
+    on_gpu = {row.partition(":")[0] for row in flags["--layerDeviceTypes"].split(",")}
+    graph = onnx.load(tmp_path / "out/explicit/model.onnx").graph
+    restored = {out for n in graph.node if n.op_type == "DequantizeLinear" for out in n.output}
+    convolutions = [n for n in graph.node if n.op_type == "Conv" and n.name not in on_gpu]
+    assert convolutions
+    assert all(node.input[0] in restored for node in convolutions)
+
+
+def pictures(model: Path) -> list[dict[str, np.ndarray]]:
+    (value,) = onnx.load(model).graph.input
+    shape = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+    rng = np.random.default_rng(3)
+    return [{value.name: rng.random(shape).astype(np.float32)} for _ in range(2)]
 
 
 def test_boards_without_a_dla_get_no_dla_flag(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -222,8 +323,8 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, rng: np.random.Generator
     path = on_dla(tmp_path, rng)
     shown = CliRunner().invoke(command, [str(path), "-o", str(tmp_path / "text")])
     assert shown.exit_code == 0, shown.output
-    assert "implicit/trtexec-8.6.2.sh: TensorRT 8.6.2 (JetPack 6.0)" in shown.output
-    assert "not for TensorRT 8.5.2" in shown.output
+    assert "implicit/trtexec-8.6.2.sh: TensorRT 8.6.2 (JetPack 6.0 DP to 6.0)" in shown.output
+    assert "not for TensorRT 10.16.2 (JetPack 7.2 to 7.2.1)" in shown.output
     as_json = CliRunner().invoke(command, [str(path), "-o", str(tmp_path / "json"), "--json"])
     assert json.loads(as_json.output) == json.loads((tmp_path / "json/export.json").read_text())
 
@@ -278,7 +379,7 @@ def test_a_scale_is_rounded_up_and_stays_finite(scale: float) -> None:
 
 def test_every_flag_of_the_table_is_spelt_as_trtexec_does() -> None:
     assert all(re.fullmatch(r"--[a-zA-Z0-9]+", flag) for flag in FLAGS)
-    assert {flag.removeprefix("--") for flag in FLAGS} - TRTEXEC_10_3 == {"buildOnly"}
+    assert {flag.removeprefix("--") for flag in FLAGS} - TRTEXEC["10.3.0"] == {"buildOnly"}
 
 
 def test_the_network_of_an_engine_names_where_each_node_runs(
@@ -288,4 +389,42 @@ def test_the_network_of_an_engine_names_where_each_node_runs(
         network = network_of(opened)
     assert network.processors["conv0"] == "dla0"
     assert network.processors["fc_Reshape"] == "gpu"
-    assert isinstance(RELEASES[0], Release)
+
+
+BOARDS = {
+    "Xavier": ("agx-xavier-32gb", "agx-xavier-64gb", "xavier-nx-8gb", "xavier-nx-16gb"),
+    "Orin Nano": ("orin-nano-4gb", "orin-nano-8gb"),
+    "Orin NX": ("orin-nx-8gb", "orin-nx-16gb"),
+    "AGX Orin": ("agx-orin-32gb", "agx-orin-64gb"),
+    "Thor": ("agx-thor",),
+}
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_page_lists_the_releases_of_each_board(board: str) -> None:
+    page = (configs.ROOT.parent / "docs/build.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {board} |")]
+    _, _, releases, without_dla, _ = (cell.strip() for cell in row.split("|"))
+    for name in BOARDS[board]:
+        profile = load_profile(name)
+        taken = releases_of(profile)
+        assert releases == ", ".join(release.version for release in taken)
+        refused = [r.version for r in taken if profile.dla_cores and not r.has_dla]
+        assert all(version in without_dla for version in refused)
+
+
+API = {"8.5.2": "8.6.1", "8.6.2": "8.6.1", "10.3.0": "10.3.0", "10.7.0": "10.7.0",
+       "10.13.0": "10.7.0", "10.16.2": "10.7.0", "11.4.1": "11.4.0.106"}  # fmt: skip
+"""A release -> the nearest one whose Python API is in tests/data/tensorrt_api."""
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_a_board_sets_is_in_the_api_of_its_releases(profile: str) -> None:
+    for release in releases_of(load_profile(profile)):
+        path = Path(__file__).parent / f"data/tensorrt_api/{API[release.version]}.json"
+        api = json.loads(path.read_text())
+        for row in (find_release(release.version), find_gpu_release(release.version)):
+            assert set(row.network_flags) <= set(api["NetworkDefinitionCreationFlag"]["enum"])
+            flags = row.builder_flags
+            names = sum(flags.values(), ()) if isinstance(flags, dict) else flags
+            assert {*names, *getattr(row, "int8_flags", ())} <= set(api["BuilderFlag"]["enum"])

@@ -297,6 +297,10 @@ def test_the_dla_gets_q_and_dq_on_every_tensor_and_the_gpu_does_not(
     found = check_qdq(ir.from_proto(gpu), "tensorrt-dla")
     assert all(text.startswith("every-tensor: ") for text in found)
     assert len(found) == 4
+    # Nodes on the GPU, and those in floating point, may read floats.
+    found = check_qdq(ir.from_proto(gpu), "tensorrt-dla", in_int8=frozenset({"relu"}))
+    assert [text.partition(" (")[0] for text in found] == ["every-tensor: node 'relu'"]
+    assert check_qdq(ir.from_proto(gpu), "tensorrt-dla", in_int8=frozenset()) == ()
 
 
 def test_nodes_that_stay_in_float_read_no_int8(tmp_path: Path, rng: np.random.Generator) -> None:

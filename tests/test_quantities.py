@@ -102,6 +102,15 @@ def test_only_flags_that_the_release_has_are_given(tensorrt, has, lacks):
     assert ("cannot place single layers" in notes[0]) == (tensorrt == "8.5.2")
 
 
+@pytest.mark.parametrize(
+    ("tensorrt", "names"), [("8.6.2", "h/a:GPU,h/b:GPU"), ("10.3.0", "h/*:GPU")]
+)
+def test_names_are_whole_for_releases_that_match_no_pattern(tensorrt, names):
+    rows = (("a", "dla0", ""), ("h/a", "gpu", "P2"), ("h/b", "gpu", "P2"))
+    line, *_ = trtexec_lines(with_rows(*rows, tensorrt=tensorrt))
+    assert f'--layerDeviceTypes="{names}"' in line
+
+
 def test_without_the_dla_there_is_no_line():
     assert trtexec_lines(with_rows(("a", "gpu", "P2"), tensorrt="10.3")) == []
     (line,) = trtexec_lines(with_rows(("a", "dla0", ""), tensorrt="10.3"))

@@ -1,14 +1,16 @@
 """The folder of an export: a model for each era of TensorRT, and a script for each release.
 
 implicit/   TensorRT 8.5 to 10.7: plain ONNX, a calibration cache for each release
-explicit/   TensorRT from 11.4.1 on: strongly typed ONNX, with Q/DQ in INT8
+explicit/   TensorRT from 10.8 on: strongly typed ONNX, with Q/DQ in INT8
 export.json what was written, and what was not and why
+
+The releases are those that the JetPacks of the engine's profile bring.
 """
 
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import onnx_ir as ir
 
 from calibration.trt_cache import cache_of, cache_version, encode_cache
 from device.engine.file import open_engine
+from device.profile import Profile
 from toolkit.errors import BuildError, first_line
 from toolkit.export.half import MIN_OPSET, beyond_scales, to_half
 from toolkit.export.network import Network, network_of
-from toolkit.export.releases import RELEASES, Era, Release
+from toolkit.export.releases import Era, Release, profile_of, releases_of
 from toolkit.export.trtexec import Recipe, nameable, recipe
 from toolkit.quantize.qdq.check import check_qdq
 from toolkit.quantize.qdq.export import export_qdq
@@ -61,10 +64,11 @@ class Export:
     eras: tuple[EraExport, ...]
 
 
-def export_trtexec(engine_path: Path, folder: Path) -> Export:
+def export_trtexec(engine_path: Path, folder: Path, profile: Profile | None = None) -> Export:
     """Write an engine as a folder for trtexec; the folder appears whole or not at all.
 
-    Raises BuildError: `folder` exists, or the engine fits no release. EngineError: it is no engine.
+    `profile`: that of the engine, where it is none of Tandem's. Raises BuildError: `folder` exists,
+    or the engine fits no release of its profile. EngineError: it is no engine.
     """
     if folder.exists():
         raise BuildError(f"{folder} exists; give --output a folder that does not.")
@@ -76,10 +80,15 @@ def export_trtexec(engine_path: Path, folder: Path) -> Export:
             )
         network = network_of(engine)
     network = _renamed(network)
+    releases = releases_of(profile or profile_of(network.profile))
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.mkdir(parents=True)
-        eras = (_write_implicit(network, temporary), _write_explicit(network, temporary))
+        eras = tuple(
+            write(network, rows, temporary)
+            for era, write in (("implicit", _write_implicit), ("explicit", _write_explicit))
+            if (rows := [row for row in releases if row.era == era])
+        )
         export = Export(engine_path, folder, network.profile, eras)
         if not any(written(era) for era in eras):
             raise BuildError(f"{engine_path} fits no release of TensorRT: {_reasons(eras)}.")
@@ -138,8 +147,7 @@ def _renamed(network: Network) -> Network:
     )
 
 
-def _write_implicit(network: Network, folder: Path) -> EraExport:
-    releases = [release for release in RELEASES if release.era == "implicit"]
+def _write_implicit(network: Network, releases: Sequence[Release], folder: Path) -> EraExport:
     network = replace(network, model=_oldest(network.model, min(r.max_opset for r in releases)))
     rows = tuple(
         recipe(network, release, dla_core=_core(network), model=MODEL, cache=_cache_name(release))
@@ -158,7 +166,7 @@ def _write_implicit(network: Network, folder: Path) -> EraExport:
     return era
 
 
-def _write_explicit(network: Network, folder: Path) -> EraExport:
+def _write_explicit(network: Network, releases: Sequence[Release], folder: Path) -> EraExport:
     try:
         typed = _typed(network)
     except BuildError as error:
@@ -166,8 +174,7 @@ def _write_explicit(network: Network, folder: Path) -> EraExport:
     model = replace(network, model=typed)
     rows = tuple(
         recipe(model, release, dla_core=_core(network), model=MODEL, cache="")
-        for release in RELEASES
-        if release.era == "explicit"
+        for release in releases
     )
     era = EraExport("explicit", rows)
     if written(era):
@@ -194,7 +201,8 @@ def _typed(network: Network) -> ir.Model:
             *beyond_scales(model, network.amax),
         }
         model = export_qdq(model, network.amax, target, keep_float=frozenset(keep))
-        violations = check_qdq(model, target)
+        on_dla = {name for name, place in network.processors.items() if place.startswith("dla")}
+        violations = check_qdq(model, target, in_int8=frozenset(on_dla - keep))
         if violations:
             raise BuildError(f"its Q/DQ break a rule of TensorRT: {violations[0]}")
     whole_on_dla = all(place.startswith("dla") for place in network.processors.values())

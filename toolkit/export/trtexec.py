@@ -9,7 +9,8 @@ import onnx_ir as ir
 from device.engine.manifest import Dim, DimRange
 from toolkit.errors import BuildError
 from toolkit.export.network import Network
-from toolkit.export.releases import FLAGS, Release, has_flag
+from toolkit.export.releases import Release
+from toolkit.partition.planning.trtexec_flags import FLAGS, has_flag
 
 MAX_ARGUMENT_BYTES = 131_071
 """Linux refuses longer ones (MAX_ARG_STRLEN)."""
@@ -54,11 +55,13 @@ def recipe(
     arguments += _shapes(network)
     if release.era == "implicit":
         arguments += _precision(network, cache)
+    elif has_flag(release.number, "--stronglyTyped"):
+        arguments.append("--stronglyTyped")
     if dla_core is not None:
-        arguments += _dla(network, dla_core, typed=release.era == "explicit")
+        arguments += _dla(network, dla_core, release)
     for argument in arguments:
         flag = argument.partition("=")[0]
-        if not has_flag(release, flag):
+        if not has_flag(release.number, flag):
             return Recipe(release, problem=f"its trtexec has no {flag} ({_known(flag)})")
         if len(argument.encode()) > MAX_ARGUMENT_BYTES:
             return Recipe(
@@ -66,7 +69,7 @@ def recipe(
                 problem=f"{flag} would take {len(argument.encode())} bytes, and Linux passes at "
                 f"most {MAX_ARGUMENT_BYTES} in one argument",
             )
-    return Recipe(release, tuple(arguments), _notes(network, dla_core))
+    return Recipe(release, tuple(arguments), _notes(network, release, dla_core))
 
 
 def nameable(model: ir.Model) -> ir.Model:
@@ -95,11 +98,10 @@ def _problem(network: Network, release: Release, dla_core: int | None) -> str:
             f"the model has opset {opset}, and its ONNX parser reads up to {release.max_opset}; "
             "export the model again with an older opset"
         )
-    on_gpu, flag = _on(network, gpu=True), "--layerDeviceTypes"
-    if dla_core is not None and on_gpu and not has_flag(release, flag):
+    if dla_core is not None and not release.has_dla:
         return (
-            f"{len(on_gpu)} of the nodes run on the GPU beside the DLA's, and its trtexec has no "
-            f"{flag} ({_known(flag)}) to say which"
+            "the plan uses the DLA, and this TensorRT has none on Jetson; build the engine again "
+            f"with --jetpack {release.jetpack.split()[0]}, or without the DLA"
         )
     return ""
 
@@ -111,7 +113,7 @@ def _known(flag: str) -> str:
 
 
 def _no_run(release: Release) -> str:
-    return "--skipInference" if has_flag(release, "--skipInference") else "--buildOnly"
+    return "--skipInference" if has_flag(release.number, "--skipInference") else "--buildOnly"
 
 
 def _shapes(network: Network) -> list[str]:
@@ -149,13 +151,16 @@ def _precision(network: Network, cache: str) -> list[str]:
     return arguments
 
 
-def _dla(network: Network, core: int, *, typed: bool) -> list[str]:
+def _dla(network: Network, core: int, release: Release) -> list[str]:
     arguments = [f"--useDLACore={core}", f"--memPoolSize={DLA_POOLS}"]
     on_gpu = _on(network, gpu=True)
     if on_gpu:
-        layers = ",".join(f"{name}:GPU" for name in on_gpu)
-        return [*arguments, "--allowGPUFallback", f"--layerDeviceTypes={layers}"]
-    graph = network.model.graph
+        arguments.append("--allowGPUFallback")
+        if has_flag(release.number, "--layerDeviceTypes"):
+            layers = ",".join(f"{name}:GPU" for name in on_gpu)
+            arguments.append(f"--layerDeviceTypes={layers}")
+        return arguments
+    graph, typed = network.model.graph, release.era == "explicit"
     formats = ["fp16:chw16" if typed else _input_format(network, value) for value in graph.inputs]
     arguments.append("--inputIOFormats=" + ",".join(formats))
     arguments.append("--outputIOFormats=" + ",".join("fp16:chw16" for _ in graph.outputs))
@@ -182,9 +187,15 @@ def _on(network: Network, *, gpu: bool) -> Sequence[str]:
     ]
 
 
-def _notes(network: Network, dla_core: int | None) -> tuple[str, ...]:
+def _notes(network: Network, release: Release, dla_core: int | None) -> tuple[str, ...]:
     cores = {place for place in network.processors.values() if place.startswith("dla")}
     notes = []
+    on_gpu, flag = _on(network, gpu=True), "--layerDeviceTypes"
+    if dla_core is not None and on_gpu and not has_flag(release.number, flag):
+        notes.append(
+            f"its trtexec places no single layers ({flag}: {_known(flag)}): the DLA also takes "
+            f"what it can of the {len(on_gpu)} nodes that the plan has on the GPU"
+        )
     if len(cores) > 1:
         notes.append(
             f"the plan uses {' and '.join(sorted(cores))}, and one TensorRT engine one core: all "

@@ -2,8 +2,8 @@
 
 It stands for the real one, which runs on boards alone. Its surface is read from the API of one
 version (tests/data/tensorrt_api): a name, an argument or a type that this version does not have
-raises. What it does is small: it reads ONNX, asks the DLA's documented rules for each node, and
-computes with onnxruntime.
+raises. It reads ONNX, refuses what the DLA's documented rules refuse (tests/tensorrt_double:
+dla_rules and dla_network, written apart from Tandem's own), and computes with onnxruntime.
 
     TENSORRT_DOUBLE_API      the file with the API
     TENSORRT_DOUBLE_VERSION  what `__version__` says
@@ -22,12 +22,19 @@ import re
 import signal
 import sys
 import time
+import weakref
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tensorrt_double import dla_network, dla_rules, onnx_layers
+
 _API = json.loads(Path(os.environ["TENSORRT_DOUBLE_API"]).read_text())
 __version__ = os.environ["TENSORRT_DOUBLE_VERSION"]
+_VERSION = dla_network.version_of(__version__)
 
 FAILURES = ("refuse", "segfault", "memory", "hang", "parse", "grow", "submit", "cores", "null",
             "load", "crash", "type", "capture", "invalidate", "one core")  # fmt: skip
@@ -36,7 +43,6 @@ assert not _fail or _fail in FAILURES, _fail
 if "device.runtime.tensorrt.compare" in sys.orig_argv:
     if _fail == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
     import cuda_double
 
     _driver = cuda_double.installed()
@@ -174,6 +180,14 @@ class ILogger:
         self._made = True
 
 
+def _log(logger, severity, text):
+    """Log as pyCore.cpp of TensorRT's bindings does: an exception is said, and ends nothing."""
+    try:
+        logger.log(severity, text)
+    except Exception as error:  # noqa: BLE001
+        sys.stderr.write(f"[ERROR] Exception caught in log(): {error}\n")
+
+
 class Logger(ILogger):
     """A logger to standard error."""
 
@@ -190,9 +204,19 @@ class ITensor:
     """A tensor of a network."""
 
     def __init__(self, name, shape, dtype):
-        self._name, self._shape = name, shape
-        self.dtype, self.allowed_formats = dtype, 1 << int(TensorFormat.LINEAR)
+        self._name, self._shape, self._dtype = name, shape, dtype
+        self.allowed_formats = 1 << int(TensorFormat.LINEAR)
         self._amax = None
+
+    @property
+    def dtype(self):
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype):
+        if dla_network.READ_ONLY_DTYPE <= _VERSION:
+            raise AttributeError("property 'dtype' of 'ITensor' object has no setter")
+        self._dtype = dtype
 
     @property
     def name(self):
@@ -210,11 +234,20 @@ class ITensor:
 
 @_strict
 class ILayer:
-    """A layer: one node."""
+    """A layer: one node, or a constant that a layer reads."""
 
-    def __init__(self, node, outputs, inputs=()):
+    def __init__(self, node, outputs, inputs=(), *, network=None, rules=None):
         self._node, self._outputs, self._inputs = node, outputs, inputs
-        self.name = node.name
+        self._network, self._rules = network, rules
+        self.name, self._precision = node.name, None
+
+    @property
+    def precision(self):
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision):
+        self._precision = precision
 
     @property
     def type(self):
@@ -316,12 +349,17 @@ class OnnxParser:
             tensors[value.name] = ITensor(value.name, shape, dtype)
         network._inputs = [tensors[value.name] for value in proto.graph.input]
         network._outputs = [tensors[value.name] for value in proto.graph.output]
-        for node in proto.graph.node:
+        rules = onnx_layers.layers_of(proto)
+        for constant in dla_network.constants_of(rules):
+            output = ITensor(constant.name, constant.shape, DataType.FLOAT)
+            node = SimpleNamespace(name=constant.name, op_type="Constant")
+            network._layers.append(ILayer(node, [output]))
+        for node, layer in zip(proto.graph.node, rules, strict=True):
             outputs = [
                 tensors.setdefault(name, ITensor(name, (), DataType.FLOAT)) for name in node.output
             ]
             inputs = [tensors[name] for name in node.input if name in tensors]
-            network._layers.append(ILayer(node, outputs, inputs))
+            network._layers.append(ILayer(node, outputs, inputs, network=network, rules=layer))
         return True
 
 
@@ -395,7 +433,14 @@ class IBuilderConfig:
         return self._cache
 
     def can_run_on_DLA(self, layer):
-        return not (_fail == "refuse" and layer.name == _what)
+        if _fail == "refuse" and layer.name == _what:
+            return False
+        if layer._rules is None:  # a constant
+            return False
+        network = _as_built(layer._network, self)
+        if layer._rules not in dla_network.computing(network.layers):
+            return True  # Q/DQ, which the layers beside it take
+        return not dla_rules.problems(layer._rules, dla_network.of_layer(layer._rules, network))
 
 
 @_strict
@@ -407,10 +452,7 @@ class Builder:
         self._logger = logger
 
     def __del__(self):
-        try:
-            self._logger.log(ILogger.INFO, "the builder is gone")
-        except ValueError:  # C++ calls it, and takes no exception
-            os.abort()
+        _log(self._logger, ILogger.INFO, "the builder is gone")
 
     @property
     def num_DLA_cores(self):
@@ -428,7 +470,7 @@ class Builder:
         return IOptimizationProfile()
 
     def build_serialized_network(self, network, config):
-        log = self._logger.log
+        log = partial(_log, self._logger)
         log(ILogger.INFO, f"building with {sorted(config._flags)} and {sorted(config._pools)}")
         on_dla = config.default_device_type == DeviceType.DLA
         if on_dla:
@@ -455,26 +497,83 @@ class Builder:
         if _fail == "refuse":
             log(ILogger.ERROR, f"Layer '{_what}' (CONVOLUTION): Unsupported on DLA.")
             return None
-        ports = (*network._inputs, *network._outputs)
-        other = next((port for port in ports if port.dtype.name not in ("INT8", "HALF")), None)
-        if on_dla and other is not None:
-            log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O: {other.name} is neither")
-            return None
-        return _Memory(_serialize(network, on_dla, _layers(config, on_dla, log)))
+        return _build(network, config, on_dla, log)
 
 
-def _layers(config, on_dla, log):
+def _build(network, config, on_dla, log):
+    refused, elsewhere = _refusals(network, config) if on_dla else ([], [])
+    for text in dla_network.warnings(_as_built(network, config)) if on_dla else ():
+        log(ILogger.WARNING, text)
+    for text in refused:
+        log(ILogger.ERROR, text)
+    rows = _layers(config, on_dla, log, elsewhere)
+    return None if refused else _Memory(_serialize(network, on_dla, rows))
+
+
+def _refusals(network, config):
+    """Why the DLA does not take a network; with GPU fallback also the layers that run there then.
+
+    Fallback folds constants into the layers that read them (matrix, row Constant).
+    """
+    built = _as_built(network, config)
+    texts, layers = list(dla_network.refusals(built)), dict(dla_network.layer_refusals(built))
+    if "GPU_FALLBACK" in config._flags:
+        return texts, list(layers)
+    layers |= {
+        layer.name: f"Default DLA is enabled but layer {layer.name} is not supported on DLA and "
+        "falling back to GPU is not enabled."
+        for layer in network._layers
+        if layer._node.op_type == "Constant"
+    }
+    return [*layers.values(), *texts], []
+
+
+def _is_typed(network):
+    return bool(network._flags >> getattr(NetworkDefinitionCreationFlag, "STRONGLY_TYPED", 31) & 1)
+
+
+def _as_built(network, config):
+    """A network with its settings, as the DLA's rules read it."""
+    sides = [("input", tensor) for tensor in network._inputs]
+    sides += [("output", tensor) for tensor in network._outputs]
+    ports = [
+        dla_network.Port(
+            tensor.name,
+            side,
+            tensor.shape,
+            DataType(tensor.dtype).name,
+            tuple(f.name for f in TensorFormat if tensor.allowed_formats >> int(f) & 1),
+        )
+        for side, tensor in sides
+    ]
+    tensors = [tensor for _, tensor in sides]
+    tensors += [tensor for layer in network._layers for tensor in layer._outputs]
+    halves = {layer.name for layer in network._layers if layer._precision == DataType.HALF}
+    return dla_network.Network(
+        layers=[layer._rules for layer in network._layers if layer._rules is not None],
+        ports=ports,
+        build=dla_rules.Build(dla_network.dla_of(_VERSION), _VERSION, "fp16"),
+        typed=_is_typed(network),
+        flags=frozenset(config._flags),
+        ranges={tensor.name: tensor._amax for tensor in tensors if tensor._amax is not None},
+        half=frozenset(halves),
+        pools=config._pools,
+    )
+
+
+def _layers(config, on_dla, log, elsewhere=()):
     """What the inspector says of the layers, and the log before."""
     row = {"Name": "{ForeignNode[first...last]}", "LayerType": "DLA" if on_dla else "Myelin"}
     log(ILogger.VERBOSE, f"[{'DlaLayer' if on_dla else 'GpuLayer'}] {row['Name']}")
+    rows = [row, *({"Name": name, "LayerType": "CaskConvolution"} for name in elsewhere)]
     detailed = config.profiling_verbosity == ProfilingVerbosity.DETAILED
-    return [row if detailed else row["Name"]]
+    return [row if detailed else row["Name"] for row in rows]
 
 
 def _check_gpu(network, config):
     assert config.DLA_core == -1
     assert not any(pool.startswith("DLA_") for pool in config._pools)
-    typed = network._flags >> getattr(NetworkDefinitionCreationFlag, "STRONGLY_TYPED", 31) & 1
+    typed = _is_typed(network)
     assert not (typed and config._flags & _IMPLICIT), "a strongly typed network has its types"
     tensors = (*network._inputs, *network._outputs)
     if not typed and any(tensor.dtype == DataType.INT8 for tensor in tensors):
@@ -503,9 +602,14 @@ def _serialize(network, on_dla, layers):
             assert port["dtype"] in {"INT8", "HALF"}, f"the DLA has no {port['dtype']} ({name})"
         else:
             assert port["format"] == "LINEAR", name
-    head = json.dumps({"version": __version__, "ports": ports, "dla": on_dla, "layers": layers})
-    head = head.encode()
+    head = {"version": __version__, "ports": ports, "dla": on_dla, "layers": layers}
+    rules = [layer._rules for layer in network._layers if layer._rules is not None]
+    head["loadables"] = dla_network.loadables(rules) if on_dla else 0
+    head = json.dumps(head).encode()
     return b"TRTDOUBLE" + len(head).to_bytes(8, "little") + head + network._onnx
+
+
+_LOADED = {}  # core -> engines that are loaded there, as far as this process knows
 
 
 @_strict
@@ -514,6 +618,7 @@ class Runtime:
 
     def __init__(self, logger):
         assert isinstance(logger, ILogger)
+        self._logger = logger
         self.DLA_core = -1
 
     @property
@@ -528,7 +633,20 @@ class Runtime:
         if _fail == "load" or head["version"] != __version__:
             return None  # "The engine plan file is not compatible with this version of TensorRT"
         assert not head["dla"] or 0 <= self.DLA_core < self.num_DLA_cores
-        return ICudaEngine(head, data[17 + size :])
+        engine = ICudaEngine(head, data[17 + size :])
+        if head["dla"]:
+            there = _LOADED.setdefault(self.DLA_core, weakref.WeakSet())
+            taken = sum(other._head["loadables"] for other in there)
+            if taken + head["loadables"] > dla_network.LOADABLES_PER_CORE:
+                _log(
+                    self._logger,
+                    ILogger.ERROR,
+                    f"DLA core {self.DLA_core} holds {taken} loadables of "
+                    f"{dla_network.LOADABLES_PER_CORE}",
+                )
+                return None
+            there.add(engine)
+        return engine
 
 
 @_strict
@@ -575,7 +693,7 @@ class IExecutionContext:
         )
 
     def set_tensor_address(self, name, memory):
-        if name not in self._ports:
+        if name not in self._ports or memory % dla_network.ADDRESS_BYTES:
             return False
         self._addresses[name] = memory
         return True

@@ -26,16 +26,24 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="The folder to write; it must not exist.",
 )
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The file of the engine's profile, where it is none of Tandem's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def export(engine: Path, to: str, output: Path, as_json: bool) -> None:
+def export(engine: Path, to: str, output: Path, profile: Path | None, as_json: bool) -> None:
     """Write ENGINE as ONNX, calibration caches and trtexec scripts.
 
     There is a folder for each era of TensorRT: with calibration caches (8.5 to 10.7), and strongly
-    typed with Q/DQ (from 11.4.1 on). Each release has a script whose flags its trtexec knows.
+    typed, with Q/DQ in INT8 (from 10.8 on). Each release that the JetPacks of the engine's profile
+    bring has a script whose flags its trtexec knows.
     """
+    from device.profile import load_profile
     from toolkit.export.folder import as_builtins, export_trtexec
 
-    result = export_trtexec(engine, output)
+    own = load_profile(profile) if profile is not None else None
+    result = export_trtexec(engine, output, own)
     if as_json:
         click.echo(msgspec.json.encode(as_builtins(result)).decode())
     else:

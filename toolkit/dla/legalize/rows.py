@@ -145,7 +145,7 @@ REWRITES: tuple[Rewrite, ...] = (
             source=MATRIX, precision=SAME),
     Rewrite(id="sub.add", ops=ops("Sub"), exact=True, build=arithmetic.subtract,
             equation="a - b = a + (-1) b", needs="nothing",
-            source="DLA operator matrix: Sub on Xavier is Scale and Sum", precision=SAME),
+            source="NvInfer.h 8.0.1: the DLA has no kSUB", precision=SAME),
     Rewrite(id="neg.mul", ops=ops("Neg"), exact=True, build=arithmetic.negate,
             equation="-x = (-1) x", needs="nothing", source=MATRIX, precision=SAME),
     Rewrite(id="pow.mul", ops=ops("Pow"), build=arithmetic.power,

@@ -51,10 +51,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "unary.kind": Meaning("Documents disagree about most unary operators on the DLA; only Abs is "
         "in all of them.", "Leave it to the GPU, or test it on the board."),
     "softmax.v1": Meaning("Xavier's DLA has no softmax layer.", _XAVIER),
-    "sub.v1": Meaning("Xavier's DLA adds, but does not subtract.",
+    "sub.version": Meaning("Subtraction on the DLA came with TensorRT 8.2, which makes it of a "
+        "scale and a sum on Xavier.",
         "a - b = a + (-1) b; `tandem plan` rewrites it so where it pays."),
     "slice.v1": Meaning("Slicing on the DLA came with Orin.", _XAVIER),
-    "slice.version": Meaning("Slicing on the DLA came with TensorRT 8.5.", _EARLIER),
     "unary.v1": Meaning("Unary layers on the DLA came with Orin.", _XAVIER),
     "shuffle.v1": Meaning("Reshape and Transpose on the DLA came with Orin.", _XAVIER),
     "shuffle.version": Meaning("Reshape and Transpose on the DLA came with TensorRT 8.5.",

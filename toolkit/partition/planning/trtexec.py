@@ -1,39 +1,18 @@
 """A plan as options of trtexec, for those who build with TensorRT alone.
 
 trtexec gives every layer that it can to the DLA; `--layerDeviceTypes` says which go to the GPU. A
-name may hold one `*`, and later entries go before earlier ones. Which flags exist is a table, from
-sampleOptions.cpp of each release.
+name may hold one `*` (from TensorRT 10 on), and later entries go before earlier ones.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from toolkit.dla.rules.rule import Version, parse_version
 from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.trtexec_flags import WILDCARDS, has_flag
 
 _LONG = 400  # letters
 _ENDS = "/._"  # where a prefix of names may end
 _RESERVED = frozenset(",*'\"")  # letters that the lists of trtexec cannot hold in a name
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """An option of trtexec, in releases from `first` to before `removed`."""
-
-    name: str
-    first: Version
-    removed: Version | None = None
-
-    def exists(self, version: Version) -> bool:
-        """Return True if a release has the option."""
-        return self.first <= version and (self.removed is None or version < self.removed)
-
-
-# fmt: off
-DEVICE_TYPES = Flag("--layerDeviceTypes", (8, 6))
-PRECISIONS = Flag("--layerPrecisions", (8, 4), (11,))
-TYPE_FLAGS = Flag("--int8", (5,), (11,))
-# fmt: on
 
 
 def trtexec_lines(plan: Plan) -> list[str]:
@@ -47,18 +26,18 @@ def trtexec_lines(plan: Plan) -> list[str]:
     notes = []
     if on_gpu:
         options.append("--allowGPUFallback")
-        if DEVICE_TYPES.exists(version):
-            options.append(f"{DEVICE_TYPES.name}={_listed(on_gpu, on_dla, 'GPU')}")
+        if has_flag(version, "--layerDeviceTypes"):
+            options.append(f"--layerDeviceTypes={_listed(on_gpu, on_dla, 'GPU', version)}")
         else:
             notes.append(
                 f"trtexec of TensorRT {plan.tensorrt} cannot place single layers "
-                f"({DEVICE_TYPES.name} is of 8.6): it gives the DLA all that this takes"
+                "(--layerDeviceTypes is of 8.6): it gives the DLA all that this takes"
             )
     as_float = [row.node for row in plan.placements if row.rule in ("K1", "S1")]
-    if as_float and plan.precision == "int8" and PRECISIONS.exists(version):
+    if as_float and plan.precision == "int8" and has_flag(version, "--layerPrecisions"):
         others = [row.node for row in plan.placements if row.rule not in ("K1", "S1")]
         options.append("--precisionConstraints=prefer")
-        options.append(f"{PRECISIONS.name}={_listed(as_float, others, 'fp16')}")
+        options.append(f"--layerPrecisions={_listed(as_float, others, 'fp16', version)}")
     return [f"trtexec --onnx=MODEL.onnx {' '.join(options)}", *notes, *_name_notes(on_gpu)]
 
 
@@ -69,7 +48,7 @@ def is_long(lines: Sequence[str]) -> bool:
 
 def _types(plan: Plan, version: Version) -> Iterator[str]:
     """Yield what sets the types; from TensorRT 11 on the model has them (Q/DQ, strongly typed)."""
-    if not TYPE_FLAGS.exists(version):
+    if not has_flag(version, "--int8"):
         return
     if plan.precision == "int8":
         yield "--int8"
@@ -78,9 +57,13 @@ def _types(plan: Plan, version: Version) -> Iterator[str]:
         yield "--fp16"
 
 
-def _listed(names: Sequence[str], others: Sequence[str], value: str) -> str:
-    """Return the list of names with a value, those of a common prefix as one pattern, quoted."""
-    rows = [f"{_quoted(name)}:{value}" for name in patterns(names, others)]
+def _listed(names: Sequence[str], others: Sequence[str], value: str, version: Version) -> str:
+    """Return the list of names with a value, quoted; a pattern for those of a common prefix."""
+    if version >= WILDCARDS:
+        shown = patterns(names, others)
+    else:
+        shown = [name for name in names if _RESERVED.isdisjoint(name)]
+    rows = [f"{_quoted(name)}:{value}" for name in shown]
     return f'"{",".join(rows)}"'
 
 

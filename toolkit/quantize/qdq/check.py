@@ -28,12 +28,19 @@ class QdqRule:
     check: Callable[[ir.Model, QdqTarget], Iterator[str]]
 
 
-def check_qdq(model: ir.Model, target: str) -> tuple[str, ...]:
-    """Every violation of RULES for a row of `qdq_export.TARGETS`, as "rule: sentence"."""
+def check_qdq(
+    model: ir.Model, target: str, *, in_int8: frozenset[str] | None = None
+) -> tuple[str, ...]:
+    """Every violation of RULES for a row of `qdq_export.TARGETS`, as "rule: sentence".
+
+    `in_int8`: the nodes of which a target asks Q/DQ on every tensor, None: all. Those on the GPU,
+    and those kept in floating point, may read floats.
+    """
     row = qdq_target(target)
-    return tuple(
-        f"{rule.name}: {violation}" for rule in RULES for violation in rule.check(model, row)
-    )
+    found = [f"{rule.name}: {text}" for rule in RULES for text in rule.check(model, row)]
+    if row.every_tensor:
+        found += [f"every-tensor: {text}" for text in _every_tensor(model, row, in_int8)]
+    return tuple(found)
 
 
 def _opset(model: ir.Model, row: QdqTarget) -> Iterator[str]:
@@ -154,12 +161,12 @@ def _channels(node: ir.Node, dequantize: ir.Node) -> Iterator[str]:
         )
 
 
-def _every_tensor(model: ir.Model, row: QdqTarget) -> Iterator[str]:
-    if not row.every_tensor:
-        return
+def _every_tensor(model: ir.Model, row: QdqTarget, in_int8: frozenset[str] | None) -> Iterator[str]:
     masks = masked_tensors(model)
     for node in model.graph:
         if is_quantize(node) or is_dequantize(node) or node.op_type in SHAPE_READERS:
+            continue
+        if in_int8 is not None and str(node.name) not in in_int8:
             continue
         for value in node.inputs:
             if value is None or not is_activation(value) or str(value.name) in masks:
@@ -186,5 +193,4 @@ RULES: tuple[QdqRule, ...] = (
     QdqRule("per-tensor", _per_tensor),
     QdqRule("pair", _pairs),
     QdqRule("weight", _weights),
-    QdqRule("every-tensor", _every_tensor),
 )
