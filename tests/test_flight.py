@@ -433,7 +433,7 @@ def test_an_engine_that_hangs_gives_no_heartbeat(monkeypatch: pytest.MonkeyPatch
 
     def hang(number: int) -> None:
         time.sleep(0.02)  # as long as a period: in a thread of its own
-        if number == 3:  # the third frame: the first inference warms up
+        if number == 4:  # the third frame: the first two inferences warm up
             wait_for(lambda: len(results) == 2, PATIENCE_S, "results, which are signs of life")
             before = len(heartbeats(messages))
             time.sleep(1.5)  # three heartbeats

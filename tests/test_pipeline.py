@@ -118,7 +118,7 @@ def test_engine_is_warm_before_the_pipeline_says_ready(tmp_path):
         stop=threading.Event(),
     )
     order = [step for step in order if step is not Heartbeat]
-    assert order == ["infer", Ready, "infer", Result, Stats]
+    assert order == ["infer", "infer", Ready, "infer", Result, Stats]
 
 
 def test_sinks_get_every_result(tmp_path):

@@ -147,7 +147,7 @@ def test_a_classifier_describes_the_objects_of_a_detector(tmp_path: Path) -> Non
     assert said[40.0, 40.0]["shade"].label == "dark"
     row = next(one for one in json.loads(result.payload)["detections"] if one["box"][0] == 8.0)
     assert row["attributes"] == {"shade": {"label": "bright", "score": 1.0, "class_id": 1}}
-    assert classifier.sizes == [2, 2]  # the warm-up, and both crops in one inference
+    assert classifier.sizes == [2, 2, 2]  # the warm-up, and both crops in one inference
     assert result.event.processors == ("cpu", "dla0")
     assert result.event.latency_ms["shade"] > 0.0
     (ready,) = [one for one in messages if isinstance(one, Ready)]

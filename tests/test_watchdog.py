@@ -162,6 +162,29 @@ def test_heartbeats_count_frames_and_faults(tmp_path: Path) -> None:
     assert messages[0].warm_up_s >= 0.0
 
 
+def test_a_slow_first_inference_does_not_make_a_freeze_last_longer(tmp_path: Path) -> None:
+    """The agent waits for a multiple of `warm_up_s`: initialization is no part of it."""
+
+    class Initializing(ColourDetector):
+        is_slow = True
+
+        def infer(self, inputs):
+            if self.is_slow:
+                time.sleep(0.5)
+            self.is_slow = False
+            return super().infer(inputs)
+
+    cv2.imwrite(str(tmp_path / "0.png"), scene(0, 0))
+    messages: list[ChildMessage] = []
+    run_pipeline(
+        colour_pipeline(tmp_path),
+        Model(Initializing(), LABELS, ""),
+        emit=messages.append, stop=threading.Event(),
+    )  # fmt: skip
+    (ready,) = [m for m in messages if isinstance(m, Ready)]
+    assert ready.warm_up_s < 0.5
+
+
 @pytest.mark.parametrize(("path", "errors"), [("/dev/full", 0), ("/dev/null", 1)])
 def test_a_full_disk_is_no_fault_of_a_release(
     tmp_path: Path, path: str, errors: int, monkeypatch: pytest.MonkeyPatch

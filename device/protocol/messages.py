@@ -19,7 +19,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
     """The engine is loaded. `segments` say how each segment runs; `warm_up_s`: the time of the
-    first inference, which later ones do not exceed by much. `degraded`: DLA segments that run on
+    second inference, which later ones do not exceed by much. `degraded`: DLA segments that run on
     another processor, and why."""
 
     pipeline: str
