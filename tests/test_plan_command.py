@@ -258,7 +258,10 @@ def test_the_options_of_trtexec_place_the_nodes_as_the_plan_does(model):
     assert "--int8 --calib=MODEL.cache --fp16" in line
     assert '--useDLACore=0 --allowGPUFallback --layerDeviceTypes="erf:GPU"' in line
     (plan,) = plan_of(model, *options)["plans"]
-    assert plan["trtexec"] == [line.strip()]
+    first, predicted = plan["trtexec"]
+    assert first == line.strip()
+    assert f"  {predicted}" in text
+    assert predicted.startswith("predicted for this command")
 
 
 def test_the_makespan_of_a_workload_has_a_schedule(model, tmp_path):

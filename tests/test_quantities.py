@@ -100,6 +100,22 @@ def test_only_flags_that_the_release_has_are_given(tensorrt, has, lacks):
     assert not any(flag in line for flag in lacks)
     assert notes[-1] == "left out, for trtexec cannot name them: 1 nodes such as d,e"
     assert ("cannot place single layers" in notes[0]) == (tensorrt == "8.5.2")
+    assert "predicted for this command" in notes[-2]
+
+
+@pytest.mark.parametrize(
+    ("fallback_us", "gpu_us", "has"), [(2000.0, 6000.0, "--useDLACore"), (9000.0, 2600.0, "")]
+)
+def test_where_no_layer_can_be_placed_the_nearest_command_is_taken(fallback_us, gpu_us, has):
+    plan = with_rows(*ROWS, tensorrt="8.5.2")
+    rows = [replace(plan.figures[0], frames_per_second=400.0, latency_us=4000.0)]
+    for name, latency_us in (("GPU only", gpu_us), ("DLA with fallback", fallback_us)):
+        rows.append(replace(plan.figures[0], name=name, latency_us=latency_us))
+    line, note, predicted, *_ = trtexec_lines(replace(plan, figures=tuple(rows), in_flight=5))
+    assert ("--useDLACore=0 --allowGPUFallback" in line) == bool(has)
+    assert ("nothing to the DLA" in note) != bool(has)
+    hz = {True: "500", False: "385"}[bool(has)]
+    assert f"{hz} frames/s; the plan reaches 400 with 5 frames in flight" in predicted
 
 
 @pytest.mark.parametrize(
@@ -113,5 +129,5 @@ def test_names_are_whole_for_releases_that_match_no_pattern(tensorrt, names):
 
 def test_without_the_dla_there_is_no_line():
     assert trtexec_lines(with_rows(("a", "gpu", "P2"), tensorrt="10.3")) == []
-    (line,) = trtexec_lines(with_rows(("a", "dla0", ""), tensorrt="10.3"))
+    line, _ = trtexec_lines(with_rows(("a", "dla0", ""), tensorrt="10.3"))
     assert "Fallback" not in line

@@ -10,6 +10,7 @@ from toolkit.partition.solver.assess import Cost, assess, idle_mj, share_of
 from toolkit.partition.solver.problem import Network, Placement, Problem
 
 Bounds = tuple[float, float]
+GPU_ONLY = "GPU only"
 
 
 @dataclass(frozen=True, slots=True)

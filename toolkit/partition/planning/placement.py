@@ -15,7 +15,7 @@ from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.batch import Batching
-from toolkit.partition.planning.figures import Figures, figures, of_frames
+from toolkit.partition.planning.figures import GPU_ONLY, Figures, figures, of_frames
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.margin import (
     Kept,
@@ -347,7 +347,7 @@ def _figures(
     baselines: tuple[tuple[str, Placement], ...] = ()
     if len(problem.processors) > 1:
         baselines = (
-            ("GPU only", gpu_only(problem)),
+            (GPU_ONLY, gpu_only(problem)),
             ("DLA with fallback", dla_with_fallback(problem)),
             ("greedy", greedy(problem, goal.aim)),
         )

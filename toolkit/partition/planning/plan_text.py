@@ -252,8 +252,8 @@ def _trtexec(plan: Plan) -> list[str]:
     if not lines:
         return []
     if is_long(lines):
-        return ["", "the same with trtexec: `tandem plan --trtexec` prints the options"]
-    return ["", "the same with trtexec", *(f"  {line}" for line in lines)]
+        return ["", "with trtexec: `tandem plan --trtexec` prints the options"]
+    return ["", "with trtexec", *(f"  {line}" for line in lines)]
 
 
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:

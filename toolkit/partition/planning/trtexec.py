@@ -4,10 +4,13 @@ trtexec gives every layer that it can to the DLA; `--layerDeviceTypes` says whic
 name may hold one `*` (from TensorRT 10 on), and later entries go before earlier ones.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from toolkit.dla.rules.rule import Version, parse_version
+from toolkit.partition.planning.figures import GPU_ONLY, Figures
 from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.quantities import number, quantity
 from toolkit.partition.planning.trtexec_flags import WILDCARDS, has_flag
 
 _LONG = 400  # letters
@@ -16,23 +19,30 @@ _RESERVED = frozenset(",*'\"")  # letters that the lists of trtexec cannot hold 
 
 
 def trtexec_lines(plan: Plan) -> list[str]:
-    """Return a line of options and notes on it; nothing for a plan without the DLA."""
+    """Return a line of options and notes on it; nothing for a plan without the DLA.
+
+    A note predicts what the command takes. Where a release cannot place single layers, the command
+    is the one of two that comes nearest to the plan: all that the DLA takes on it, or nothing.
+    """
     on_dla = [row.node for row in plan.placements if row.processor.startswith("dla")]
     if not on_dla or plan.tensorrt is None:
         return []
     version = parse_version(plan.tensorrt)
     on_gpu = [row.node for row in plan.placements if not row.processor.startswith("dla")]
-    options = [*_types(plan, version), "--useDLACore=0"]
-    notes = []
-    if on_gpu:
-        options.append("--allowGPUFallback")
-        if has_flag(version, "--layerDeviceTypes"):
-            options.append(f"--layerDeviceTypes={_listed(on_gpu, on_dla, 'GPU', version)}")
-        else:
-            notes.append(
-                f"trtexec of TensorRT {plan.tensorrt} cannot place single layers "
-                "(--layerDeviceTypes is of 8.6): it gives the DLA all that this takes"
-            )
+    options = [*_types(plan, version)]
+    notes, row = [], plan.figures[0]
+    if on_gpu and not has_flag(version, "--layerDeviceTypes"):
+        row = min(plan.figures[1:3], key=lambda other: _distance(plan, other))
+        takes = "nothing to the DLA" if row.name == GPU_ONLY else "the DLA all that this takes"
+        notes.append(
+            f"trtexec of TensorRT {plan.tensorrt} cannot place single layers "
+            f"(--layerDeviceTypes is of 8.6): this command, the nearest, gives {takes}"
+        )
+    if row.name != GPU_ONLY:
+        options += ["--useDLACore=0", *(["--allowGPUFallback"] if on_gpu else [])]
+    if on_gpu and has_flag(version, "--layerDeviceTypes"):
+        options.append(f"--layerDeviceTypes={_listed(on_gpu, on_dla, 'GPU', version)}")
+    notes.append(_predicted(plan, row))
     as_float = [row.node for row in plan.placements if row.rule in ("K1", "S1")]
     if as_float and plan.precision == "int8" and has_flag(version, "--layerPrecisions"):
         others = [row.node for row in plan.placements if row.rule not in ("K1", "S1")]
@@ -41,9 +51,34 @@ def trtexec_lines(plan: Plan) -> list[str]:
     return [f"trtexec --onnx=MODEL.onnx {' '.join(options)}", *notes, *_name_notes(on_gpu)]
 
 
+def _one_by_one_hz(plan: Plan, row: Figures) -> float:
+    """Return the frames per second of trtexec, which runs one batch after the other."""
+    return plan.batching.size * 1e6 / row.latency_us
+
+
+def _distance(plan: Plan, row: Figures) -> float:
+    """Return how far the command of a row is from the plan, as the logarithm of a factor."""
+    if plan.search.objective == "throughput" and plan.rate_hz is None:
+        return abs(math.log(_one_by_one_hz(plan, row) / plan.figures[0].frames_per_second))
+    return abs(math.log(row.latency_us / plan.figures[0].latency_us))
+
+
+def _predicted(plan: Plan, row: Figures) -> str:
+    batch = "" if plan.batching.size == 1 else f" of {plan.batching.size} frames"
+    core = "" if row.name == GPU_ONLY else " on one DLA core"
+    text = (
+        f"predicted for this command, one run{batch} after the other{core}: "
+        f"{quantity(row.latency_us, 'us')} a run, {number(_one_by_one_hz(plan, row))} frames/s"
+    )
+    if plan.in_flight == 1:
+        return text
+    rate = number(plan.figures[0].frames_per_second)
+    return f"{text}; the plan reaches {rate} with {plan.in_flight} frames in flight"
+
+
 def is_long(lines: Sequence[str]) -> bool:
     """Return True for options that would fill a report; `tandem plan --trtexec` prints them."""
-    return sum(map(len, lines)) > _LONG
+    return len(lines[0]) > _LONG
 
 
 def _types(plan: Plan, version: Version) -> Iterator[str]:
