@@ -244,6 +244,8 @@ def test_a_preprocessing_in_words(preprocessing: Preprocessing, text: str) -> No
         ({"scale": 0.0039}, {"scale"}),
         ({"mean": (0.0, 0.0, 0.01)}, {"mean"}),
         ({"color": "bgr"}, {"color"}),
+        ({"interpolation": "linear"}, set()),  # as without it
+        ({"interpolation": "pillow-bicubic"}, {"interpolation"}),
         ({"pad_value": 0}, {"pad_value"}),
         ({"pad_value": 0, "resize": "stretch"}, {"resize"}),
         ({"dtype": "float16", "layout": "nhwc"}, {"dtype", "layout"}),
@@ -541,7 +543,7 @@ def test_an_engine_records_the_preprocessing_of_its_ranges(
     table = ("--table", tmp_path / "m.calib.json")
     built = _run("build", model, *table)
     assert built.exit_code == 0, built.output
-    text = "preprocessing: centre-crop (0.875 of the shorter side), RGB"
+    text = "preprocessing: centre-crop (0.875 of the shorter side), pillow-bilinear, RGB"
     assert text in built.output
     assert text in _run("inspect", tmp_path / "m.engine").output
     with open_engine(tmp_path / "m.engine") as engine:

@@ -38,7 +38,7 @@ def decode_text_detection(outputs: Outputs, config: TextDetection, view: View) -
     """Return a rotated box around each line of text.
 
     Regions above the threshold shrink text to its core (DB, arXiv 1911.08947): their rectangles
-    grow by area * unclip / perimeter on every side. Sizes, scores and limits are those of PaddleOCR.
+    grow by area * unclip / perimeter on every side. Sizes, scores and limits are PaddleOCR's.
     """
     probabilities = output_of(outputs, config.output)[0, 0]
     height, width = probabilities.shape

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from device.engine.preprocessing import Interpolation
 from toolkit.cli.options.choices import PREPROCESSINGS
 from toolkit.cli.options.finite import FiniteRange
 
@@ -66,7 +67,7 @@ def parse_resize(
 
 
 def preprocess_options(command: F) -> F:
-    """Add --preprocess, --mean, --std, --scale, --colour, --layout and --resize.
+    """Add --preprocess, --mean, --std, --scale, --colour, --layout, --resize, --interpolation.
 
     The command takes all of them as one `preprocess`, a PreprocessOptions.
     """
@@ -95,6 +96,10 @@ def preprocess_options(command: F) -> F:
             "--resize", callback=parse_resize, metavar="MODE",
             help=f"{', '.join(_RESIZES)}, or centre-crop:0.875 (share of the shorter side).",
         ),
+        click.option(
+            "--interpolation", type=click.Choice(get_args(Interpolation)),
+            help="Of the resize: Pillow's antialias, as classifiers are trained.",
+        ),
     )  # fmt: skip
 
     @wraps(command)
@@ -107,9 +112,17 @@ def preprocess_options(command: F) -> F:
         color: str | None,
         layout: str | None,
         resize: dict[str, Any] | None,
+        interpolation: str | None,
         **others: object,
     ) -> object:
-        values = {"mean": mean, "std": std, "scale": scale, "color": color, "layout": layout}
+        values = {
+            "mean": mean,
+            "std": std,
+            "scale": scale,
+            "color": color,
+            "layout": layout,
+            "interpolation": interpolation,
+        }
         stated = {name: value for name, value in values.items() if value is not None}
         options = _options(preprocess, stated | (resize or {}))
         return command(*args, preprocess=options, **others)
