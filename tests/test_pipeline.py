@@ -42,7 +42,7 @@ from device.protocol.messages import (
     decode_message,
 )
 from device.runtime.session import Session
-from device.update.bundle import write_bundle
+from device.update.bundle import ENGINE, PIPELINE, extract_bundle, write_bundle
 from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
@@ -281,6 +281,35 @@ def test_process_says_ready_result_stats_and_nothing_else(tmp_path, engine):
         assert ready.engine_sha256 == opened.sha256
     assert "portable" in ready.segments[0]
     assert stats.frames == 4
+
+
+def test_process_takes_the_files_that_pipeline_toml_names(tmp_path, engine):
+    folder = write_images(tmp_path / "in", *[(i, 2, "green") for i in range(3)])
+    bundle = folder_of(tmp_path, engine, folder)
+    models = tmp_path / "models"
+    models.mkdir()
+    (bundle / ENGINE).rename(models / "colours.engine")
+    (bundle / "labels.txt").rename(models / "names.txt")
+    text = (bundle / PIPELINE).read_text()
+    named = 'engine = "../models/colours.engine"\nlabels = "../models/names.txt"\n'
+    (bundle / PIPELINE).write_text(named + text)
+    messages, err, status = finish(
+        python_m_pipelines("--bundle", bundle, "--profile", "laptop", "--frames", 2)
+    )
+    assert status == 0, err
+    assert messages[-1].frames == 2
+    # A real bundle has its own files; what its pipeline.toml names was where it was packed.
+    write_bundle(
+        tmp_path / "b.bundle", engine=models / "colours.engine", pipeline=bundle / PIPELINE,
+        labels=models / "names.txt", name="colours", version="1", profile="laptop",
+    )  # fmt: skip
+    extract_bundle(tmp_path / "b.bundle", tmp_path / "out")
+    (models / "colours.engine").unlink()
+    messages, err, status = finish(
+        python_m_pipelines("--bundle", tmp_path / "out", "--profile", "laptop", "--frames", 2)
+    )
+    assert status == 0, err
+    assert messages[-1].frames == 2
 
 
 def test_stray_output_of_libraries_goes_to_standard_error(tmp_path, engine):
