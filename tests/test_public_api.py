@@ -48,7 +48,7 @@ def test_the_memory_that_a_model_may_take_is_limited(model: Path) -> None:
     ):
         with pytest.raises(tandem.TandemError, match="max_memory_bytes is 0; give a number"):
             call(0)
-    with pytest.raises(tandem.TandemError, match=r"--max-memory"):
+    with pytest.raises(tandem.TandemError, match="`max_memory_bytes`"):
         tandem.build(model, max_memory_bytes=1000)
     assert max_memory_bytes() > 1000  # the limit ended with the call
 
