@@ -33,6 +33,7 @@ from video_fixtures import (
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
 from device.errors import PipelineError, SourceError
+from device.install_advice import pip_install
 from device.protocol.messages import (
     Failure,
     Heartbeat,
@@ -419,7 +420,7 @@ def test_missing_opencv_is_one_sentence(tmp_path, engine):
     messages, _, status = finish(process)
     assert status == 1
     assert "libGL.so.1 is missing" in messages[-1].message
-    assert "tandem-edge[camera]" in messages[-1].message
+    assert pip_install("camera") in messages[-1].message
 
 
 def test_process_whose_listener_is_gone_ends(tmp_path, engine):

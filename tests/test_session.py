@@ -28,6 +28,7 @@ from onnx.reference import ReferenceEvaluator
 from device.engine.file import open_engine, write_engine
 from device.engine.manifest import DimRange, MemoryPlan, TensorInfo
 from device.errors import SessionError
+from device.install_advice import pip_install
 from device.runtime import arrays
 from device.runtime.exact_products import exact_session
 from device.runtime.executors import portable, table
@@ -413,7 +414,7 @@ except SessionError as error:
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
     )
-    assert "is not installed; pip install 'tandem-edge[portable]'" in done.stdout
+    assert f"is not installed; {pip_install('portable')}" in done.stdout
 
 
 def test_the_board_loads_no_runtime_before_it_is_asked_to() -> None:

@@ -28,6 +28,7 @@ from msgspec import UnsetType
 from device.argument_names import with_arguments
 from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
+from device.install_advice import pip_install
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
@@ -298,7 +299,7 @@ def _frame_compiler(
         raise BuildError(
             "`tandem build --preprocess-on gpu` makes kernels, and profile"
             f" {job.target.profile.name} has no GPU or this host no Triton: take another profile,"
-            " or pip install 'tandem-edge[gpu-build]'."
+            f" or {pip_install('gpu-build')}."
         )
     if not preprocessing:
         raise BuildError(
