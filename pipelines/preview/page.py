@@ -9,15 +9,23 @@ PAGE = """<!doctype html>
 <title>Tandem preview</title>
 <style>
 :root { color-scheme: light dark; }
-body { font: 15px/1.4 system-ui, sans-serif; margin: 1rem; background: Canvas; color: CanvasText; }
-#cameras { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); }
-figure { margin: 0; }
-figure img { width: 100%; height: auto; background: #8884; border-radius: 6px; }
-figcaption { display: flex; gap: 1rem; flex-wrap: wrap; font-variant-numeric: tabular-nums; }
-figcaption b { margin-right: auto; }
-table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 0.15rem 0.9rem 0.15rem 0; }
-th:first-child, td:first-child { text-align: left; }
+body { font: 15px/1.4 system-ui, sans-serif; margin: 0.75rem; }
+body { background: Canvas; color: CanvasText; }
+h1 { font-size: 1.3rem; margin: 0; }
+p { margin: 0.2rem 0; }
+main { display: grid; grid-template-columns: 1fr auto; gap: 1rem; align-items: start; }
+#cameras { display: grid; gap: 0.5rem 1rem; grid-template-columns: repeat(var(--columns, 1), 1fr); }
+figure { margin: 0; min-width: 0; }
+/* As large as the window shows without scrolling: under the header, each row with its caption. */
+figure img { width: min(100%, ((100vh - 5.5rem) / var(--rows, 1) - 2.5rem) * var(--ratio, 1));
+             height: auto; background: #8884; border-radius: 6px; display: block; }
+figcaption { display: flex; gap: 0 1rem; flex-wrap: wrap; font-variant-numeric: tabular-nums; }
+figcaption b { margin-right: auto; overflow-wrap: anywhere; }
+#dropped { width: 0; min-width: 100%; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 0.1rem 0 0.1rem 0.8rem; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+@media (max-width: 43rem) { main, #cameras { grid-template-columns: 1fr; } }
 #state { font-weight: 600; }
 .lost { color: #c33; }
 </style>
@@ -25,11 +33,15 @@ th:first-child, td:first-child { text-align: left; }
 <body>
 <h1 id="name">Tandem</h1>
 <p id="state">waiting for the first frame</p>
+<main>
 <div id="cameras"></div>
+<section>
 <table id="stages">
 <thead><tr><th>stage</th><th>p50 ms</th><th>p99 ms</th></tr></thead><tbody></tbody>
 </table>
 <p id="dropped"></p>
+</section>
+</main>
 <script>
 "use strict";
 const known = new Map();
@@ -47,7 +59,28 @@ function cameraView(camera) {
   return known.get(camera.id);
 }
 
+// As many columns as make the pictures largest in this window.
+function fit() {
+  const seen = [...document.images].filter(image => image.naturalWidth > 0);
+  if (!seen.length) return;
+  for (const image of seen)
+    image.style.setProperty("--ratio", image.naturalWidth / image.naturalHeight);
+  const ratio = seen[0].naturalWidth / seen[0].naturalHeight, rem = 16;
+  const cameras = document.getElementById("cameras"), count = known.size;
+  let best = [0, 1, 1];
+  for (let columns = 1; columns <= count; columns++) {
+    const rows = Math.ceil(count / columns);
+    const width = Math.min(cameras.clientWidth / columns,
+                           ((innerHeight - 5.5 * rem) / rows - 2.5 * rem) * ratio);
+    if (width > best[0]) best = [width, columns, rows];
+  }
+  cameras.style.setProperty("--columns", best[1]);
+  cameras.style.setProperty("--rows", best[2]);
+}
+addEventListener("resize", fit);
+
 function show(status) {
+  fit();
   document.getElementById("name").textContent = status.pipeline;
   const state = document.getElementById("state");
   state.className = "";
