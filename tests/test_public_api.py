@@ -71,6 +71,25 @@ def test_a_model_in_memory_is_built_as_its_file_is(model: Path, tmp_path: Path) 
         np.testing.assert_array_equal(results[1][name], expected)
 
 
+def test_a_model_in_memory_is_not_called_as_exporters_call_every_graph(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's graphs are all called main_graph."""
+    monkeypatch.chdir(tmp_path)
+    proto = onnx.load(model)
+    proto.graph.name = "main_graph"
+    assert tandem.build(proto).path == Path("model.engine")
+    proto.graph.node[0].op_type = "NoSuchOperator"
+    for out, name in ((None, "model"), (tmp_path / "doors.engine", "doors")):
+        with pytest.raises(tandem.TandemError) as caught:
+            tandem.build(proto, out)
+        assert "main_graph" not in str(caught.value)
+        assert f"{name}.onnx" in str(caught.value)
+    proto.graph.name = "doors-v2"
+    with pytest.raises(tandem.TandemError, match=r"doors-v2\.onnx"):
+        tandem.plan(proto, profile="orin-nano-8gb")
+
+
 def test_calibration_is_data_or_a_table_and_makes_int8(model: Path, tmp_path: Path) -> None:
     data = samples(model)
     table = tandem.calibrate(model, data, method="minmax", samples=3, out=tmp_path / "t.json")

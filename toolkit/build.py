@@ -53,6 +53,11 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
+# What exporters call every graph: PyTorch's two, tf2onnx's, skl2onnx's.
+EXPORTERS_NAMES = frozenset(
+    {"", "main_graph", "main", "graph", "model", "torch_jit", "torch-jit-export", "tf2onnx", "onnx"}
+)
+
 Model = str | Path | ModelPath | onnx.ModelProto | Network | TorchModel
 """A file (ONNX, PyTorch's .pt2, TensorFlow, Keras), a model in memory, or a network made layer by
 layer."""
@@ -102,7 +107,7 @@ def build(
     elif calibration is not None:
         options = replace(options, data=calibration, table=None)
     options = replace(options, plugins=(*options.plugins, *_plugins(model)))
-    source = _source(model)
+    source = _source(model, out)
     name = source_path(source).with_suffix(".engine")
     with naming_arguments(BUILD), limited_memory(max_memory_bytes):
         result = build_engine(source, profile, out or name, options, on_progress)
@@ -194,7 +199,7 @@ def calibrate(
     return ranges.table
 
 
-def _source(model: Model) -> ModelSource:
+def _source(model: Model, out: str | Path | None = None) -> ModelSource:
     if is_torch(model):
         model = TorchModel(model)
     if isinstance(model, TorchModel):
@@ -202,8 +207,16 @@ def _source(model: Model) -> ModelSource:
     if isinstance(model, Network):
         return ModelBytes(f"{model.name}.onnx", model.serialize())
     if isinstance(model, onnx.ModelProto):
-        return ModelBytes(f"{model.graph.name or 'model'}.onnx", model.SerializeToString())
+        return ModelBytes(f"{_name_of(model, out)}.onnx", model.SerializeToString())
     return model
+
+
+def _name_of(model: onnx.ModelProto, out: str | Path | None) -> str:
+    """Return what a model in memory is called: as its graph, unless an exporter named that, else as
+    the engine."""
+    if model.graph.name not in EXPORTERS_NAMES:
+        return model.graph.name
+    return "model" if out is None else Path(out).stem
 
 
 def _with_inputs(model: object, example_inputs: object) -> TorchModel:
