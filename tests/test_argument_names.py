@@ -16,13 +16,14 @@ from device.argument_names import with_arguments
 from toolkit.build import build, calibrate, plan
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.partition.planning.forced import Forced
+from toolkit.quantize.preprocess.decide import Stated
 
 FUNCTIONS = {"build": build, "plan": plan, "calibrate": calibrate}
 CLASSES = {
     one.__name__: one
     for one in (
         tandem.BuildOptions, tandem.PlanOptions, tandem.RangeOptions, tandem.ModelPath,
-        tandem.DimRange, TacticOptions, Forced,
+        tandem.DimRange, TacticOptions, Forced, Stated,
     )
 }  # fmt: skip
 # Commands that are named as a whole: they are run beside a script.

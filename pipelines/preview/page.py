@@ -14,18 +14,16 @@ body { background: Canvas; color: CanvasText; }
 h1 { font-size: 1.3rem; margin: 0; }
 p { margin: 0.2rem 0; }
 main { display: grid; grid-template-columns: 1fr auto; gap: 1rem; align-items: start; }
-#cameras { display: grid; gap: 0.5rem 1rem; grid-template-columns: repeat(var(--columns, 1), 1fr); }
+#cameras { display: grid; gap: 0.5rem 1rem; grid-template-columns: 1fr; }
 figure { margin: 0; min-width: 0; }
-/* As large as the window shows without scrolling: under the header, each row with its caption. */
-figure img { width: min(100%, ((100vh - 5.5rem) / var(--rows, 1) - 2.5rem) * var(--ratio, 1));
-             height: auto; background: #8884; border-radius: 6px; display: block; }
+figure img { width: 100%; height: auto; background: #8884; border-radius: 6px; display: block; }
 figcaption { display: flex; gap: 0 1rem; flex-wrap: wrap; font-variant-numeric: tabular-nums; }
 figcaption b { margin-right: auto; overflow-wrap: anywhere; }
 #dropped { width: 0; min-width: 100%; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 0.1rem 0 0.1rem 0.8rem; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-@media (max-width: 43rem) { main, #cameras { grid-template-columns: 1fr; } }
+@media (max-width: 43rem) { main { grid-template-columns: 1fr; } }
 #state { font-weight: 600; }
 .lost { color: #c33; }
 </style>
@@ -59,23 +57,24 @@ function cameraView(camera) {
   return known.get(camera.id);
 }
 
-// As many columns as make the pictures largest in this window.
+// As many columns as make the pictures largest in this window, without scrolling: under the
+// header, each row with its caption. A narrow window has one column, and scrolls.
 function fit() {
   const seen = [...document.images].filter(image => image.naturalWidth > 0);
   if (!seen.length) return;
-  for (const image of seen)
-    image.style.setProperty("--ratio", image.naturalWidth / image.naturalHeight);
-  const ratio = seen[0].naturalWidth / seen[0].naturalHeight, rem = 16;
+  const ratio = image => image.naturalWidth / image.naturalHeight, rem = 16;
+  const narrow = matchMedia("(max-width: 43rem)").matches;
   const cameras = document.getElementById("cameras"), count = known.size;
-  let best = [0, 1, 1];
-  for (let columns = 1; columns <= count; columns++) {
-    const rows = Math.ceil(count / columns);
-    const width = Math.min(cameras.clientWidth / columns,
-                           ((innerHeight - 5.5 * rem) / rows - 2.5 * rem) * ratio);
-    if (width > best[0]) best = [width, columns, rows];
+  const rowHeight = columns => (innerHeight - 5.5 * rem) / Math.ceil(count / columns) - 2.5 * rem;
+  let best = {columns: 1, width: 0};
+  for (let columns = 1; columns <= (narrow ? 1 : count); columns++) {
+    const width = Math.min(cameras.clientWidth / columns, rowHeight(columns) * ratio(seen[0]));
+    if (width > best.width) best = {columns, width};
   }
-  cameras.style.setProperty("--columns", best[1]);
-  cameras.style.setProperty("--rows", best[2]);
+  cameras.style.gridTemplateColumns = `repeat(${best.columns}, 1fr)`;
+  for (const image of seen)
+    image.style.width = narrow ? "100%" :
+      `min(100%, ${Math.max(rowHeight(best.columns), rem) * ratio(image)}px)`;
 }
 addEventListener("resize", fit);
 

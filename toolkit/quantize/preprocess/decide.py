@@ -133,8 +133,8 @@ def decide(
     decision = Decision(config, {name: o for name, o in origins.items() if name not in hidden})
     if stated.strict and decision.assumed:
         raise CalibrationError(
-            f"nothing says {_listed(decision.assumed)} of the images, and with --strict nothing is "
-            "assumed: state the preprocessing with `tandem build --preprocess`, or its values"
+            f"nothing says {_listed(decision.assumed)} of the images, and `tandem build --strict` "
+            "assumes nothing: state them with `tandem build --preprocess`, or one by one"
         )
     return decision
 
