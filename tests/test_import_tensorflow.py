@@ -223,7 +223,7 @@ def test_a_file_that_is_no_program_is_named(
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
 def test_the_layout_of_other_formats_is_not_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(tandem.TandemError, match="--inputs-as-nchw` is for TensorFlow"):
+    with pytest.raises(tandem.TandemError, match=r"inputs_as_nchw=True\)` is for TensorFlow"):
         tandem.build(tandem.ModelPath(tmp_path / name, inputs_as_nchw=True))
 
 

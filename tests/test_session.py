@@ -287,7 +287,7 @@ def test_inputs_that_disagree_on_a_dimension_are_refused(tmp_path: Path) -> None
 
 def test_another_profile_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = write_network(tmp_path / "e", single_network())
-    said = f"is for {PROFILE}, this device is agx-orin-64gb; build with --profile agx-orin-64gb"
+    said = f"is for {PROFILE}, this device is agx-orin-64gb; `tandem build --profile agx-orin-64gb`"
     with pytest.raises(SessionError, match=said):
         open_session(path, profile="agx-orin-64gb")
     with open_session(path, profile=PROFILE) as session:
