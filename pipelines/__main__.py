@@ -29,6 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from device.argument_names import ArgumentName, naming_arguments
 from device.engine.file import Engine
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     from pipelines.sinks.files import OutputFiles
 
 
+# Of messages that are written for `tandem run`.
+ARGUMENTS = (
+    ArgumentName("`tandem run --overwrite`", "`--overwrite`"),
+    ArgumentName(r", or use `tandem run [^`]*`", ""),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a pipeline until it ends or SIGTERM comes; return the exit status."""
     options = make_parser().parse_args(arguments)
@@ -63,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, ask_to_stop)
     emit = claim_stdout(stop.set)
     try:
-        with loading(emit) as emit_and_begin:
+        with naming_arguments(ARGUMENTS), loading(emit) as emit_and_begin:
             _run(options, emit_and_begin, stop)
     except TandemError as error:
         emit(Failure(message=str(error)))

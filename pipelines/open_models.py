@@ -79,20 +79,25 @@ def bundle_files(
     folder: Path,
     engines: Mapping[str, Path] | None = None,
     labels: Path | None = None,
+    pipeline: Path | None = None,
 ) -> dict[str, ModelFiles]:
     """Return the files of each model in the folder of a bundle; a folder that a person made has
-    them where its pipeline.toml says.
+    them where its pipeline.toml says, or under the names of a bundle's files.
 
-    `engines` and `labels` replace them as in `files_of`. Raises ConfigError as that does, and
-    BundleError: bundle.json is damaged.
+    `engines` and `labels` replace them as in `files_of`; `pipeline`: that file, if it is another
+    than the folder's. Raises ConfigError as that does, and BundleError: bundle.json is damaged.
     """
     members = _members(folder)
     engines = engines or {}
     if not members:
-        if config.models[1:]:
-            return files_of(config, folder, engines, labels)
-        only = {config.first.name: folder / ENGINE, **engines}
-        return files_of(config, folder, only, labels or folder / LABELS)
+        only = config.first
+        ours = (folder / INFO).exists()  # then pipeline.toml says where the files came from
+        if not config.models[1:]:
+            if ours or not only.engine:
+                engines = {only.name: folder / ENGINE, **engines}
+            if ours or not only.labels:
+                labels = labels or folder / LABELS
+        return files_of(config, pipeline.parent if pipeline else folder, engines, labels)
     names = [one.name for one in config.networks]
     if unknown := [name for name in names if name not in members]:
         raise ConfigError(

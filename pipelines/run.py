@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.argument_names import ArgumentName, naming_arguments
 from device.engine.file import Engine
 from device.protocol.messages import ChildMessage
 from device.runtime.session import Session
@@ -19,6 +20,12 @@ from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult
+
+# Of messages that are written for `tandem run`.
+ARGUMENTS = (
+    ArgumentName("`tandem run --overwrite`", "`overwrite=True`"),
+    ArgumentName(r", or use `tandem run [^`]*`", ""),
+)
 
 __all__ = ["Broker", "Event", "FrameResult", "Pipeline", "run_pipeline"]
 
@@ -87,7 +94,7 @@ class Pipeline:
         The engine and the sources are open while the iterator is: a loop that is left early closes
         them when the iterator is closed or forgotten. Raises TandemError as `run_pipeline` does.
         """
-        with ExitStack() as stack:
+        with naming_arguments(ARGUMENTS), ExitStack() as stack:
             folder = self._bundle
             if not folder.is_dir():
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"

@@ -3,6 +3,7 @@
 import os
 
 from device.errors import PipelineError
+from device.install_advice import pip_install
 
 # 64 megapixels (9152 x 6944) is the largest camera that is sold for Jetson boards; 192 MiB as BGR.
 MAX_PIXELS = 64 << 20
@@ -13,8 +14,8 @@ try:
     import cv2
 except ImportError as error:
     raise PipelineError(
-        f"OpenCV (cv2) cannot be imported ({error}): install tandem-edge[camera], or use JetPack's"
-        " own cv2 (a venv made with --system-site-packages)."
+        f"OpenCV (cv2) cannot be imported ({error}): {pip_install('camera')}, or use"
+        " JetPack's own cv2 (a venv made with --system-site-packages)."
     ) from error
 
 __all__ = ["MAX_PIXELS", "cv2"]

@@ -4,6 +4,7 @@
 NUL byte after each, read on file descriptor 3 and written on 4 by the browser.
 """
 
+import base64
 import json
 import os
 import select
@@ -64,6 +65,10 @@ class Browser:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
+
+    def screenshot(self, path: Path) -> None:
+        """Write what the window shows as PNG."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def evaluate(self, expression: str) -> Any:
         """Return the JSON value of a JavaScript expression; a promise is awaited."""

@@ -1,7 +1,7 @@
 """Decoders one number at a time, in plain Python, from the layouts that exporters document.
 
 They share nothing with `pipelines.stages.decoders`: a list of objects (box in input pixels, score,
-class, extras) is what each gives; `placed` moves them to the frame and suppresses.
+class, extras) is what each gives; `placed` suppresses and moves them to the frame.
 """
 
 import math
@@ -48,6 +48,40 @@ def probabilistic_overlap(a, b):
     return 1 - math.sqrt(max(1 - math.exp(-distance), 0.0))
 
 
+def fast(items, overlaps, threshold):
+    """Fast NMS: what is suppressed suppresses, too."""
+    order = sorted(items, key=lambda item: -item["score"])
+    return [
+        item
+        for place, item in enumerate(order)
+        if all(
+            overlaps(item, better) < threshold
+            for better in order[:place]
+            if better["class"] == item["class"]
+        )
+    ]
+
+
+def weighted(items, threshold):
+    """MediaPipe's: the mean of a box and of those that overlap it, weighted by their scores."""
+    rest, merged = sorted(items, key=lambda item: -item["score"]), []
+    while rest:
+        near = [item for item in rest if overlap(item["box"], rest[0]["box"]) > threshold]
+        total = sum(item["score"] for item in near)
+        mean = {
+            key: [
+                sum(values) / total
+                for values in zip(
+                    *([v * item["score"] for v in item[key]] for item in near), strict=True
+                )
+            ]
+            for key in ("box", "rest")
+        }
+        merged.append({**rest[0], **mean})
+        rest = [item for item in rest if item not in near]
+    return merged
+
+
 def greedy(items, overlaps, threshold):
     kept = []
     for item in sorted(items, key=lambda item: -item["score"]):
@@ -64,17 +98,49 @@ def to_frame(box, view):
     return [(v - p) / s for v, p, s in zip(box, pads, scales, strict=True)]
 
 
-def placed(items, view, iou, limit=100):
-    """Move to the frame, clip, drop what is empty, suppress: boxes, scores and classes."""
+def placed(items, view, iou, limit=100, compared=lambda box: box):
+    """Suppress, move to the frame, cut there, drop what is empty: boxes, scores and classes.
+
+    `compared` gives the box that suppression compares.
+    """
+    items = [item for item in items if area(item["box"]) > 0]
+    kept = greedy(items, lambda a, b: overlap(compared(a["box"]), compared(b["box"])), iou)
     solid = []
-    for item in items:
+    for item in kept[:limit]:
         box = to_frame(item["box"], view)
         limits = [view.frame_width, view.frame_height] * 2
         box = [min(max(v, 0.0), top) for v, top in zip(box, limits, strict=True)]
         if box[0] < box[2] and box[1] < box[3]:
             solid.append({**item, "box": box})
-    kept = greedy(solid, lambda a, b: overlap(a["box"], b["box"]), iou)
-    return kept[:limit]
+    return solid
+
+
+def inclusive(view):
+    """The box in the frame with its last pixel, as py_cpu_nms of SCRFD and RetinaFace counts."""
+
+    def box_of(box):
+        x1, y1, x2, y2 = to_frame(box, view)
+        return [x1, y1, x2 + 1, y2 + 1]
+
+    return box_of
+
+
+def whole_numbers(box):
+    """x, y, width and height without fractions, as OpenCV's face detector compares them."""
+    x, y, width, height = (int(v) for v in (box[0], box[1], box[2] - box[0], box[3] - box[1]))
+    return [x, y, x + width, y + height]
+
+
+def inside_input(items, size, last=0.0, least=0.0):
+    """Boxes cut at the input before suppression, as parsers of DeepStream do."""
+    kept = []
+    for item in items:
+        limits = [side - last for side in size] * 2
+        box = [min(max(v, 0.0), top) for v, top in zip(item["box"], limits, strict=True)]
+        box = [box[0], box[1], box[2] + last, box[3] + last]
+        if box[2] - box[0] >= least and box[3] - box[1] >= least:
+            kept.append({**item, "box": box})
+    return kept
 
 
 def corners(x, y, width, height):

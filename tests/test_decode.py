@@ -11,8 +11,7 @@ from pipelines.config import PreprocessConfig
 from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.results import ClassScores, Detections
 from pipelines.stages.decode import View, decode
-from pipelines.stages.decoders.candidates import MIN_CANDIDATES
-from pipelines.stages.nms import suppress
+from pipelines.stages.nms import CHUNK, suppress
 from pipelines.stages.preprocess import fit
 from pipelines.stages.view import Geometry
 
@@ -53,18 +52,19 @@ def brute_force_grid(boxes, scores, config, view):
                 box = view.geometry.to_frame(
                     np.array([[x - left, y - top, x + right, y + bottom]], np.float32)
                 )[0].tolist()
-                width, height = view.frame_width, view.frame_height
-                box = [
-                    min(max(v, 0.0), limit)
-                    for v, limit in zip(box, (width, height) * 2, strict=True)
-                ]
                 if score >= config.score_threshold and box[0] < box[2] and box[1] < box[3]:
                     found.append((box, score, class_id))
                 cell += 1
     kept = brute_force_nms(
         [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], config.iou_threshold
     )
-    return [found[k] for k in kept][: config.max_detections]
+    limits = (view.frame_width, view.frame_height) * 2
+    placed = []
+    for box, score, class_id in (found[k] for k in kept[: config.max_detections]):
+        cut = [min(max(v, 0.0), limit) for v, limit in zip(box, limits, strict=True)]
+        if cut[0] < cut[2] and cut[1] < cut[3]:
+            placed.append((cut, score, class_id))
+    return placed
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -129,7 +129,7 @@ def test_of_very_many_candidates_the_best_survive():
     scores = np.linspace(0.2, 0.9, 4096, dtype=np.float32).reshape(1, 1, -1)
     boxes = np.full((1, 4, 4096), 0.4, np.float32)
     found = decode({"boxes": boxes, "scores": scores}, config, view)
-    assert MIN_CANDIDATES < 4096
+    assert CHUNK < 4096
     np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][: config.max_detections])
     config = msgspec.structs.replace(config, max_detections=1024)
     found = decode({"boxes": boxes, "scores": scores}, config, view)

@@ -16,6 +16,7 @@ from pipelines.results import no_detections
 from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.draw_zones import EMPTY, LINE, OCCUPIED, Places
 from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.labels import write_labels
 from pipelines.sinks.result import FrameResult
 from pipelines.sinks.video import VideoFileWriter
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
@@ -29,7 +30,7 @@ SIZE = (200, 100)  # width, height
 
 def drawn(places: Places, counts: ZoneFrame = NO_ZONES) -> np.ndarray:
     canvas = gray_frame(0, *SIZE)
-    places.draw(canvas, counts)
+    write_labels(canvas, places.draw(canvas, counts))
     return canvas
 
 
@@ -53,7 +54,7 @@ def test_a_line_has_an_arrow_to_where_in_leads() -> None:
     image = drawn(Places(lines=(GATE,)))
     assert has_color(image, LINE, (25, 40))
     assert has_color(image, LINE, (70, 60))  # right of the way from start to end is below it
-    assert not image[10:25, 60:80].any()
+    assert not image[70:90, 60:80].any()
 
 
 def test_what_is_counted_changes_the_picture_and_an_image_without_places_stays() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import tandem
 from toolkit.cli.main import tandem as command_line
+from toolkit.importers import tensorflow_export
 from toolkit.importers.onnx import source_path
 from toolkit.importers.tensorflow import REQUIREMENTS, VARIABLE
 
@@ -222,7 +223,7 @@ def test_a_file_that_is_no_program_is_named(
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
 def test_the_layout_of_other_formats_is_not_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(tandem.TandemError, match="--inputs-as-nchw` is for TensorFlow"):
+    with pytest.raises(tandem.TandemError, match=r"inputs_as_nchw=True\)` is for TensorFlow"):
         tandem.build(tandem.ModelPath(tmp_path / name, inputs_as_nchw=True))
 
 
@@ -246,3 +247,57 @@ def test_weights_without_a_network_are_refused(tmp_path: Path) -> None:
     (tmp_path / "net.safetensors").touch()
     with pytest.raises(tandem.TandemError, match="weights without a network"):
         tandem.build(tmp_path / "net.safetensors")
+
+
+class Node:
+    """What tf2onnx has of an operator."""
+
+    type, name = "TFL_CUMSUM", "sums/out"
+
+
+def converter(node: object) -> None:
+    shapes: list[int] = []
+    shapes[len(str(node))]
+
+
+def parser(optype: str) -> None:
+    raise KeyError(optype[:0] + "axis")
+
+
+def library() -> None:
+    list[int]()[1]
+
+
+@pytest.mark.parametrize(
+    ("fail", "says"),
+    [
+        (lambda: converter(Node()), "tf2onnx cannot convert the operator TFL_CUMSUM (node "
+         "'sums/out') (IndexError: list index out of range)"),
+        (lambda: parser("TFL_LSTM"), "cannot convert the operator TFL_LSTM (KeyError: 'axis')"),
+        (library, "the file is damaged, or of a kind that library (test_import_tensorflow.py, "
+         "line "),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_converter_names_the_operator(fail: Any, says: str) -> None:
+    """What it raises has often no word of the cause: "IndexError"."""
+    with pytest.raises((IndexError, KeyError)) as caught:
+        fail()
+    assert says in tensorflow_export._reason(caught.value)
+
+
+@pytest.mark.slow
+def test_an_operator_of_a_tflite_that_is_not_converted_is_named(
+    tensorflow: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, tensorflow as tf\n"
+        "call = tf.function(tf.signal.rfft, input_signature=[tf.TensorSpec([1, 64], tf.float32)])\n"
+        "make = tf.lite.TFLiteConverter.from_concrete_functions([call.get_concrete_function()])\n"
+        "open(sys.argv[1], 'wb').write(make.convert())\n"
+    )
+    path = tmp_path / "sound.tflite"
+    subprocess.run([tensorflow, "-c", code, path], check=True, capture_output=True)
+    with pytest.raises(tandem.TandemError) as caught:
+        tandem.plan(path, profile="orin-nano-8gb")
+    assert "sound.tflite cannot be exported to ONNX" in str(caught.value)
+    assert "cannot convert the operator RFFT2D (node '" in str(caught.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from device.install_advice import pip_install
 from toolkit.cli import failures
 from toolkit.cli.main import tandem
 
@@ -73,8 +74,8 @@ def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
     assert (done.exit_code, json.loads(done.stdout)) == (
         1,
         {
-            "error": "this needs the package 'serial.tools', which is not installed; pip install "
-            "'tandem-edge[serial]'"
+            "error": "this needs the package 'serial.tools', which is not installed; "
+            + pip_install("serial")
         },
     )
     fail("toolkit.nosuch")

@@ -307,7 +307,7 @@ def test_without_fallback_the_dla_segments_have_no_kernels(tmp_path: Path) -> No
             for one in segment.implementations
         }
         assert kinds == ({"TensorRT", "Cuda"} if fallback else {"TensorRT", "Portable"})
-        assert ("--no-fallback" in result.report) == fallback
+        assert ("fallback=False" in result.report) == fallback
     assert sizes[True]["GPU kernels in place of the DLA"] > 0
     assert "GPU kernels in place of the DLA" not in sizes[False]
 

@@ -645,3 +645,68 @@ def test_a_plugin_is_a_layer_like_others(tmp_path: Path) -> None:
     moved = [np.pad(b, ((0, 0), (0, 0), (0, 0), (d, 0)))[..., :16] for d in range(3)]
     expected = -np.stack([(a * shifted).mean(axis=1) for shifted in moved], axis=1)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_is_set_as_in_tensorrt_and_shapes_follow() -> None:
+    network = tandem.Network()
+    image = network.add_input("x", np.float32, (1, 1, 28, 28))
+    conv = network.add_convolution_nd(image, 2, (3, 3), np.ones(18), np.zeros(2))
+    output = conv.get_output(0)
+    assert (conv.stride_nd, output.shape) == (None, (1, 2, 26, 26))
+    conv.stride_nd = (2, 2)
+    conv.padding_nd = (1, 1)
+    assert (conv.stride_nd, conv.padding_nd, output.shape) == ((2, 2), (1, 1), (1, 2, 14, 14))
+    conv.dilation_nd = (2, 2)
+    conv.post_padding = (2, 2)
+    assert output.shape == (1, 2, 14, 14)
+    pool = network.add_pooling_nd(conv, PoolingType.MAX, (2, 2))
+    pool.stride_nd = (2, 2)
+    pool.padding_mode = PaddingMode.EXPLICIT_ROUND_UP
+    back = network.add_deconvolution_nd(pool, 1, (2, 2), np.ones(8))
+    back.stride_nd = (2, 2)
+    network.mark_output(back, "y")
+    assert back.get_output(0).shape == (1, 1, 14, 14)
+    other = tandem.Network()
+    image = other.add_input("x", np.float32, (1, 1, 28, 28))
+    whole = other.add_convolution_nd(
+        image, 2, (3, 3), np.ones(18), np.zeros(2), stride_nd=(2, 2), padding_nd=(1, 1),
+        post_padding=(2, 2), dilation_nd=(2, 2),
+    )  # fmt: skip
+    whole = other.add_pooling_nd(
+        whole, PoolingType.MAX, (2, 2), stride_nd=(2, 2), padding_mode=PaddingMode.EXPLICIT_ROUND_UP
+    )
+    whole = other.add_deconvolution_nd(whole, 1, (2, 2), np.ones(8), stride_nd=(2, 2))
+    other.mark_output(whole, "y")
+    assert network.serialize() == other.serialize()
+
+
+def test_a_window_that_does_not_fit_is_refused_and_the_layer_stays_as_it_was() -> None:
+    network = tandem.Network()
+    image = network.add_input("x", np.float32, (1, 1, 8, 8))
+    conv = network.add_convolution_nd(image, 1, (3, 3), np.ones(9), name="conv")
+    with pytest.raises(
+        tandem.TandemError, match="stride_nd has 1 values, but the window has 2 dim"
+    ):
+        conv.stride_nd = (2,)
+    with pytest.raises(tandem.TandemError, match=r"'conv'.*no convolution that rounds its size up"):
+        conv.padding_mode = PaddingMode.EXPLICIT_ROUND_UP
+    with pytest.raises(tandem.TandemError, match=r"'conv' .*Conv.* does not take"):
+        conv.stride_nd = (0, 2)
+    assert (conv.stride_nd, conv.get_output(0).shape) == (None, (1, 1, 6, 6))
+    network.mark_output(network.add_activation(conv, ActivationType.RELU, name="relu"))
+    with pytest.raises(
+        tandem.TandemError, match="'conv' cannot be changed any more, as layer 'relu'"
+    ):
+        conv.stride_nd = (2, 2)
+
+
+def test_what_cannot_be_set_on_a_layer_is_said_with_the_way_to_pass_it() -> None:
+    network = tandem.Network()
+    image = network.add_input("x", np.float32, (1, 4))
+    softmax = network.add_softmax(image, axes=[1], name="soft")
+    with pytest.raises(
+        tandem.TandemError, match="'soft' has no axes that can be set: pass axes to the"
+    ):
+        softmax.axes = 2  # type: ignore[attr-defined]
+    with pytest.raises(tandem.TandemError, match="'soft' has no name that can be set"):
+        softmax.name = "other"

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 from click.testing import CliRunner, Result
@@ -31,11 +32,33 @@ def test_a_new_pipeline_has_what_was_asked_for(tmp_path: Path) -> None:
     assert "pass" not in result.output
     config = load_pipeline(path)
     shipped = load_pipeline(configs.ROOT / "pipelines" / "robot-objects.toml")
-    assert (config.preprocess, config.decode) == (shipped.preprocess, shipped.decode)
+    assert config.preprocess == shipped.preprocess
+    assert config.decode == msgspec.structs.replace(shipped.decode, score_threshold=0.1)
     assert config.cameras[0].uri == "rtsp://u:pass@cam/1"
     assert config.tracker
     kinds = [sink.__struct_config__.tag for sink in config.sinks]
     assert kinds == ["jsonl", "serial", "video", "prometheus"]
+
+
+def test_a_tracker_gets_the_weak_detections_that_it_wants(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    for more, threshold in (((), 0.35), (("--track",), 0.1)):
+        for model in (ROBOT, ROBOT.with_suffix(".onnx")):
+            result = invoke(
+                "new", "--model", model, "--source", "test://", *more, "-o", path, "--overwrite"
+            )
+            assert result.exit_code == 0, result.output
+            assert load_pipeline(path).decode.score_threshold == threshold
+    # Of several models the one that is followed, which a classifier is not.
+    scene = classifier(tmp_path / "scene.onnx", 8)
+    result = invoke(
+        "new", "--model", scene, "--beside", f"finder={ROBOT.with_suffix('.onnx')}", "--source",
+        "test://", "--track", "-o", path, "--overwrite",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    config = load_pipeline(path)
+    assert config.followed.name == "finder"
+    assert config.followed.reading.score_threshold == 0.1
 
 
 def test_a_new_pipeline_is_not_written_with_an_address_that_is_none(tmp_path: Path) -> None:

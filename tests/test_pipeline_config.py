@@ -67,7 +67,7 @@ def test_unknown_key_is_named_with_its_table_and_the_allowed_keys(tmp_path):
     message = error_of(tmp_path, GOOD.replace("width =", "widht ="))
     assert message == (
         ": unknown key 'widht' in [preprocess]: use one of width, color, crop_fraction, dtype,"
-        " height, layout, mean, pad_value, resize, scale, std."
+        " height, interpolation, layout, mean, pad_value, resize, scale, std."
     )
 
 

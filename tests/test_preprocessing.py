@@ -19,7 +19,7 @@ from calibration.errors import CalibrationError
 from calibration.table import CalibrationTable, decode_table, encode_table, fingerprint, read_table
 from device.engine.file import open_engine
 from device.engine.preprocessing import Preprocessing, describe, differences
-from device.errors import BundleError, PipelineError
+from device.errors import BundleError, PipelineError, TandemError
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import Classification
 from pipelines.stages.preprocess_check import check_preprocessing
@@ -244,6 +244,8 @@ def test_a_preprocessing_in_words(preprocessing: Preprocessing, text: str) -> No
         ({"scale": 0.0039}, {"scale"}),
         ({"mean": (0.0, 0.0, 0.01)}, {"mean"}),
         ({"color": "bgr"}, {"color"}),
+        ({"interpolation": "linear"}, set()),  # as without it
+        ({"interpolation": "pillow-bicubic"}, {"interpolation"}),
         ({"pad_value": 0}, {"pad_value"}),
         ({"pad_value": 0, "resize": "stretch"}, {"resize"}),
         ({"dtype": "float16", "layout": "nhwc"}, {"dtype", "layout"}),
@@ -541,7 +543,7 @@ def test_an_engine_records_the_preprocessing_of_its_ranges(
     table = ("--table", tmp_path / "m.calib.json")
     built = _run("build", model, *table)
     assert built.exit_code == 0, built.output
-    text = "preprocessing: centre-crop (0.875 of the shorter side), RGB"
+    text = "preprocessing: centre-crop (0.875 of the shorter side), pillow-bilinear, RGB"
     assert text in built.output
     assert text in _run("inspect", tmp_path / "m.engine").output
     with open_engine(tmp_path / "m.engine") as engine:
@@ -609,3 +611,26 @@ def test_options_that_cannot_be_read_are_refused(
     result = _run("calibrate", "m.onnx", "--data", tmp_path, *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
+    tmp_path: Path, rng: np.random.Generator, images: Path
+) -> None:
+    model = _convnet(tmp_path / "unknown.onnx", rng, norm=True)
+    data = ("--data", images, "--method", "minmax", "--accept-loss")
+    built = _run("build", model, *data)
+    assert built.exit_code == 0, built.output
+    *_, engine, last = built.output.strip().splitlines()
+    assert engine.startswith("engine: ")
+    assert last.startswith("WARNING: nothing says how the model's images are prepared, so resize,")
+    assert "are ASSUMED (letterbox (padding 114), RGB, NCHW float32, pixel / 255)" in last
+    for command in ("build", "calibrate"):
+        says = "nothing says resize, padding, interpolation, colour, scale, mean and std of the"
+        with pytest.raises(TandemError, match=says):
+            _run(command, model, *data, "--strict")
+    for stated in (("--preprocess", "imagenet"), ("--preprocess", "yolo")):
+        built = _run("build", model, *data, "--strict", *stated)
+        assert built.exit_code == 0, built.output
+        assert "ASSUMED" not in built.output
+    calibrated = _run("calibrate", model, *data)
+    assert calibrated.output.strip().splitlines()[-1].startswith("WARNING: nothing says how")

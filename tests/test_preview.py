@@ -1,6 +1,8 @@
 """The preview page, in a real browser and by its own addresses."""
 
+import dataclasses
 import http.client
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from browser_fixtures import open_browser
+from drawn_frames import FRAMES
 from video_fixtures import (
     LABELS,
     PATIENCE_S,
@@ -20,6 +23,7 @@ from video_fixtures import (
 )
 
 from device.errors import PipelineError
+from device.protocol.messages import Stats
 from pipelines.config import SourceConfig
 from pipelines.preview import server
 from pipelines.preview.server import MAX_STREAMS, Preview, Status, parse_address
@@ -98,6 +102,64 @@ def test_a_browser_shows_each_camera_and_the_figures(preview: Preview, tmp_path:
     assert seen["sizes"] == [[320, 320], [320, 320]]
     assert seen["rows"] >= 4
     assert "frames/s" in seen["state"]
+
+
+# Resolves once every picture has its size, with what sticks out of the window.
+FITS = """new Promise((done, fail) => {
+    const began = Date.now();
+    const look = () => {
+        const images = [...document.images];
+        const there = images.length === COUNT && images.every(i => i.style.length > 0);
+        const page = document.documentElement;
+        if (there && document.querySelectorAll("#stages tbody tr").length)
+            done({right: page.scrollWidth - innerWidth, below: page.scrollHeight - innerHeight,
+                  sizes: images.map(i => [i.getBoundingClientRect().width,
+                                          i.getBoundingClientRect().height])});
+        else if (Date.now() - began > 50000) fail(new Error(document.body.innerText));
+        else setTimeout(look, 100);
+    };
+    look();
+})"""
+
+
+@pytest.mark.parametrize(
+    ("cameras", "least"),
+    [
+        (1, 400),
+        pytest.param(2, 300, marks=pytest.mark.slow),
+        pytest.param(4, 190, marks=pytest.mark.slow),
+    ],
+)
+def test_pictures_and_figures_fit_a_window_of_900_pixels(
+    cameras: int, least: int, tmp_path: Path
+) -> None:
+    """Nothing sticks out, and the pictures are as large as that permits."""
+    stages = ("wait", "preprocess", "queue", "infer", "collect", "decode", "track", "sinks",
+              "total", "transport")  # fmt: skip
+    figures = dict.fromkeys(stages, 123.45)
+    stats = Stats(
+        fps=29.9, frames=1000, latency_p50_ms=12.3, latency_p99_ms=45.6, stage_p50_ms=figures,
+        stage_p99_ms=figures, dropped={"source_latest": 1234, "video_quota": 5},
+    )  # fmt: skip
+    with Preview(":0") as opened, open_browser(tmp_path) as browser:
+        opened.on_message(stats)
+        for number in range(cameras):
+            one = FRAMES["large"]()
+            frame = dataclasses.replace(one.frame, camera=f"camera-{number}")
+            opened.on_result(dataclasses.replace(one, frame=frame))
+        for width, height in ((900, 900), (900, 700), (1440, 900)):
+            browser.resize(width, height)
+            browser.open(opened.url)
+            seen = browser.evaluate(FITS.replace("COUNT", str(cameras)))
+            assert seen["right"] <= 0, (width, height)
+            assert seen["below"] <= 0, (width, height)
+            for shown_width, shown_height in seen["sizes"]:
+                assert shown_width / shown_height == pytest.approx(1.5, rel=0.01)
+                assert shown_height >= least * (height / 900) ** 2
+        if directory := os.environ.get("TANDEM_SCREENSHOTS"):
+            for width, height in ((900, 900), (1440, 900)):
+                browser.resize(width, height)
+                browser.screenshot(Path(directory) / f"preview-{cameras}-{width}.png")
 
 
 def test_a_stream_holds_the_picture_with_its_boxes(preview: Preview) -> None:

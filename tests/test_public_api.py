@@ -48,7 +48,7 @@ def test_the_memory_that_a_model_may_take_is_limited(model: Path) -> None:
     ):
         with pytest.raises(tandem.TandemError, match="max_memory_bytes is 0; give a number"):
             call(0)
-    with pytest.raises(tandem.TandemError, match=r"--max-memory"):
+    with pytest.raises(tandem.TandemError, match="`max_memory_bytes`"):
         tandem.build(model, max_memory_bytes=1000)
     assert max_memory_bytes() > 1000  # the limit ended with the call
 
@@ -69,6 +69,25 @@ def test_a_model_in_memory_is_built_as_its_file_is(model: Path, tmp_path: Path) 
             results.append(session.infer({session.inputs[0].name: feed}))
     for name, expected in results[0].items():
         np.testing.assert_array_equal(results[1][name], expected)
+
+
+def test_a_model_in_memory_is_not_called_as_exporters_call_every_graph(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's graphs are all called main_graph."""
+    monkeypatch.chdir(tmp_path)
+    proto = onnx.load(model)
+    proto.graph.name = "main_graph"
+    assert tandem.build(proto).path == Path("model.engine")
+    proto.graph.node[0].op_type = "NoSuchOperator"
+    for out, name in ((None, "model"), (tmp_path / "doors.engine", "doors")):
+        with pytest.raises(tandem.TandemError) as caught:
+            tandem.build(proto, out)
+        assert "main_graph" not in str(caught.value)
+        assert f"{name}.onnx" in str(caught.value)
+    proto.graph.name = "doors-v2"
+    with pytest.raises(tandem.TandemError, match=r"doors-v2\.onnx"):
+        tandem.plan(proto, profile="orin-nano-8gb")
 
 
 def test_calibration_is_data_or_a_table_and_makes_int8(model: Path, tmp_path: Path) -> None:

@@ -85,3 +85,17 @@ def test_every_kind_of_result_is_drawn(decoded):
     assert (drawn.shape, drawn.dtype) == (image.shape, np.uint8)
     assert (drawn != image).any()
     assert (image == 100).all()
+
+
+def test_the_event_is_the_payload_as_an_object():
+    """As docs/results.md says: fields are attributes, what is left out is false."""
+    objects = Detections(
+        np.array([[1, 2, 30, 40]], np.float32), np.array([0.9], np.float32), np.array([1])
+    )
+    event = event_of(objects)
+    payload = msgspec.json.decode(encode_event(event))
+    assert payload == msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(event)))
+    assert event.detections[0].label == payload["detections"][0]["label"] == "other"
+    assert event.camera is msgspec.UNSET
+    assert not event.camera
+    assert "camera" not in payload

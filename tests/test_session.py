@@ -28,6 +28,7 @@ from onnx.reference import ReferenceEvaluator
 from device.engine.file import open_engine, write_engine
 from device.engine.manifest import DimRange, MemoryPlan, TensorInfo
 from device.errors import SessionError
+from device.install_advice import pip_install
 from device.runtime import arrays
 from device.runtime.exact_products import exact_session
 from device.runtime.executors import portable, table
@@ -286,7 +287,7 @@ def test_inputs_that_disagree_on_a_dimension_are_refused(tmp_path: Path) -> None
 
 def test_another_profile_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = write_network(tmp_path / "e", single_network())
-    said = f"is for {PROFILE}, this device is agx-orin-64gb; build with --profile agx-orin-64gb"
+    said = f"is for {PROFILE}, this device is agx-orin-64gb; `tandem build --profile agx-orin-64gb`"
     with pytest.raises(SessionError, match=said):
         open_session(path, profile="agx-orin-64gb")
     with open_session(path, profile=PROFILE) as session:
@@ -413,7 +414,7 @@ except SessionError as error:
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
     )
-    assert "is not installed; pip install 'tandem-edge[portable]'" in done.stdout
+    assert f"is not installed; {pip_install('portable')}" in done.stdout
 
 
 def test_the_board_loads_no_runtime_before_it_is_asked_to() -> None:

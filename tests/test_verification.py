@@ -29,6 +29,7 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.errors import TrustError
+from device.install_advice import pip_install
 from device.protocol.documents import (
     PipelineReport,
     Reported,
@@ -257,7 +258,7 @@ def test_a_missing_package_is_named(fleet: Fleet, make: Callable[..., Checked]) 
     verdict = checked.check(fleet.signed(fleet.desired(1)))
     assert isinstance(verdict, Refused)
     assert "needs the package tuf" in verdict.reason
-    assert "pip install 'tandem-edge[fleet]'" in verdict.reason
+    assert pip_install("fleet") in verdict.reason
 
 
 def test_the_agent_loads_no_library_of_a_check() -> None:

@@ -3,6 +3,7 @@
 `build_engine` is the build with every option in one value; its steps are in `toolkit.engine.build`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import onnx
 
 from calibration.table import CalibrationTable, write_table
+from device.argument_names import naming_arguments, with_arguments
 from device.engine.manifest import DimRange, Precision
+from toolkit.engine.argument_names import BUILD, CALIBRATE, PLAN
 from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
@@ -49,6 +52,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     import torch
+
+# What exporters call every graph: PyTorch's two, tf2onnx's, skl2onnx's.
+EXPORTERS_NAMES = frozenset(
+    {"", "main_graph", "main", "graph", "model", "torch_jit", "torch-jit-export", "tf2onnx", "onnx"}
+)
 
 Model = str | Path | ModelPath | onnx.ModelProto | Network | TorchModel
 """A file (ONNX, PyTorch's .pt2, TensorFlow, Keras), a model in memory, or a network made layer by
@@ -99,10 +107,11 @@ def build(
     elif calibration is not None:
         options = replace(options, data=calibration, table=None)
     options = replace(options, plugins=(*options.plugins, *_plugins(model)))
-    source = _source(model)
+    source = _source(model, out)
     name = source_path(source).with_suffix(".engine")
-    with limited_memory(max_memory_bytes):
-        return build_engine(source, profile, out or name, options, on_progress)
+    with naming_arguments(BUILD), limited_memory(max_memory_bytes):
+        result = build_engine(source, profile, out or name, options, on_progress)
+    return replace(result, notes=tuple(with_arguments(note, BUILD) for note in result.notes))
 
 
 def plan(
@@ -110,6 +119,7 @@ def plan(
     *,
     profile: str,
     precision: Precision = "int8",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
     table: CalibrationTable | None = None,
     options: PlanOptions | None = None,
     jetpack: str | None = None,
@@ -118,7 +128,8 @@ def plan(
 ) -> Plan:
     """Predict which node of a model runs where on a device, why, and what it takes.
 
-    `table` None: every tensor is taken to have an INT8 range. `options`: objective, power mode and
+    `shapes`: sizes for inputs with dynamic ones, by input name. `table` None: every tensor is taken
+    to have an INT8 range. `options`: objective, power mode and
     limits; `precision` goes before what it says. `max_memory_bytes` as in `build`. `plan_text`
     shows the plan.
 
@@ -127,19 +138,19 @@ def plan(
     source = _source(model)
     name = source_path(source)
     request = PlanRequest(
-        members=(PlanMember(name.stem, source, table=table),),
+        members=(PlanMember(name.stem, source, table=table, shapes=dict(shapes or {})),),
         profile=profile,
         jetpack=jetpack,
         options=replace(options or PlanOptions(), precision=precision),
         plugins=(*plugins, *_plugins(model)),
     )
-    with limited_memory(max_memory_bytes):
+    with naming_arguments(PLAN), limited_memory(max_memory_bytes):
         return make_plan(request).shared.plans[0]
 
 
 def plan_text(plan: Plan) -> str:
     """Return a plan as `tandem plan` prints it, without advice."""
-    return render_plan(plan)
+    return with_arguments(render_plan(plan), PLAN)
 
 
 def calibrate(
@@ -148,6 +159,7 @@ def calibrate(
     *,
     method: str = "auto",
     samples: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
     profile: str | None = None,
     out: str | Path | None = None,
     options: RangeOptions | None = None,
@@ -159,10 +171,10 @@ def calibrate(
     """Measure the INT8 range of every tensor over data; `build` takes the table as `calibration`.
 
     `data` and `max_memory_bytes` as in `build`. `method`: auto, minmax, entropy, percentile or mse.
-    `samples`: how many to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a
-    file for the table. `options` has everything else; `method` and `samples` go before what it
-    says. `accept_loss`: return the table even if INT8 loses too much; `build` then asks for the
-    same.
+    `samples`: how many to use, None: all. `shapes` as in `plan`. `profile`: rewrite the graph
+    for its DLA first. `out`: a file for the table. `options` has everything else; `method` and
+    `samples` go before what it says. `accept_loss`: return the table even if INT8 loses too much;
+    `build` then asks for the same.
 
     Raises TandemError: the model is quantized already, the data do not fit it, or INT8 loses too
     much; then `out` has the table all the same, marked as refused.
@@ -171,21 +183,23 @@ def calibrate(
         model=_source(model),
         data=data,
         profile=profile,
+        shapes=dict(shapes or {}),
         plugins=(*plugins, *_plugins(model)),
         options=replace(options or RangeOptions(), method=method, samples=samples),
         accept_loss=True,
     )
-    with limited_memory(max_memory_bytes):
+    with naming_arguments(CALIBRATE), limited_memory(max_memory_bytes):
         ranges, name = measure_model(request, on_progress or silent)
     table_file = None if out is None else Path(out)
     if table_file is not None:
         write_table(table_file, ranges.table)
     if not accept_loss:
-        check(ranges.judgement, name, table_file)
+        with naming_arguments(CALIBRATE):
+            check(ranges.judgement, name, table_file)
     return ranges.table
 
 
-def _source(model: Model) -> ModelSource:
+def _source(model: Model, out: str | Path | None = None) -> ModelSource:
     if is_torch(model):
         model = TorchModel(model)
     if isinstance(model, TorchModel):
@@ -193,8 +207,16 @@ def _source(model: Model) -> ModelSource:
     if isinstance(model, Network):
         return ModelBytes(f"{model.name}.onnx", model.serialize())
     if isinstance(model, onnx.ModelProto):
-        return ModelBytes(f"{model.graph.name or 'model'}.onnx", model.SerializeToString())
+        return ModelBytes(f"{_name_of(model, out)}.onnx", model.SerializeToString())
     return model
+
+
+def _name_of(model: onnx.ModelProto, out: str | Path | None) -> str:
+    """Return what a model in memory is called: as its graph, unless an exporter named that, else as
+    the engine."""
+    if model.graph.name not in EXPORTERS_NAMES:
+        return model.graph.name
+    return "model" if out is None else Path(out).stem
 
 
 def _with_inputs(model: object, example_inputs: object) -> TorchModel:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from device.errors import PreprocessingError
 
 Resize = Literal["letterbox", "letterbox-corner", "stretch", "centre-crop"]
 LETTERBOXES = ("letterbox", "letterbox-corner")  # they keep the shape and fill a border
+Interpolation = Literal["linear", "pillow-bilinear", "pillow-bicubic"]
 Color = Literal["rgb", "bgr", "grey"]
 Layout = Literal["nchw", "nhwc"]
 InputType = Literal["float32", "float16", "uint8"]
@@ -31,14 +32,17 @@ class Preprocessing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     `resize`: "letterbox" keeps the aspect ratio and fills the border with `pad_value`;
     "letterbox-corner" has the border at the right and below alone; "stretch" does not keep it;
     "centre-crop" resizes so that the input is `crop_fraction` of the shorter side, and cuts the
-    centre out. `mean`, `std`: one number for each channel in the order of `color`, or one for all.
-    "uint8" inputs take pixels as they are.
+    centre out. `interpolation`: "linear", as without it, is OpenCV's bilinear resize;
+    "pillow-bilinear" and "pillow-bicubic" are Pillow's, which antialias. `mean`, `std`: one number
+    for each channel in the order of `color`, or one for all. "uint8" inputs take pixels as they
+    are.
 
     Raises PreprocessingError: the values contradict each other.
     """
 
     resize: Resize = "letterbox"
     crop_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    interpolation: Interpolation | UnsetType = UNSET
     color: Color = "rgb"
     layout: Layout = "nchw"
     scale: Annotated[float, Meta(gt=0.0)] = 1.0 / 255.0
@@ -57,6 +61,8 @@ class Preprocessing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             # Equal preprocessings compare equal, however they were written.
             expanded = numbers if len(numbers) == self.channels else numbers * self.channels
             msgspec.structs.force_setattr(self, name, tuple(float(n) for n in expanded))
+        if self.interpolation == "linear":
+            msgspec.structs.force_setattr(self, "interpolation", UNSET)
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))):
             raise PreprocessingError("scale, mean and std must be finite: correct them")
         if min(self.std) <= 0.0 or self.scale <= 0.0:
@@ -143,6 +149,7 @@ def _numbers(value: object) -> str:
 _SHOWN: Mapping[str, Callable[[object], str]] = {
     "resize": str,
     "crop_fraction": _numbers,
+    "interpolation": lambda value: str(value or "linear"),
     "color": str,
     "layout": str,
     "dtype": str,
@@ -154,11 +161,12 @@ _SHOWN: Mapping[str, Callable[[object], str]] = {
 
 
 def _resize_text(preprocessing: Preprocessing) -> str:
+    text: str = preprocessing.resize
     if preprocessing.resize in LETTERBOXES:
-        return f"{preprocessing.resize} (padding {preprocessing.pad_value})"
-    if preprocessing.crop_fraction != 1.0:
-        return f"{preprocessing.resize} ({preprocessing.crop_fraction:.6g} of the shorter side)"
-    return preprocessing.resize
+        text += f" (padding {preprocessing.pad_value})"
+    elif preprocessing.crop_fraction != 1.0:
+        text += f" ({preprocessing.crop_fraction:.6g} of the shorter side)"
+    return f"{text}, {preprocessing.interpolation}" if preprocessing.interpolation else text
 
 
 def _value_text(preprocessing: Preprocessing) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import ConfigError
+from device.install_advice import pip_install
 from device.protocol.topics import PROVISION, DeviceId
 
 MAX_PEM = 16 * 1024
@@ -49,7 +50,7 @@ def new_key() -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise ConfigError(
-            "a key needs the package cryptography: pip install 'tandem-edge[fleet]'"
+            f"a key needs the package cryptography: {pip_install('fleet')}"
         ) from error
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM,

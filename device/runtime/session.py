@@ -74,7 +74,7 @@ class Session:
         if profile is not None and profile != manifest.profile:
             raise SessionError(
                 f"engine {engine.path} is for {manifest.profile}, this device is {profile}; "
-                f"build with --profile {profile}"
+                f"`tandem build --profile {profile}` makes one for it"
             )
         _check_choice("dla", dla, get_args(Dla))
         _check_choice("scales", scales, get_args(Scales))

@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from device.install_advice import pip_install
 from device.trust.exchange import Line, Refused, Request, Verdict, encode_line
 
 
@@ -29,7 +30,7 @@ def _verdict(request: Request, begun_s: float) -> Verdict:
     except ModuleNotFoundError as error:
         return Refused(
             reason=f"a signed release needs the package {error.name}, which is not installed on "
-            "this board: pip install 'tandem-edge[fleet]'",
+            f"this board: {pip_install('fleet')}",
             again=True,
         )
     deadline_s = begun_s + request.timeout_s

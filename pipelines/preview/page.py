@@ -9,15 +9,21 @@ PAGE = """<!doctype html>
 <title>Tandem preview</title>
 <style>
 :root { color-scheme: light dark; }
-body { font: 15px/1.4 system-ui, sans-serif; margin: 1rem; background: Canvas; color: CanvasText; }
-#cameras { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); }
-figure { margin: 0; }
-figure img { width: 100%; height: auto; background: #8884; border-radius: 6px; }
-figcaption { display: flex; gap: 1rem; flex-wrap: wrap; font-variant-numeric: tabular-nums; }
-figcaption b { margin-right: auto; }
-table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 0.15rem 0.9rem 0.15rem 0; }
-th:first-child, td:first-child { text-align: left; }
+body { font: 15px/1.4 system-ui, sans-serif; margin: 0.75rem; }
+body { background: Canvas; color: CanvasText; }
+h1 { font-size: 1.3rem; margin: 0; }
+p { margin: 0.2rem 0; }
+main { display: grid; grid-template-columns: 1fr auto; gap: 1rem; align-items: start; }
+#cameras { display: grid; gap: 0.5rem 1rem; grid-template-columns: 1fr; }
+figure { margin: 0; min-width: 0; }
+figure img { width: 100%; height: auto; background: #8884; border-radius: 6px; display: block; }
+figcaption { display: flex; gap: 0 1rem; flex-wrap: wrap; font-variant-numeric: tabular-nums; }
+figcaption b { margin-right: auto; overflow-wrap: anywhere; }
+#dropped { width: 0; min-width: 100%; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 0.1rem 0 0.1rem 0.8rem; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+@media (max-width: 43rem) { main { grid-template-columns: 1fr; } }
 #state { font-weight: 600; }
 .lost { color: #c33; }
 </style>
@@ -25,11 +31,15 @@ th:first-child, td:first-child { text-align: left; }
 <body>
 <h1 id="name">Tandem</h1>
 <p id="state">waiting for the first frame</p>
+<main>
 <div id="cameras"></div>
+<section>
 <table id="stages">
 <thead><tr><th>stage</th><th>p50 ms</th><th>p99 ms</th></tr></thead><tbody></tbody>
 </table>
 <p id="dropped"></p>
+</section>
+</main>
 <script>
 "use strict";
 const known = new Map();
@@ -47,7 +57,29 @@ function cameraView(camera) {
   return known.get(camera.id);
 }
 
+// As many columns as make the pictures largest in this window, without scrolling: under the
+// header, each row with its caption. A narrow window has one column, and scrolls.
+function fit() {
+  const seen = [...document.images].filter(image => image.naturalWidth > 0);
+  if (!seen.length) return;
+  const ratio = image => image.naturalWidth / image.naturalHeight, rem = 16;
+  const narrow = matchMedia("(max-width: 43rem)").matches;
+  const cameras = document.getElementById("cameras"), count = known.size;
+  const rowHeight = columns => (innerHeight - 5.5 * rem) / Math.ceil(count / columns) - 2.5 * rem;
+  let best = {columns: 1, width: 0};
+  for (let columns = 1; columns <= (narrow ? 1 : count); columns++) {
+    const width = Math.min(cameras.clientWidth / columns, rowHeight(columns) * ratio(seen[0]));
+    if (width > best.width) best = {columns, width};
+  }
+  cameras.style.gridTemplateColumns = `repeat(${best.columns}, 1fr)`;
+  for (const image of seen)
+    image.style.width = narrow ? "100%" :
+      `min(100%, ${Math.max(rowHeight(best.columns), rem) * ratio(image)}px)`;
+}
+addEventListener("resize", fit);
+
 function show(status) {
+  fit();
   document.getElementById("name").textContent = status.pipeline;
   const state = document.getElementById("state");
   state.className = "";

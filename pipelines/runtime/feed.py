@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from device.runtime.frames import FrameInput, FramePixels, FramePlace
 from pipelines.config import PreprocessConfig
 from pipelines.frame import Frame, Image
+from pipelines.stages.antialias import resize_part
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.preprocess import Preprocessor, fit, inner_size
 from pipelines.stages.view import Geometry
@@ -90,9 +91,10 @@ class DeviceFeed:
         """See `Feed.put`.
 
         A camera's NV12 goes as it is. BGR, which has twice the bytes, is first resized here where
-        that makes it smaller: copying it takes longer.
+        that makes it smaller: copying it takes longer. The kernel does not antialias.
         """
-        if isinstance(picture, Frame) and picture.nv12 is not None:
+        by_kernel = not self._config.interpolation
+        if by_kernel and isinstance(picture, Frame) and picture.nv12 is not None:
             height, width = picture.size
             pixels = FramePixels(picture.nv12.rows, "nv12", width, height)
         else:
@@ -112,6 +114,9 @@ class DeviceFeed:
         """Return an image of which no byte is more than the input shows; the same result."""
         height, width = image.shape[:2]
         inner = inner_size(height, width, self._config)
+        if self._config.interpolation:
+            resized = resize_part(image, inner, (0, 0, *inner), self._config.interpolation)
+            return FramePixels(resized, "bgr", *inner)
         if inner[0] * inner[1] >= height * width:
             return FramePixels(image, "bgr", width, height)
         self._smaller = np.asarray(

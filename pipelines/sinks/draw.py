@@ -20,8 +20,11 @@ from pipelines.results import (
     label_of,
     text_of,
 )
+from pipelines.sinks.draw_zones import NO_PLACES, Places, outline
+from pipelines.sinks.labels import Label, scale_of, write_labels
 from pipelines.stages.decoders.rotated import corners_of_rotated
 from pipelines.stages.mask_pixels import mask_bits
+from pipelines.stages.zones import NO_ZONES, ZoneFrame
 from pipelines.vision import cv2
 
 # BGR, told apart on bright and dark images; classes take them in turn.
@@ -42,7 +45,7 @@ BONES = (  # between points of COCO's 17
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8),
     (7, 9), (8, 10), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6),
 )  # fmt: skip
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
+BLACK = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +71,30 @@ def annotate(
 
 
 def annotate_all(
-    image: Image, drawings: Sequence[Drawing], latency_ms: float | None = None
+    image: Image,
+    drawings: Sequence[Drawing],
+    latency_ms: float | None = None,
+    places: Places = NO_PLACES,
+    counts: ZoneFrame = NO_ZONES,
 ) -> Image:
     """Return a copy of an image, uint8 [H, W, 3] BGR, with what several models found in it: maps
-    below, then boxes, then lines of text."""
+    below, then boxes, zones and lines, and all labels above them."""
     canvas: Image = np.array(image, order="C")
     for one in drawings:
         if isinstance(one.decoded, SegmentationMap):
             _draw_classes(canvas, one.decoded, one.labels)
         elif isinstance(one.decoded, DepthMap):
             _draw_depth(canvas, one.decoded)
+    objects: list[Label] = []
     for one in drawings:
         if isinstance(one.decoded, Detections):
-            _draw_detections(canvas, one.decoded, one)
-    _list(canvas, [line for one in drawings for line in _lines(one)])
+            objects += _draw_detections(canvas, one.decoded, one)
+    zones = places.draw(canvas, counts)
+    corner = (4, 4, 4, 4)
+    said = [Label(text, corner, _color(color)) for one in drawings for text, color in _lines(one)]
     if latency_ms is not None:
-        text = f"{latency_ms:.1f} ms"
-        cv2.putText(canvas, text, (4, 14), _FONT, 0.45, (0, 0, 0), 3, cv2.LINE_AA)
-        cv2.putText(canvas, text, (4, 14), _FONT, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
+        said.insert(0, Label(f"{latency_ms:.1f} ms", corner, BLACK, fixed=True))
+    write_labels(canvas, [*said, *zones, *objects])
     return canvas
 
 
@@ -102,7 +111,9 @@ def _lines(drawing: Drawing) -> list[tuple[str, int]]:
     return [(title + text, color + drawing.first_color) for text, color in rows]
 
 
-def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) -> None:
+def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) -> list[Label]:
+    """Draw objects; return their labels."""
+    written = []
     class_ids = detections.class_ids.tolist()
     colors = [class_id + drawing.first_color for class_id in class_ids]
     if detections.masks is not None:
@@ -120,29 +131,33 @@ def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) ->
         x1, y1, x2, y2 = (round(value) for value in box)
         color = colors[row]
         if detections.rotated is None:
-            cv2.rectangle(canvas, (x1, y1), (x2, y2), _color(color), 2)
+            corners = np.array([(x1, y1), (x2, y1), (x2, y2), (x1, y2)])
         else:
-            corners = corners_of_rotated(detections.rotated[row : row + 1]).round()
-            cv2.polylines(canvas, [corners[0].astype(np.int32)], True, _color(color), 2)
+            corners = corners_of_rotated(detections.rotated[row : row + 1])[0]
+        outline(canvas, corners, _color(color))
         name = label_of(drawing.labels, class_id) + (f" #{track}" if track != NO_TRACK else "")
         said = {} if detections.attributes is None else detections.attributes[row]
         more = [f" | {one.label}" for model, one in said.items() if model not in drawing.hidden]
-        _tag(canvas, f"{name} {score:.2f}{''.join(more)}", x1, y1, color)
+        text = f"{name} {score:.2f}{''.join(more)}"
+        written.append(Label(text, (x1, y1, x2, y2), _color(color)))
     if detections.keypoints is not None:
         _draw_keypoints(canvas, detections.keypoints)
+    return written
 
 
 def _draw_keypoints(canvas: Image, keypoints: NDArray[np.float32]) -> None:
+    scale = scale_of(canvas)
+    thickness, radius = round(2 * scale), round(3 * scale)
     bones = BONES if keypoints.shape[1] == COCO_POINTS else ()
     for person in keypoints.tolist():
         points = [(round(x), round(y)) for x, y, _ in person]
         shown = [score >= MIN_POINT_SCORE for _, _, score in person]
         for start, end in bones:
             if shown[start] and shown[end]:
-                cv2.line(canvas, points[start], points[end], COLORS[start % len(COLORS)], 2)
+                cv2.line(canvas, points[start], points[end], COLORS[start % len(COLORS)], thickness)
         for number, point in enumerate(points):
             if shown[number]:
-                cv2.circle(canvas, point, 3, COLORS[number % len(COLORS)], cv2.FILLED)
+                cv2.circle(canvas, point, radius, COLORS[number % len(COLORS)], cv2.FILLED)
 
 
 def _draw_classes(canvas: Image, segmentation: SegmentationMap, labels: Sequence[str]) -> None:
@@ -175,18 +190,5 @@ def _placed(
     return part, np.asarray(cv2.resize(values, size, interpolation=cv2.INTER_NEAREST))
 
 
-def _list(canvas: Image, lines: Sequence[tuple[str, int]]) -> None:
-    for row, (text, color) in enumerate(lines):
-        _tag(canvas, text, 4, 34 + 18 * row, color)
-
-
 def _color(class_id: int) -> tuple[int, int, int]:
     return COLORS[class_id % len(COLORS)]
-
-
-def _tag(canvas: Image, text: str, x: int, y: int, class_id: int) -> None:
-    """Write black text on the class's colour with its lower left corner at (x, y)."""
-    (width, height), _ = cv2.getTextSize(text, _FONT, 0.45, 1)
-    y = max(y, height + 6)  # a box at the upper edge keeps its label visible
-    cv2.rectangle(canvas, (x, y - height - 6), (x + width + 4, y), _color(class_id), cv2.FILLED)
-    cv2.putText(canvas, text, (x + 2, y - 4), _FONT, 0.45, (0, 0, 0), 1, cv2.LINE_AA)

@@ -31,6 +31,10 @@ def draw_result(result: FrameResult, names: Collection[str] = ()) -> Image:
         )
         for name, one in seen.items()
     ]
-    image = annotate_all(result.frame.image, drawings, result.event.latency_ms["total"])
-    result.places.draw(image, result.zones)
-    return image
+    return annotate_all(
+        result.frame.image,
+        drawings,
+        result.event.latency_ms["total"],
+        result.places,
+        result.zones,
+    )

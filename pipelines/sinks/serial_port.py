@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from device.errors import PipelineError
+from device.install_advice import pip_install
 from pipelines.results import Decoded, Detections, label_of
 from pipelines.sink_config import SerialSink
 from pipelines.sinks.autopilot import Autopilot
@@ -57,7 +58,7 @@ class SerialOut:
             import serial
         except ImportError as error:
             raise PipelineError(
-                f"the serial sink needs pyserial ({error}): install tandem-edge[serial]."
+                f"the serial sink needs pyserial ({error}): {pip_install('serial')}."
             ) from error
         models = {name: context.models[name] for name in config.models}
         labels = [*chain(*(models.values() or (context.labels,)))]

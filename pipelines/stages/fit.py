@@ -130,7 +130,7 @@ def _check_input(
             raise PipelineError(
                 f"the engine's input {inputs[0].name!r} takes {dim.min} to {dim.max}{steps} for"
                 f" {name!r} where [preprocess] gives {size}: correct width and height there, or"
-                f" build with --dim {name}=MIN:OPT:MAX."
+                f" use `tandem build --dim {name}=MIN:OPT:MAX`."
             )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
 from pipelines.frame import Image
+from pipelines.stages.antialias import resize_part
 from pipelines.stages.view import Geometry
 from pipelines.vision import cv2
 
@@ -139,15 +140,20 @@ def _paint(image: Image, config: PreprocessConfig, blob: Input, scratch: _Scratc
     height, width = image.shape[:2]
     geometry = fit(height, width, config)
     inner_w, inner_h = inner_size(height, width, config)
-    resized: NDArray[Any] = image  # a frame that fits is not copied
-    if (inner_w, inner_h) != (width, height):
-        resized = scratch.resized = cv2.resize(
-            image, (inner_w, inner_h), dst=scratch.resized, interpolation=cv2.INTER_LINEAR
-        )
     x, y = geometry.pad_x, geometry.pad_y
-    resized = resized[max(-y, 0) :, max(-x, 0) :][: config.height, : config.width]
-    rows, columns = resized.shape[:2]
+    left, top = max(-x, 0), max(-y, 0)
+    columns, rows = min(inner_w - left, config.width), min(inner_h - top, config.height)
     x, y = max(x, 0), max(y, 0)
+    resized: NDArray[Any] = image  # a frame that fits is not copied
+    if config.interpolation and (inner_w, inner_h) != (width, height):
+        part = (left, top, columns, rows)
+        resized = resize_part(image, (inner_w, inner_h), part, config.interpolation)
+    else:
+        if (inner_w, inner_h) != (width, height):
+            resized = scratch.resized = cv2.resize(
+                image, (inner_w, inner_h), dst=scratch.resized, interpolation=cv2.INTER_LINEAR
+            )
+        resized = resized[top : top + rows, left : left + columns]
     inner = _channels_first(blob, config)[:, y : y + rows, x : x + columns]
     if config.dtype == "uint8" and config.layout == "nchw" and config.color != "grey":
         cv2.split(resized, list(inner[::-1] if config.color == "rgb" else inner))

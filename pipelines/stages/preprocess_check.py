@@ -7,7 +7,7 @@ from device.errors import PipelineError
 from pipelines.config import PipelineConfig, PipelineModel
 
 # These change what the image shows, which ranges hardly depend on; all others change the numbers.
-_GEOMETRY = frozenset({"resize", "crop_fraction", "pad_value"})
+_GEOMETRY = frozenset({"resize", "crop_fraction", "interpolation", "pad_value"})
 
 
 def check_preprocessing(

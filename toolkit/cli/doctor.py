@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from device.install_advice import pip_install
 from toolkit.cli import doctor_probes as probes
 from toolkit.cli.doctor_probes import Finding, Status
 from toolkit.machine import Machine
@@ -189,7 +190,7 @@ CHECKS: tuple[Check, ...] = (
         (),
         "reads images, videos and cameras",
         "on a Jetson use JetPack's own (a venv with --system-site-packages); elsewhere "
-        "pip install 'tandem-edge[camera]'",
+        f"{pip_install('camera')}",
     ),
     Check(
         "GStreamer",
@@ -221,7 +222,7 @@ CHECKS: tuple[Check, ...] = (
         ("host", "demo"),
         ("board",),
         "observes ranges for calibration, and runs segments on the CPU",
-        "pip install 'tandem-edge[portable]'",
+        pip_install("portable"),
     ),
     Check(
         "ONNX",
@@ -229,7 +230,7 @@ CHECKS: tuple[Check, ...] = (
         ("host", "demo"),
         (),
         "the compiler reads and rewrites models, and solves placement with HiGHS",
-        "pip install 'tandem-edge[host]'",
+        pip_install("host"),
     ),
     Check(
         "Triton",
@@ -237,7 +238,7 @@ CHECKS: tuple[Check, ...] = (
         (),
         ("host",),
         "compiles GPU kernels; not needed where TensorRT or the CPU runs the segments",
-        "pip install 'tandem-edge[gpu-build]' (about 1 GB, host only)",
+        f"{pip_install('gpu-build')} (about 1 GB, host only)",
     ),
     Check(
         "amqtt",
@@ -245,7 +246,7 @@ CHECKS: tuple[Check, ...] = (
         ("demo",),
         (),
         "the broker that the demo starts for itself",
-        "pip install 'tandem-edge[host]'",
+        pip_install("host"),
     ),
     Check(
         "disk",

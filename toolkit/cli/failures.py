@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from device.errors import TandemError
+from device.install_advice import pip_install
 
 LOG = logging.getLogger("tandem")
 JSON_FLAG = "--json"
@@ -56,7 +57,7 @@ def failure_of(error: Exception) -> Failure | None:
         if extra is not None:
             return Failure(
                 f"this needs the package {error.name!r}, which is not installed; "
-                f"pip install 'tandem-edge[{extra}]'",
+                f"{pip_install(extra)}",
                 1,
             )
     return None

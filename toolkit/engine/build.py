@@ -25,9 +25,12 @@ from typing import Any
 import numpy as np
 from msgspec import UnsetType
 
+from device.argument_names import with_arguments
 from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
+from device.install_advice import pip_install
 from toolkit.dla.legalize.rewrite import Applied
+from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
 from toolkit.engine.calibrate import Calibrated, calibrate
@@ -90,8 +93,8 @@ class BuildResult:
 
     @property
     def report(self) -> str:
-        """What runs where and why, calibration, notes and kernels, as text."""
-        return build_text(self)
+        """What runs where and why, calibration, notes and kernels, as text for a script."""
+        return with_arguments(build_text(self), BUILD)
 
 
 def build_engine(
@@ -296,7 +299,7 @@ def _frame_compiler(
         raise BuildError(
             "`tandem build --preprocess-on gpu` makes kernels, and profile"
             f" {job.target.profile.name} has no GPU or this host no Triton: take another profile,"
-            " or pip install 'tandem-edge[gpu-build]'."
+            f" or {pip_install('gpu-build')}."
         )
     if not preprocessing:
         raise BuildError(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from device.engine.preprocessing import preprocessing_line
 from toolkit.gpu.report import memory_line, report_lines
 from toolkit.partition.planning.plan_text import render_plan
-from toolkit.quantize.ranges.report_text import SHOWN, judgement_lines, ranges_text
+from toolkit.quantize.ranges.report_text import SHOWN, assumed_lines, judgement_lines, ranges_text
 
 if TYPE_CHECKING:
     from toolkit.engine.build import BuildResult
@@ -37,4 +37,6 @@ def build_text(result: "BuildResult") -> str:
         lines.append(memory_line(result.gpu, result.manifest.memory.arena_bytes))
     size = result.path.stat().st_size
     lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
+    if result.calibration is not None:
+        lines += assumed_lines(result.calibration)
     return "\n".join(lines)

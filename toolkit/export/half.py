@@ -38,7 +38,7 @@ def to_half(model: ir.Model, *, half_io: bool) -> ir.Model:
     """
     if model.functions:
         raise BuildError(
-            f"{model.graph.name} has operators of its own "
+            "the model has operators of its own "
             f"({', '.join(sorted(str(key[1]) for key in model.functions))}), whose types are not "
             "known; export it from an engine without plugins."
         )

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from device.control.parcel import BoardFacts
 from device.errors import TandemError
+from device.install_advice import pip_install
 from toolkit.flash.board import WayError
 from toolkit.flash.serial_ports import ask_serial, jetson_ports
 from toolkit.flash.ways import WAYS, open_board, parse_address
@@ -95,7 +96,7 @@ def look_mdns(options: SearchOptions) -> Look:
     try:
         from zeroconf import Zeroconf
     except ImportError:
-        return Look("mDNS", "not asked: install zeroconf, pip install 'tandem-edge[host]'")
+        return Look("mDNS", f"not asked: zeroconf is not installed; {pip_install('host')}")
     try:
         with Zeroconf() as network:
             places = _announced(network, options)

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import click
 
+from device.install_advice import pip_install
 from toolkit.flash.board import Board
 from toolkit.fleet.deploy import BrokerAddress, parse_broker
 
@@ -104,7 +105,7 @@ def _lines(address: Address) -> ModuleType:
         from toolkit.flash import lines
     except ImportError as error:
         raise click.UsageError(
-            f"--to {address.text} needs pyserial: pip install 'tandem-edge[serial]'"
+            f"--to {address.text} needs pyserial: {pip_install('serial')}"
         ) from error
     return lines
 

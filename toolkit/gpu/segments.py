@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from device.engine.manifest import DimRange, Precision
+from device.install_advice import pip_install
 from device.profile import Profile
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.triton_version import check_compiler, has_compiler
@@ -19,9 +20,7 @@ from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
 
-NO_COMPILER = (
-    "no GPU kernels: Triton is not installed on this host; pip install 'tandem-edge[gpu-build]'"
-)
+NO_COMPILER = f"no GPU kernels: Triton is not installed on this host; {pip_install('gpu-build')}"
 
 
 class SegmentCompiler(Protocol):

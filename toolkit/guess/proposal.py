@@ -19,9 +19,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPES: dict[str, dict[str, Any]] = {
     "letterbox": {"resize": "letterbox"},
     "stretch": {"resize": "stretch"},
-    "crop": {"resize": "centre-crop"},
+    "crop": {"resize": "centre-crop", "interpolation": "pillow-bilinear"},
     "imagenet": {"resize": "stretch", "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
     "imagenet-crop": {"resize": "centre-crop", "crop_fraction": 0.875,
+                      "interpolation": "pillow-bilinear",
                       "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
     "signed": {"resize": "stretch", "mean": (0.5,), "std": (0.5,)},
     "ultraface": {"resize": "stretch", "scale": 1.0, "mean": (127.0,), "std": (128.0,)},

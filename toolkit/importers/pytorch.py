@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from device.install_advice import pip_install
 from toolkit.errors import ImportModelError, first_line
 from toolkit.importers.pt2.archive import refuse_code
 from toolkit.importers.source import Exported, ModelPath, Report, keep_log
@@ -121,7 +122,7 @@ def _torch(name: str) -> Any:  # noqa: ANN401  (a module)
     except ImportError as err:
         raise ImportModelError(
             f"{name} is a PyTorch model, and PyTorch cannot be imported ({first_line(err)}); "
-            "pip install 'tandem-edge[torch]'."
+            f"{pip_install('torch')}."
         ) from err
     return torch
 

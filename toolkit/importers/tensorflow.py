@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, TextIO
 
+from device.install_advice import pip_install
 from toolkit.errors import ImportModelError
 from toolkit.importers.source import Exported, ModelPath, Report, keep_log
 
@@ -65,7 +66,7 @@ def find_interpreter(name: str) -> Path:
         return python
     raise ImportModelError(
         f"{name} needs tensorflow and tf2onnx, which are not installed here; "
-        f"pip install 'tandem-edge[tensorflow]', or make an environment of their own:\n"
+        f"{pip_install('tensorflow')}, or make an environment of their own:\n"
         f"    python3 -m venv {cache_environment()}\n"
         f"    {python} -m pip install {' '.join(REQUIREMENTS)}\n"
         f"Elsewhere, name its python in {VARIABLE}."

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -23,6 +23,8 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
 OPSET = 18  # the newest that tf2onnx 1.17 writes
 # Older ones run code that is in a file: CVE-2025-9905 (.h5), -9906 and -1550 (.keras).
 SAFE_KERAS = (3, 12)
+# What is raised where nobody thought of a model, without a word of it.
+SLIPS = (IndexError, KeyError, AttributeError, TypeError, AssertionError)
 Say = Callable[[str, float], None]
 
 
@@ -62,8 +64,30 @@ def _own_stdout() -> TextIO:
 
 
 def _reason(err: Exception) -> str:
+    """Say what went wrong and at which operator; of a slip of the converter where in its code."""
     first = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
-    return f"{type(err).__name__}: {first[:300]}" if first else type(err).__name__
+    said = f"{type(err).__name__}: {first[:300]}" if first else type(err).__name__
+    frames = [frame for frame, _ in traceback.walk_tb(err.__traceback__)]
+    operator = next(filter(None, (_operator(frame.f_locals) for frame in reversed(frames))), None)
+    if operator is not None:
+        return f"tf2onnx cannot convert the operator {operator} ({said})"
+    if isinstance(err, SLIPS):
+        code = traceback.extract_tb(err.__traceback__)[-1]
+        place = f"{code.name} ({os.path.basename(code.filename)}, line {code.lineno})"
+        return f"the file is damaged, or of a kind that {place} does not know ({said})"
+    return said
+
+
+def _operator(names: Mapping[str, Any]) -> str | None:
+    """Return the operator that a function of tf2onnx works on, by its local names."""
+    for name in ("node", "op"):
+        node = names.get(name)
+        kind = getattr(node, "type", None)
+        if isinstance(kind, str) and kind:
+            title = getattr(node, "name", None)
+            return f"{kind} (node {title!r})" if isinstance(title, str) else kind
+    kind = names.get("optype")
+    return kind if isinstance(kind, str) else None
 
 
 def export_saved_model(folder: str, out: str, nchw: bool, say: Say) -> None:

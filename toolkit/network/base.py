@@ -1,7 +1,7 @@
 """Inputs, constants and outputs of a network, and what the methods of all layers share."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from toolkit.errors import NetworkError
 from toolkit.network.draft import Attributes, Draft
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
-from toolkit.network.windows import weights_as
+from toolkit.network.windows import Window, weights_as
 from toolkit.plugins import Plugin
 
 Array = npt.NDArray[Any]
@@ -71,6 +71,21 @@ class NetworkBase:
         outputs: int = 1,
     ) -> Layer:
         return Layer(name, self._draft.node(name, op_type, inputs, attributes, outputs=outputs))
+
+    def _windowed(
+        self,
+        op_type: str,
+        inputs: Sequence[Tensor],
+        window: Window,
+        others: Mapping[str, int],
+    ) -> tuple[Layer, Window, Callable[[Window], None]]:
+        """Return a layer with a window, and what gives it another one."""
+        layer = self._layer(window.layer, op_type, inputs, {**window.attributes(), **others})
+
+        def change(to: Window) -> None:
+            self._draft.set_attributes(layer.outputs[0], {**to.attributes(), **others})
+
+        return layer, window, change
 
     def _weight(
         self, layer: str, what: str, values: npt.ArrayLike, shape: Sequence[int], like: Tensor

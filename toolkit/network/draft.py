@@ -82,13 +82,7 @@ class Draft:
         operands = [None if tensor is None else tensor.value for tensor in inputs]
         results = self._outputs(name, outputs)
         node = ir.node(op_type, operands, dict(attributes or {}), outputs=results, name=name)
-        types = _infer(name, node, [tensor for tensor in inputs if tensor is not None])
-        for value in node.outputs:
-            described = types[value.name or ""]
-            tensor_type = described.tensor_type
-            value.dtype = ir.DataType(tensor_type.elem_type)
-            if tensor_type.HasField("shape"):
-                value.shape = ir.Shape([_size(dim, value) for dim in tensor_type.shape.dim])
+        self._describe(node, [tensor for tensor in inputs if tensor is not None])
         return self._added(node)
 
     def plugin(
@@ -112,6 +106,33 @@ class Draft:
             value.type, value.shape = inputs[0].value.type, ir.Shape(shape)
         self._graph.opset_imports[function.domain] = 1
         return self._added(node)
+
+    def set_attributes(self, tensor: Tensor, attributes: Attributes) -> None:
+        """Give the node that makes a tensor other attributes, and infer its shape again.
+
+        Raises NetworkError: a layer takes the tensor already, or the node does not take them.
+        """
+        node = tensor.value.producer()
+        assert node is not None
+        if users := [use.node for use in tensor.value.uses()]:
+            raise NetworkError(
+                f"layer {node.name!r} cannot be changed any more, as layer {users[0].name!r} takes "
+                f"its output, {tensor.sizes()}: set it before that layer is added, or pass it to "
+                "the method that adds this one"
+            )
+        before = dict(node.attributes)
+        node.attributes.clear()
+        node.attributes.update(
+            (attr.name, attr) for attr in ir.convenience.convert_attributes(attributes)
+        )
+        try:
+            self._describe(
+                node, [self._tensors[value] for value in node.inputs if value is not None]
+            )
+        except NetworkError:
+            node.attributes.clear()
+            node.attributes.update(before)
+            raise
 
     def is_computed(self, tensor: Tensor) -> bool:
         """Whether a layer makes a tensor. Raises NetworkError: it is of another network."""
@@ -161,17 +182,23 @@ class Draft:
                     f"layer {layer!r}: the tensor {tensor.name!r} is of another network"
                 )
 
+    def _describe(self, node: ir.Node, inputs: Sequence[Tensor]) -> None:
+        """Infer the types and shapes of a node's outputs."""
+        types = _infer(node.name or "", node, inputs)
+        for value in node.outputs:
+            described = types[value.name or ""]
+            tensor_type = described.tensor_type
+            value.dtype = ir.DataType(tensor_type.elem_type)
+            if tensor_type.HasField("shape"):
+                value.shape = ir.Shape([_size(dim, value) for dim in tensor_type.shape.dim])
+
     def _added(self, node: ir.Node) -> tuple[Tensor, ...]:
         self._graph.append(node)
         return tuple(self._known(value) for value in node.outputs)
 
     def _known(self, value: ir.Value) -> Tensor:
         assert value.dtype is not None
-        shape = None
-        if value.shape is not None:
-            sizes = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-            shape = tuple("?" if size is None else size for size in sizes)
-        tensor = Tensor(IO_DTYPES.get(value.dtype, value.dtype.name), shape, value)
+        tensor = Tensor(IO_DTYPES.get(value.dtype, value.dtype.name), value)
         self._tensors[value] = tensor
         return tensor
 

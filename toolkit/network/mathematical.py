@@ -21,7 +21,7 @@ from toolkit.network.operations import (
     TopKOperation,
     UnaryOperation,
 )
-from toolkit.network.windows import PaddingMode, window
+from toolkit.network.windows import PaddingMode, Window, WindowLayer
 
 
 class MathLayers(NetworkBase):
@@ -106,16 +106,17 @@ class MathLayers(NetworkBase):
         padding_mode: PaddingMode = PaddingMode.EXPLICIT_ROUND_DOWN,
         average_count_excludes_padding: bool = True,
         name: str | None = None,
-    ) -> Layer:
+    ) -> WindowLayer:
         """Add a pooling; strides are 1 unless given."""
         name = self._draft.claim(name, "pooling")
-        attributes = window(
-            name, window_size, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
-            dilation=None, mode=padding_mode,
+        window = Window(
+            name, window_size, stride_nd, padding_nd, post_padding,
+            padding_mode=padding_mode, rounds_up=True,
         )  # fmt: skip
+        others: dict[str, int] = {}
         if type is PoolingType.AVERAGE:
-            attributes["count_include_pad"] = int(not average_count_excludes_padding)
-        return self._layer(name, POOLINGS[type], [tensor_of(input)], attributes)
+            others["count_include_pad"] = int(not average_count_excludes_padding)
+        return WindowLayer(*self._windowed(POOLINGS[type], [tensor_of(input)], window, others))
 
     def add_lrn(
         self,

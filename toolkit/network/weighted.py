@@ -10,7 +10,7 @@ from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
 from toolkit.network.draft import Attributes
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
 from toolkit.network.operations import MatrixOperation
-from toolkit.network.windows import PaddingMode, no_ceiling, window
+from toolkit.network.windows import DilatedLayer, PaddingMode, Window, WindowLayer
 
 
 class WeightedLayers(NetworkBase):
@@ -31,7 +31,7 @@ class WeightedLayers(NetworkBase):
         padding_mode: PaddingMode = PaddingMode.EXPLICIT_ROUND_DOWN,
         num_groups: int = 1,
         name: str | None = None,
-    ) -> Layer:
+    ) -> DilatedLayer:
         """Add a convolution: (N, C, ...) -> (N, num_output_maps, ...).
 
         `kernel`: (num_output_maps, C / num_groups, *kernel_shape).
@@ -39,14 +39,13 @@ class WeightedLayers(NetworkBase):
         name, source = self._draft.claim(name, "convolution"), tensor_of(input)
         channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (num_output_maps, channels // num_groups, *kernel_shape)
-        attributes = window(
-            name, kernel_shape, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
-            dilation=dilation_nd, mode=no_ceiling(name, padding_mode),
-        )  # fmt: skip
+        window = Window(
+            name, kernel_shape, stride_nd, padding_nd, post_padding, dilation_nd, padding_mode
+        )
         operands = [source, self._weight(name, "kernel", kernel, shape, source)]
         if bias is not None:
             operands.append(self._weight(name, "bias", bias, (num_output_maps,), source))
-        return self._layer(name, "Conv", operands, {**attributes, "group": num_groups})
+        return DilatedLayer(*self._windowed("Conv", operands, window, {"group": num_groups}))
 
     def add_deconvolution_nd(
         self,
@@ -61,19 +60,18 @@ class WeightedLayers(NetworkBase):
         post_padding: Sequence[int] | None = None,
         num_groups: int = 1,
         name: str | None = None,
-    ) -> Layer:
+    ) -> WindowLayer:
         """Add a transposed convolution; `kernel`: (C, num_output_maps / num_groups, ...)."""
         name, source = self._draft.claim(name, "deconvolution"), tensor_of(input)
         channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (channels, num_output_maps // num_groups, *kernel_shape)
-        attributes = window(
-            name, kernel_shape, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
-            dilation=None, mode=PaddingMode.EXPLICIT_ROUND_DOWN,
-        )  # fmt: skip
+        window = Window(name, kernel_shape, stride_nd, padding_nd, post_padding)
         operands = [source, self._weight(name, "kernel", kernel, shape, source)]
         if bias is not None:
             operands.append(self._weight(name, "bias", bias, (num_output_maps,), source))
-        return self._layer(name, "ConvTranspose", operands, {**attributes, "group": num_groups})
+        return WindowLayer(
+            *self._windowed("ConvTranspose", operands, window, {"group": num_groups})
+        )
 
     def add_fully_connected(
         self,

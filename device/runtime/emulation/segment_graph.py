@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Portable
 from device.errors import SessionError
+from device.install_advice import pip_install
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -67,7 +68,7 @@ class SegmentGraph:
 def why_not() -> str | None:
     """Return why segments cannot be read here, or None if they can."""
     if find_spec("onnx") is None:
-        return "onnx is not installed; pip install 'tandem-edge[host]'"
+        return f"onnx is not installed; {pip_install('host')}"
     return None
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
+from device.install_advice import pip_install
 from device.runtime.emulation import segment_graph
 from device.runtime.emulation.builder import Operation
 from device.runtime.emulation.forms import Form, QuantizedBuffer
@@ -47,7 +48,7 @@ class LayerResult:
 def why_not() -> str | None:
     """Return why segments cannot be emulated here, or None if they can."""
     if find_spec("threadpoolctl") is None:
-        return "threadpoolctl is not installed; pip install 'tandem-edge[host]'"
+        return f"threadpoolctl is not installed; {pip_install('host')}"
     return segment_graph.why_not()
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError, shortened
+from device.install_advice import pip_install
 from device.runtime.exact_products import exact_session
 from device.runtime.executors.protocol import Executor, SegmentContext
 
@@ -48,7 +49,7 @@ _FATAL = 4  # onnxruntime's log level for the whole process: its errors are rais
 def why_not() -> str | None:
     """Return why segments cannot run this way here, or None if they can."""
     if find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed; pip install 'tandem-edge[portable]'"
+        return f"onnxruntime is not installed; {pip_install('portable')}"
     return None
 
 

@@ -23,6 +23,7 @@ from pipelines.stages.decoders.candidates import (
 )
 from pipelines.stages.decoders.expected import Expected
 from pipelines.stages.decoders.grid import cell_count
+from pipelines.stages.nms import merge_weighted
 from pipelines.stages.view import View
 
 POINTS = 6
@@ -55,7 +56,7 @@ def anchor_count(
 def decode_blazeface(outputs: Outputs, config: Blazeface, view: View) -> Detections:
     """Return faces."""
     scores = sigmoid(output_of(outputs, config.scores)[0, :, 0])
-    faces = best_of(scores, config.score_threshold, config.max_detections)
+    faces = best_of(scores, config.score_threshold)
     size = (view.input_width, view.input_height)
     centres = np.concatenate(
         [
@@ -64,14 +65,19 @@ def decode_blazeface(outputs: Outputs, config: Blazeface, view: View) -> Detecti
         ]
     )
     rows = output_of(outputs, config.boxes)[0, faces]
-    boxes = np.concatenate([centres[faces] + rows[:, :2], rows[:, 2:4]], axis=1)
+    boxes = corners_of(np.concatenate([centres[faces] + rows[:, :2], rows[:, 2:4]], axis=1))
+    points = centres[faces, None] + rows[:, 4:].reshape(-1, POINTS, 2)
+    places = np.concatenate([boxes, points.reshape(-1, 2 * POINTS)], axis=1)
+    solid = (boxes[:, 2:] > boxes[:, :2]).all(axis=1) & np.isfinite(places).all(axis=1)
+    places, best = merge_weighted(
+        places[solid], scores[faces[solid]], config.iou_threshold, config.max_detections
+    )
     detections, kept = detections_of(
-        corners_of(boxes),
-        scores[faces],
-        np.zeros(len(faces), np.int64),
+        places[:, :4],
+        best,
+        np.zeros(len(best), np.int64),
         view,
         max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold,
     )
-    points = centres[faces[kept], None] + rows[kept, 4:].reshape(-1, POINTS, 2)
+    points = places[kept, 4:].reshape(-1, POINTS, 2)
     return replace(detections, keypoints=keypoints_of(points, None, view))

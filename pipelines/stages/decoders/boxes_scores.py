@@ -38,12 +38,11 @@ def boxes_scores_outputs(config: BoxesScores, preprocess: PreprocessConfig) -> t
 def decode_boxes_scores(outputs: Outputs, config: BoxesScores, view: View) -> Detections:
     """Return the boxes of the best anchors."""
     scores = output_of(outputs, config.scores)[0]
-    limits = config.score_threshold, config.max_detections
     foreground = FOREGROUND[config.background]
     if config.class_axis == 1:
-        chosen = choose_columns(scores[foreground], *limits)
+        chosen = choose_columns(scores[foreground], config.score_threshold)
     else:
-        chosen = choose_rows(np.ascontiguousarray(scores[:, foreground]), *limits)
+        chosen = choose_rows(np.ascontiguousarray(scores[:, foreground]), config.score_threshold)
     boxes: NDArray[np.float32] = output_of(outputs, config.boxes)[0][chosen.cells]
     boxes = scale_to_pixels(boxes, config.unit, view)
     return detections_of(

@@ -1,7 +1,7 @@
 """From scores of all cells to detections: what the families of decoders share.
 
 choose the best cells (`choose_columns`, `choose_rows`), compute their boxes alone,
-then `detections_of`: to the frame, clip, drop what is empty, suppress
+then `detections_of`: suppress, to the frame, cut there, drop what is empty
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,7 @@ from pipelines.results import Detections
 from pipelines.stages.nms import suppress
 from pipelines.stages.view import View
 
-MIN_CANDIDATES = 512  # suppression costs 0.1 ms at that number
-CANDIDATES_A_DETECTION = 4
+MAX_CANDIDATES = 30_000  # as Ultralytics (max_nms); suppression ends once it has enough boxes
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float32]
@@ -45,19 +44,14 @@ def output_of(outputs: Outputs, name: str) -> NDArray[Any]:
     return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
-def candidate_limit(max_detections: int) -> int:
-    """Return how many of the best cells go on."""
-    return max(MIN_CANDIDATES, CANDIDATES_A_DETECTION * max_detections)
-
-
-def choose_columns(scores: Floats, threshold: float, max_detections: int) -> Candidates:
+def choose_columns(scores: Floats, threshold: float) -> Candidates:
     """Choose cells by their best class; scores [C, A], the layout of channels first."""
     best = scores.max(axis=0)
-    cells = best_of(best, threshold, max_detections)
+    cells = best_of(best, threshold)
     return Candidates(cells, best[cells], scores[:, cells].argmax(axis=0))
 
 
-def choose_rows(scores: Floats, threshold: float, max_detections: int) -> Candidates:
+def choose_rows(scores: Floats, threshold: float) -> Candidates:
     """Choose cells by their best class; scores [A, C].
 
     One comparison of all scores finds the few rows that matter: a maximum along short rows takes
@@ -66,20 +60,19 @@ def choose_rows(scores: Floats, threshold: float, max_detections: int) -> Candid
     # A NaN row is not kept: its maximum is NaN.
     rows = np.unique(np.flatnonzero(scores.reshape(-1) >= threshold) // scores.shape[1])
     best = scores[rows].max(axis=1)
-    chosen = best_of(best, threshold, max_detections)
+    chosen = best_of(best, threshold)
     rows = rows[chosen]
     return Candidates(rows, best[chosen], scores[rows].argmax(axis=1))
 
 
-def best_of(scores: NDArray[Any], threshold: float, max_detections: int) -> Indices:
+def best_of(scores: NDArray[Any], threshold: float) -> Indices:
     """Return the indices of the best scores [M] at or above the threshold, in no order.
 
     NaN and infinity are below every threshold.
     """
     chosen = np.flatnonzero((scores >= threshold) & (scores < np.inf))
-    limit = candidate_limit(max_detections)
-    if len(chosen) > limit:
-        chosen = chosen[np.argpartition(scores[chosen], -limit)[-limit:]]
+    if len(chosen) > MAX_CANDIDATES:
+        chosen = chosen[np.argpartition(scores[chosen], -MAX_CANDIDATES)[-MAX_CANDIDATES:]]
     return chosen
 
 
@@ -98,6 +91,20 @@ def clip_to_frame(boxes: Floats, view: View) -> tuple[Floats, NDArray[np.bool_]]
     return clipped, np.asarray((clipped[:, 2:] > clipped[:, :2]).all(axis=1))
 
 
+def clip_to_input(boxes: NDArray[Any], view: View) -> Floats:
+    """Return boxes [N, 4] in input pixels, cut at the input's border."""
+    size = np.array([view.input_width, view.input_height] * 2, np.float32)
+    return np.asarray(np.clip(boxes, np.float32(0.0), size), np.float32)
+
+
+def whole_pixels(boxes: NDArray[Any], view: View) -> Floats:
+    """Return boxes [N, 4] of input pixels in frame pixels, wider and higher by one: suppression of
+    SCRFD and RetinaFace counts the last pixel, too."""
+    frame = view.geometry.to_frame(boxes)
+    frame[:, 2:] += 1.0
+    return frame
+
+
 def detections_of(
     boxes: NDArray[Any],
     scores: NDArray[Any],
@@ -106,36 +113,45 @@ def detections_of(
     *,
     max_detections: int,
     iou_threshold: float | None = None,
+    compared: NDArray[Any] | None = None,
 ) -> tuple[Detections, Indices]:
     """Return detections, best first, and the row of each.
 
     `boxes` [M, 4]: x1, y1, x2, y2 in input pixels. `iou_threshold` None: nothing is suppressed.
+    `compared` [M, 4]: what suppression compares, if not `boxes`.
     """
-    clipped, solid = clip_to_frame(view.geometry.to_frame(boxes), view)
-    rows = np.flatnonzero(solid)
-    clipped, best, classes = clipped[rows], scores[rows], class_ids[rows]
+    rows = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))  # False for NaN, too
     if iou_threshold is None:
-        kept = np.argsort(-best, kind="stable")[:max_detections]
+        kept = np.argsort(-scores[rows], kind="stable")[:max_detections]
     else:
-        kept = suppress(clipped, best, classes, iou_threshold, max_detections)
+        rivals = boxes if compared is None else compared
+        kept = suppress(rivals[rows], scores[rows], class_ids[rows], iou_threshold, max_detections)
+    rows = rows[kept]
+    clipped, shown = clip_to_frame(view.geometry.to_frame(boxes[rows]), view)
+    rows = rows[shown]
     detections = Detections(
-        clipped[kept],
-        best[kept].astype(np.float32, copy=False),
-        classes[kept].astype(np.int64, copy=False),
+        clipped[shown],
+        scores[rows].astype(np.float32, copy=False),
+        class_ids[rows].astype(np.int64, copy=False),
     )
-    return detections, rows[kept]
+    return detections, rows
 
 
-def keypoints_of(points: NDArray[Any], scores: NDArray[Any] | None, view: View) -> Floats:
+def keypoints_of(
+    points: NDArray[Any], scores: NDArray[Any] | None, view: View, *, clip: bool = False
+) -> Floats:
     """Return keypoints [N, K, 3] in frame pixels for points [N, K, 2] in input pixels.
 
-    A point that is no number gets the score 0. Without scores [N, K] the others get 1.
+    A point that is no number gets the score 0. Without scores [N, K] the others get 1. `clip`:
+    points outside the frame move to its border.
     """
     frame = view.geometry.points_to_frame(points)
     finite = np.asarray(np.isfinite(frame).all(axis=-1))
     visible = np.ones(finite.shape, np.float32) if scores is None else scores
     visible = np.where(finite & np.isfinite(visible), visible, 0.0)
     frame = np.where(finite[..., None], frame, 0.0)
+    if clip:
+        frame = np.clip(frame, 0.0, [view.frame_width, view.frame_height])
     return np.concatenate([frame, visible[..., None]], axis=-1).astype(np.float32)
 
 

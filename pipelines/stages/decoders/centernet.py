@@ -36,7 +36,7 @@ def decode_centernet(outputs: Outputs, config: Centernet, view: View) -> Detecti
     flat = heat.reshape(-1)
     places = np.flatnonzero(flat >= config.score_threshold)
     places = places[_is_peak(heat, places)]
-    places = places[best_of(flat[places], config.score_threshold, config.max_detections)]
+    places = places[best_of(flat[places], config.score_threshold)]
     classes, rows, columns = np.unravel_index(places, heat.shape)
     sizes = output_of(outputs, config.sizes)[0][:, rows, columns].T
     offsets = output_of(outputs, config.offsets)[0][:, rows, columns].T

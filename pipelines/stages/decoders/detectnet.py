@@ -25,13 +25,17 @@ def decode_detectnet(outputs: Outputs, config: DetectnetV2, view: View) -> Detec
     """Return the boxes of the cells above the threshold; every class has boxes of its own."""
     coverage = output_of(outputs, config.coverage)[0]
     distances = output_of(outputs, config.boxes)[0]
-    places = best_of(coverage.reshape(-1), config.score_threshold, config.max_detections)
+    places = best_of(coverage.reshape(-1), config.score_threshold)
     classes, rows, columns = np.unravel_index(places, coverage.shape)
     channels = classes[:, None] * 4 + np.arange(4)
     sides = distances[channels, rows[:, None], columns[:, None]] * config.box_norm  # [M, 4]
     centres = np.stack([columns, rows], axis=1) * float(config.stride) + CENTRE_OFFSET
+    boxes = np.concatenate([centres - sides[:, :2], centres + sides[:, 2:]], axis=1)
+    # DeepStream's parser cuts boxes at the input's last pixel, and counts it, before it suppresses.
+    boxes = np.clip(boxes, 0.0, [view.input_width - 1.0, view.input_height - 1.0] * 2)
+    boxes[:, 2:] += 1.0
     return detections_of(
-        np.concatenate([centres - sides[:, :2], centres + sides[:, 2:]], axis=1),
+        boxes,
         coverage.reshape(-1)[places],
         classes,
         view,

@@ -43,12 +43,12 @@ def decode_detr(outputs: Outputs, config: Detr, view: View) -> Detections:
         probabilities = _softmax(logits)[:, foreground]
         classes = probabilities.argmax(axis=1)
         best = probabilities.max(axis=1)
-        queries = best_of(best, config.score_threshold, config.max_detections)
+        queries = best_of(best, config.score_threshold)
         scores, classes = best[queries], classes[queries]
     else:
         probabilities = sigmoid(logits[:, foreground])
         flat = probabilities.reshape(-1)
-        places = best_of(flat, config.score_threshold, config.max_detections)
+        places = best_of(flat, config.score_threshold)
         queries, classes = np.divmod(places, probabilities.shape[1])
         scores = flat[places]
     boxes = output_of(outputs, config.boxes)[0][queries]

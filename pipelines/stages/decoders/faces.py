@@ -18,6 +18,7 @@ from pipelines.stages.decoders.candidates import (
     detections_of,
     keypoints_of,
     output_of,
+    whole_pixels,
 )
 from pipelines.stages.decoders.expected import Expected
 from pipelines.stages.decoders.grid import cell_count
@@ -60,25 +61,30 @@ def decode_yunet(outputs: Outputs, config: Yunet, view: View) -> Detections:
         for name, columns in YUNET_COLUMNS.items()
     )
     scores = np.sqrt(np.clip(cls[:, 0], 0.0, 1.0) * np.clip(obj[:, 0], 0.0, 1.0))
-    faces = best_of(scores, config.score_threshold, config.max_detections)
+    faces = best_of(scores, config.score_threshold)
     corners, strides = cells_of(config.strides, view.input_width, view.input_height, 0.0)
     corner, stride = corners[faces], strides[faces, None]
     with np.errstate(over="ignore"):  # infinite sides are cut at the frame
         sides = np.exp(boxes[faces, 2:]) * stride
     centres = corner + boxes[faces, :2] * stride
+    corners = corners_of(np.concatenate([centres, sides], axis=1))
+    # OpenCV's FaceDetectorYN compares x, y, width and height without their fractions.
+    places = np.trunc(corners[:, :2])
+    whole = np.concatenate([places, places + np.trunc(corners[:, 2:] - corners[:, :2])], axis=1)
     return _faces(
-        corners_of(np.concatenate([centres, sides], axis=1)),
+        corners,
         scores[faces],
         corner[:, None] + points[faces].reshape(-1, POINTS, 2) * stride[:, None],
         config,
         view,
+        compared=whole,
     )
 
 
 def decode_scrfd(outputs: Outputs, config: Scrfd, view: View) -> Detections:
     """Return faces."""
     scores = _joined(outputs, config.scores, 1)[:, 0]
-    faces = best_of(scores, config.score_threshold, config.max_detections)
+    faces = best_of(scores, config.score_threshold)
     corners, strides = cells_of(
         config.strides, view.input_width, view.input_height, 0.0, SCRFD_ANCHORS
     )
@@ -89,7 +95,7 @@ def decode_scrfd(outputs: Outputs, config: Scrfd, view: View) -> Detections:
     if config.keypoints:
         offsets = _joined(outputs, config.keypoints, 2 * POINTS)[faces].reshape(-1, POINTS, 2)
         points = corner[:, None] + offsets * stride[:, None]
-    return _faces(boxes, scores[faces], points, config, view)
+    return _faces(boxes, scores[faces], points, config, view, compared=whole_pixels(boxes, view))
 
 
 def _faces(
@@ -98,8 +104,10 @@ def _faces(
     points: NDArray[Any] | None,
     config: Yunet | Scrfd,
     view: View,
+    *,
+    compared: NDArray[Any],
 ) -> Detections:
-    """Return detections of class 0 with their points."""
+    """Return detections of class 0 with their points; suppression compares `compared`."""
     detections, rows = detections_of(
         boxes,
         scores,
@@ -107,6 +115,7 @@ def _faces(
         view,
         max_detections=config.max_detections,
         iou_threshold=config.iou_threshold,
+        compared=compared,
     )
     if points is None:
         return detections

@@ -72,7 +72,7 @@ def decode_finished(outputs: Outputs, config: Finished, view: View) -> Detection
         boxes = boxes[:, [1, 0, 3, 2]]
     boxes = scale_to_pixels(boxes, config.unit, view)
     rows = _known(classes, config.first_class)
-    rows = rows[best_of(scores[rows], config.score_threshold, config.max_detections)]
+    rows = rows[best_of(scores[rows], config.score_threshold)]
     detections, kept = detections_of(
         boxes[rows],
         scores[rows],
@@ -103,7 +103,7 @@ def decode_box_score_rows(outputs: Outputs, config: BoxScoreRows, view: View) ->
     boxes = output_of(outputs, config.boxes).reshape(-1, 5)
     classes = output_of(outputs, config.classes).reshape(-1)
     rows = _known(classes, 0)
-    rows = rows[best_of(boxes[rows, 4], config.score_threshold, config.max_detections)]
+    rows = rows[best_of(boxes[rows, 4], config.score_threshold)]
     return detections_of(
         boxes[rows, :4],
         boxes[rows, 4],

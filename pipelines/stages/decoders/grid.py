@@ -35,7 +35,7 @@ def decode_ltrb_grid(outputs: Outputs, config: LtrbGrid, view: View) -> Detectio
     scores = output_of(outputs, config.scores)[0]  # [C, A]
     distances = output_of(outputs, config.boxes)[0]  # [4, A]
     points, strides = cells_of(config.strides, view.input_width, view.input_height)
-    chosen = choose_columns(scores, config.score_threshold, config.max_detections)
+    chosen = choose_columns(scores, config.score_threshold)
     sides = distances[:, chosen.cells].T * strides[chosen.cells, None]
     centres = points[chosen.cells]
     return detections_of(

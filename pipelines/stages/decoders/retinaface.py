@@ -23,6 +23,7 @@ from pipelines.stages.decoders.candidates import (
     detections_of,
     keypoints_of,
     output_of,
+    whole_pixels,
 )
 from pipelines.stages.decoders.expected import Expected
 from pipelines.stages.decoders.grid import cell_count
@@ -53,7 +54,7 @@ def retinaface_outputs(config: RetinaFace, preprocess: PreprocessConfig) -> tupl
 def decode_retinaface(outputs: Outputs, config: RetinaFace, view: View) -> Detections:
     """Return faces."""
     scores = output_of(outputs, config.scores)[0, :, 1]
-    faces = best_of(scores, config.score_threshold, config.max_detections)
+    faces = best_of(scores, config.score_threshold)
     centres, sides = _priors(config.strides, config.priors, view.input_width, view.input_height)
     centre, side = centres[faces], sides[faces, None]
     offsets = output_of(outputs, config.boxes)[0, faces]
@@ -61,13 +62,15 @@ def decode_retinaface(outputs: Outputs, config: RetinaFace, view: View) -> Detec
     with np.errstate(over="ignore"):  # infinite sides are cut at the frame
         sizes = side * np.exp(offsets[:, 2:] * scale)
     boxes = np.concatenate([centre + offsets[:, :2] * place * side, sizes], axis=1)
+    corners = corners_of(boxes)
     detections, kept = detections_of(
-        corners_of(boxes),
+        corners,
         scores[faces],
         np.zeros(len(faces), np.int64),
         view,
         max_detections=config.max_detections,
         iou_threshold=config.iou_threshold,
+        compared=whole_pixels(corners, view),
     )
     if not config.keypoints:
         return detections

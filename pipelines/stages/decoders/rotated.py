@@ -26,23 +26,25 @@ def rotated_detections(
     `rotated` [M, 5]: centre x, centre y, width, height in input pixels, angle in radians.
     `iou_threshold` None: nothing is suppressed.
     """
-    inside = rotated_to_frame(rotated, view)
-    boxes, solid = clip_to_frame(upright(inside), view)
-    solid &= (inside[:, 2:4] > 0.0).all(axis=1) & np.isfinite(inside).all(axis=1)
+    solid = (rotated[:, 2:4] > 0.0).all(axis=1) & np.isfinite(rotated).all(axis=1)
     rows = np.flatnonzero(solid)
     if iou_threshold is None:
         kept = np.argsort(-scores[rows], kind="stable")[:max_detections]
     else:
         kept = suppress_rotated(
-            inside[rows], scores[rows], class_ids[rows], iou_threshold, max_detections
+            rotated[rows], scores[rows], class_ids[rows], iou_threshold, max_detections
         )
     rows = rows[kept]
+    placed = rotated_to_frame(rotated[rows], view)
+    boxes, shown = clip_to_frame(upright(placed), view)
+    shown &= np.isfinite(placed).all(axis=1)
+    rows = rows[shown]
     detections = Detections(
-        boxes[rows],
+        boxes[shown],
         scores[rows].astype(np.float32, copy=False),
         class_ids[rows].astype(np.int64, copy=False),
     )
-    return replace(detections, rotated=inside[rows]), rows
+    return replace(detections, rotated=placed[shown]), rows
 
 
 def rotated_to_frame(rotated: NDArray[Any], view: View) -> Floats:
@@ -61,8 +63,6 @@ def rotated_to_frame(rotated: NDArray[Any], view: View) -> Floats:
     angle = (angle + np.pi / 2.0) % np.pi - np.pi / 2.0  # half a turn changes nothing
     centres = geometry.points_to_frame(rotated[:, :2])
     sides = [np.hypot(*along.T), np.hypot(*across.T), angle]
-    # A negative side stays negative, so that such a box is dropped.
-    sides[0], sides[1] = sides[0] * np.sign(rotated[:, 2]), sides[1] * np.sign(rotated[:, 3])
     return np.column_stack([centres, *sides]).astype(np.float32)
 
 

@@ -18,6 +18,7 @@ from pipelines.stages.decoders.candidates import (
     Outputs,
     best_of,
     choose_rows,
+    clip_to_input,
     corners_of,
     detections_of,
     keypoints_of,
@@ -56,10 +57,14 @@ def decode_rows(outputs: Outputs, config: Rows, view: View) -> Detections:
     output = output_of(outputs, config.output)
     rows = output.reshape(-1, output.shape[-1])
     columns = {name: place for place, name in enumerate(config.columns)}
-    rows = rows[best_of(rows[:, columns["score"]], config.score_threshold, config.max_detections)]
+    rows = rows[best_of(rows[:, columns["score"]], config.score_threshold)]
     classes = rows[:, columns["class"]]
     rows = rows[np.isfinite(classes) & (classes >= 0.0)]  # -1 marks an unused row
     boxes = _boxes(rows, columns, config, view)
+    if config.suppress and "angle" not in columns:  # as DeepStream-Yolo's parsers
+        boxes = clip_to_input(boxes, view)
+        large = ((boxes[:, 2:] - boxes[:, :2]) >= 1.0).all(axis=1)
+        boxes, rows = boxes[large], rows[large]
     detections, kept = _detections(boxes, rows, columns, config, view)
     extras = rows[kept, len(config.columns) :]
     if config.keypoints:
@@ -82,7 +87,7 @@ def decode_class_rows(outputs: Outputs, config: ClassRows, view: View) -> Detect
     """Return the rows whose best class is above the threshold."""
     rows = output_of(outputs, config.output)[0]
     scores = np.ascontiguousarray(rows[:, 4:])
-    chosen = choose_rows(scores, config.score_threshold, config.max_detections)
+    chosen = choose_rows(scores, config.score_threshold)
     boxes = scale_to_pixels(rows[chosen.cells, :4], config.unit, view)
     return detections_of(
         boxes if config.format == "corners" else corners_of(boxes),
@@ -123,4 +128,4 @@ def _with_keypoints(
     values = config.keypoint_values
     points = extras[:, : config.keypoints * values].reshape(-1, config.keypoints, values)
     scores = points[..., 2] if values == 3 else None
-    return replace(detections, keypoints=keypoints_of(points[..., :2], scores, view))
+    return replace(detections, keypoints=keypoints_of(points[..., :2], scores, view, clip=True))

@@ -1,5 +1,7 @@
 """Text: where it is (DB, a map of probabilities) and what it says (CTC). PP-OCR."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,8 @@ from pipelines.stages.view import View
 
 BLANK = 0
 MIN_SIDE = 3.0  # cells; what is thinner is noise
+MIN_GROWN_SIDE = 5.0
+MAX_REGIONS = 1000
 
 
 def text_detection_outputs(
@@ -34,7 +38,7 @@ def decode_text_detection(outputs: Outputs, config: TextDetection, view: View) -
     """Return a rotated box around each line of text.
 
     Regions above the threshold shrink text to its core (DB, arXiv 1911.08947): their rectangles
-    grow by area * unclip / perimeter on every side.
+    grow by area * unclip / perimeter on every side. Sizes, scores and limits are PaddleOCR's.
     """
     probabilities = output_of(outputs, config.output)[0, 0]
     height, width = probabilities.shape
@@ -44,6 +48,8 @@ def decode_text_detection(outputs: Outputs, config: TextDetection, view: View) -
         grown = rectangles[:, 2:4].prod(axis=1) * config.unclip
         grown /= 2.0 * rectangles[:, 2:4].sum(axis=1)
         rectangles[:, 2:4] += 2.0 * grown[:, None]
+        large = rectangles[:, 2:4].min(axis=1) >= MIN_GROWN_SIDE
+        rectangles, scores = rectangles[large], scores[large]
     rectangles[:, :4] *= np.array(cell * 2)
     return rotated_detections(
         rectangles,
@@ -78,16 +84,26 @@ def _regions(
     core = (probabilities > config.threshold).astype(np.uint8)
     contours, _ = cv2.findContours(core, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     rectangles, scores = [], []
-    for contour in contours:
-        (x, y), (width, height), degrees = cv2.minAreaRect(contour)
+    for contour in contours[:MAX_REGIONS]:
+        rectangle = cv2.minAreaRect(contour)
+        (x, y), (width, height), degrees = rectangle
         if min(width, height) < MIN_SIDE:
             continue
-        left, top, columns, rows = cv2.boundingRect(contour)
-        inside = np.zeros((rows, columns), np.uint8)
-        cv2.drawContours(inside, [contour], -1, 1, cv2.FILLED, offset=(-left, -top))
-        part = probabilities[top : top + rows, left : left + columns]
-        score = float(part[inside.astype(bool)].mean())
+        score = _mean_inside(probabilities, cv2.boxPoints(rectangle))
         if config.score_threshold <= score < np.inf:
-            rectangles.append([x + 0.5, y + 0.5, width + 1.0, height + 1.0, np.radians(degrees)])
+            rectangles.append([x, y, width, height, np.radians(degrees)])
             scores.append(score)
     return np.array(rectangles, np.float64).reshape(-1, 5), np.array(scores, np.float32)
+
+
+def _mean_inside(probabilities: NDArray[np.float32], corners: NDArray[Any]) -> float:
+    """Return the mean of a map [h, w] inside a quadrangle [4, 2], its outline included."""
+    from pipelines.vision import cv2
+
+    last = np.array(probabilities.shape[::-1]) - 1
+    left, top = np.clip(np.floor(corners.min(axis=0)), 0, last).astype(int).tolist()
+    right, bottom = np.clip(np.ceil(corners.max(axis=0)), 0, last).astype(int).tolist()
+    inside = np.zeros((bottom - top + 1, right - left + 1), np.uint8)
+    cv2.fillPoly(inside, [(corners - [left, top]).astype(np.int32)], 1)
+    part = np.ascontiguousarray(probabilities[top : bottom + 1, left : right + 1])
+    return float(cv2.mean(part, inside)[0])

@@ -101,14 +101,14 @@ def decode_pose(outputs: Outputs, config: UltralyticsPose, view: View) -> Detect
     kept = _detect(head, extras, config, view)
     points = head[-extras:, kept.cells].T.reshape(-1, config.keypoints, values)
     scores = points[..., 2] if values == 3 else None
-    keypoints = keypoints_of(points[..., :2], scores, view)
+    keypoints = keypoints_of(points[..., :2], scores, view, clip=True)
     return replace(kept.detections, keypoints=keypoints)
 
 
 def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detections:
     """Return rotated boxes."""
     head = output_of(outputs, config.output)[0]
-    chosen = choose_columns(head[4:-1], config.score_threshold, config.max_detections)
+    chosen = choose_columns(head[4:-1], config.score_threshold)
     rotated = head[[0, 1, 2, 3, -1]][:, chosen.cells].T
     return rotated_detections(
         rotated,
@@ -123,7 +123,7 @@ def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detectio
 def _detect(head: NDArray[Any], extras: int, config: Head, view: View) -> _Kept:
     """Detect with a head [4+C+extras, A]."""
     scores = head[4 : len(head) - extras]
-    chosen = choose_columns(scores, config.score_threshold, config.max_detections)
+    chosen = choose_columns(scores, config.score_threshold)
     boxes = corners_of(head[:4, chosen.cells].T)
     detections, rows = detections_of(
         boxes,

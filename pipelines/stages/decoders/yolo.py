@@ -53,7 +53,7 @@ def decode_yolov5(outputs: Outputs, config: Yolov5, view: View) -> Detections:
     rows = output_of(outputs, config.output)[0]
     prototypes = output_of(outputs, config.masks)[0] if config.masks else np.empty((0, 1, 1))
     end = rows.shape[1] - len(prototypes)
-    chosen = _choose(rows[:, :end], config.score_threshold, config.max_detections)
+    chosen = _choose(rows[:, :end], config.score_threshold)
     boxes = corners_of(rows[chosen.cells, :4])
     detections, kept = detections_of(
         boxes,
@@ -73,7 +73,7 @@ def decode_yolov5(outputs: Outputs, config: Yolov5, view: View) -> Detections:
 def decode_yolox(outputs: Outputs, config: Yolox, view: View) -> Detections:
     """Return boxes; those of raw heads are decoded for the cells that are chosen alone."""
     rows = output_of(outputs, config.output)[0]
-    chosen = _choose(rows, config.score_threshold, config.max_detections)
+    chosen = _choose(rows, config.score_threshold)
     boxes = rows[chosen.cells, :4].astype(np.float32)
     if not config.decoded:
         points, strides = cells_of(config.strides, view.input_width, view.input_height, 0.0)
@@ -91,10 +91,10 @@ def decode_yolox(outputs: Outputs, config: Yolox, view: View) -> Detections:
     )[0]
 
 
-def _choose(rows: Floats, threshold: float, max_detections: int) -> Candidates:
+def _choose(rows: Floats, threshold: float) -> Candidates:
     """Choose the best of rows [A, 5+C]. The product is at most the objectness, which thins them."""
     likely = np.flatnonzero(rows[:, 4] >= threshold)
     scores = rows[likely, 5:] * rows[likely, 4:5]
     best = scores.max(axis=1, initial=-np.inf)
-    chosen = best_of(best, threshold, max_detections)
+    chosen = best_of(best, threshold)
     return Candidates(likely[chosen], best[chosen], scores[chosen].argmax(axis=1))

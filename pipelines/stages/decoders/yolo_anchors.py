@@ -51,7 +51,7 @@ def decode_yolo_anchors(outputs: Outputs, config: YoloAnchors, view: View) -> De
         for level, name in enumerate(config.outputs)
     ]
     boxes, scores, class_ids = (np.concatenate(parts) for parts in zip(*levels, strict=True))
-    best = best_of(scores, config.score_threshold, config.max_detections)
+    best = best_of(scores, config.score_threshold)
     return detections_of(
         corners_of(boxes[best]),
         scores[best],

@@ -8,6 +8,7 @@ import msgspec
 from device.engine.file import open_engine
 from toolkit.cli.pages.engine_card import engine_facts, engine_page
 from toolkit.engine.build import BuildResult
+from toolkit.engine.report_text import build_text
 from toolkit.html.page import write_page
 from toolkit.partition.planning.plan_json import plan_builtins
 from toolkit.quantize.ranges.report_text import (
@@ -44,4 +45,5 @@ def write_build_page(result: BuildResult, path: Path) -> None:
     """Write the page of the engine that was built."""
     with open_engine(result.path) as engine:
         facts = engine_facts(engine)
-    write_page(path, engine_page(facts, notes=result.notes, gpu=result.gpu, report=result.report))
+    report = build_text(result)
+    write_page(path, engine_page(facts, notes=result.notes, gpu=result.gpu, report=report))

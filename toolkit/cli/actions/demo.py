@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.demo.steps import DemoResult
+from toolkit.engine.report_text import build_text
 
 
 def as_builtins(result: DemoResult) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def as_builtins(result: DemoResult) -> dict[str, Any]:
 def print_result(result: DemoResult) -> None:
     """Print the report of the build, latencies, accuracy, checks and file names."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print(Text(result.build.report))
+    console.print(Text(build_text(result.build)))
     console.print()
     for segment in result.segments:
         console.print(Text(f"ran {segment}"))

@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -20,12 +20,14 @@ from pipelines.config import (
     load_pipeline,
     parse_pipeline,
 )
+from pipelines.decode_config import DecodeConfig, Scored
 from pipelines.open_models import ModelFiles, files_of
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.uri import redact
 from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
+from pipelines.track_config import TrackerConfig
 from toolkit.errors import GuessError
 from toolkit.guess.proposal import names_of_classes
 from toolkit.guess.rules import guess
@@ -68,7 +70,8 @@ class NewPipeline:
 class _ModelText:
     """What pipeline.toml says of a model; `settings` are its [preprocess] and [decode].
 
-    `names`: the classes, for the file `labels`, which is not there yet; else empty.
+    `names`: the classes, for the file `labels`, which is not there yet; else empty. `tracked`: its
+    objects are followed.
     """
 
     name: str
@@ -76,6 +79,7 @@ class _ModelText:
     labels: Path
     names: tuple[str, ...] = ()
     named: bool = True
+    tracked: bool = False
 
     @property
     def of_labels(self) -> str:
@@ -195,7 +199,9 @@ def _text(request: NewPipeline) -> tuple[str, list[_ModelText]]:
     folder = request.output.parent
     several = bool(request.beside or request.on_crops)
     prefix = PREFIX if several else ""
-    first = _model_text(request.model, request.model.stem, folder, prefix, request.choose)
+    first = _model_text(
+        request.model, request.model.stem, folder, prefix, request.choose, track=request.track
+    )
     models = [first]
     head = f"name = {string_text(request.name or first.name)}\n"
     if several:
@@ -203,7 +209,8 @@ def _text(request: NewPipeline) -> tuple[str, list[_ModelText]]:
         tables = [_model_table(name, request.model, first, folder)]
         for others, keys in ((request.beside, ""), (request.on_crops, _on(name))):
             for other, file in others.items():
-                models.append(_model_text(file, other, folder, prefix))
+                follow = request.track and not keys and not any(one.tracked for one in models)
+                models.append(_model_text(file, other, folder, prefix, track=follow))
                 tables.append(_model_table(other, file, models[-1], folder, keys))
     else:
         head += _files_text(request.model, first.labels, folder)
@@ -238,16 +245,27 @@ def _files_text(path: Path, labels: Path, folder: Path) -> str:
 
 
 def _model_text(
-    path: Path, name: str, folder: Path, prefix: str, choose: int | None = None
+    path: Path,
+    name: str,
+    folder: Path,
+    prefix: str,
+    choose: int | None = None,
+    *,
+    track: bool = False,
 ) -> _ModelText:
     """Return what is said of a model in a pipeline.toml in `folder`, with a prefix of the tables.
 
-    `name` is that of new labels, `choose`: which of several readings.
+    `name` is that of new labels, `choose`: which of several readings. `track`: the tracker follows
+    its objects, if it gives some.
     """
     if path.suffix == ".toml":
         model = load_model(path)
         labels = path.parent / model.labels
-        return _ModelText(model.name, model_settings_text(model, prefix), labels)
+        track = track and isinstance(model.decode, Scored)
+        if track:
+            model = msgspec.structs.replace(model, decode=_with_weak_detections(model.decode))
+        settings = model_settings_text(model, prefix)
+        return _ModelText(model.name, settings, labels, tracked=track)
     facts, proposal = guess(path, None)
     count = len(proposal.candidates)
     if choose is None and proposal.sureness == "ask":
@@ -260,13 +278,24 @@ def _model_text(
     if choose is not None and choose > count:
         raise GuessError(f"{path} has {count} readings, and --choose is {choose}.")
     candidate = proposal.candidates[(choose or 1) - 1]
+    track = track and isinstance(candidate.decode, Scored)
+    if track:
+        candidate = replace(candidate, decode=_with_weak_detections(candidate.decode))
     settings = guessed_text(facts, proposal, candidate, prefix)
     labels = folder / f"{name}.labels.txt"
     for file in (path.with_suffix(".labels.txt"), labels):
         if file.exists():
-            return _ModelText(path.stem, settings, file)
+            return _ModelText(path.stem, settings, file, tracked=track)
     names = names_of_classes(facts, proposal, candidate)
-    return _ModelText(path.stem, settings, labels, names, bool(proposal.labels))
+    return _ModelText(path.stem, settings, labels, names, bool(proposal.labels), tracked=track)
+
+
+def _with_weak_detections(decode: DecodeConfig) -> DecodeConfig:
+    """Return a decoder that lets through what the tracker wants: weak detections extend tracks, and
+    those that do not are left out of the results."""
+    assert isinstance(decode, Scored)
+    threshold = min(decode.score_threshold, TrackerConfig().low_score)
+    return msgspec.structs.replace(decode, score_threshold=threshold)
 
 
 def _summary(config: PipelineConfig) -> str:

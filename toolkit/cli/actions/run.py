@@ -172,10 +172,7 @@ def _find_pipeline(request: RunRequest, stack: ExitStack) -> tuple[Path, Mapping
         engines = {config.first.name: target, **engines}
         return pipeline, files_of(config, pipeline.parent, engines, labels)
     path = pipeline or folder / PIPELINE
-    config = load_pipeline(path)
-    if config.models[1:] and not (folder / INFO).exists():
-        folder = path.parent  # it is no bundle: the file says where its models are
-    return path, bundle_files(config, folder, engines, labels)
+    return path, bundle_files(load_pipeline(path), folder, engines, labels, path)
 
 
 def _is_bundle(path: Path) -> bool:

@@ -187,6 +187,7 @@ def build(
 
     from toolkit.cli.actions.build import as_builtins, write_build_page
     from toolkit.engine.build import BuildOptions, build_engine
+    from toolkit.engine.report_text import build_text
     from toolkit.importers.onnx import source_path
     from toolkit.importers.source import ModelPath
     from toolkit.partition.planning.forced import Forced
@@ -229,7 +230,7 @@ def build(
         result = build_engine(source, profile, out, options, report)
     if html is not None:
         write_build_page(result, html)
-    click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
+    click.echo(json.dumps(as_builtins(result)) if as_json else build_text(result))
     say_written(html, as_json=as_json)
 
 

@@ -92,7 +92,7 @@ def calibrate(
         refuse_loss,
     )
     from toolkit.importers.source import ModelPath
-    from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+    from toolkit.quantize.ranges.report_text import assumed_lines, ranges_builtins, ranges_text
 
     cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before data is read
     warning = cache_warning(tensorrt) if cache and tensorrt else None
@@ -119,6 +119,8 @@ def calibrate(
             click.echo(f"wrote {path}")
         if ranges.table.refused:
             click.echo(f"note: builds refuse {table} without --accept-loss")
+        for line in assumed_lines(ranges):
+            click.echo(line)
     refuse_loss(ranges, request)
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from device.engine.preprocessing import Interpolation
 from toolkit.cli.options.choices import PREPROCESSINGS
 from toolkit.cli.options.finite import FiniteRange
 
@@ -66,7 +67,7 @@ def parse_resize(
 
 
 def preprocess_options(command: F) -> F:
-    """Add --preprocess, --mean, --std, --scale, --colour, --layout and --resize.
+    """Add --preprocess, --mean, --std, --scale, --colour, --layout, --resize and two more.
 
     The command takes all of them as one `preprocess`, a PreprocessOptions.
     """
@@ -95,6 +96,13 @@ def preprocess_options(command: F) -> F:
             "--resize", callback=parse_resize, metavar="MODE",
             help=f"{', '.join(_RESIZES)}, or centre-crop:0.875 (share of the shorter side).",
         ),
+        click.option(
+            "--interpolation", type=click.Choice(get_args(Interpolation)),
+            help="Of the resize: Pillow's antialias, as classifiers are trained.",
+        ),
+        click.option(
+            "--strict", is_flag=True, help="Refuse images whose preprocessing nothing says."
+        ),
     )  # fmt: skip
 
     @wraps(command)
@@ -107,11 +115,20 @@ def preprocess_options(command: F) -> F:
         color: str | None,
         layout: str | None,
         resize: dict[str, Any] | None,
+        interpolation: str | None,
+        strict: bool,
         **others: object,
     ) -> object:
-        values = {"mean": mean, "std": std, "scale": scale, "color": color, "layout": layout}
+        values = {
+            "mean": mean,
+            "std": std,
+            "scale": scale,
+            "color": color,
+            "layout": layout,
+            "interpolation": interpolation,
+        }
         stated = {name: value for name, value in values.items() if value is not None}
-        options = _options(preprocess, stated | (resize or {}))
+        options = _options(preprocess, stated | (resize or {}), strict=strict)
         return command(*args, preprocess=options, **others)
 
     decorated: Any = with_preprocessing
@@ -120,15 +137,15 @@ def preprocess_options(command: F) -> F:
     return decorated  # type: ignore[no-any-return]
 
 
-def _options(preprocess: str | None, values: dict[str, Any]) -> PreprocessOptions:
+def _options(preprocess: str | None, values: dict[str, Any], *, strict: bool) -> PreprocessOptions:
     from toolkit.quantize.preprocess.decide import Stated, as_stated
     from toolkit.quantize.preprocess.presets import PRESETS
 
     if preprocess is None:
-        return PreprocessOptions(Stated(values=values))
+        return PreprocessOptions(Stated(values=values, strict=strict))
     origin = f"--preprocess {preprocess}"
     if preprocess in PRESETS:
-        return PreprocessOptions(Stated(PRESETS[preprocess].values, origin, values))
+        return PreprocessOptions(Stated(PRESETS[preprocess].values, origin, values, strict))
     path = Path(preprocess)
     if not path.suffix and not path.exists():
         raise click.BadParameter(
@@ -139,4 +156,4 @@ def _options(preprocess: str | None, values: dict[str, Any]) -> PreprocessOption
 
     model = load_model(path)
     base = as_stated(model.preprocess).base
-    return PreprocessOptions(Stated(base, origin, values), path, model)
+    return PreprocessOptions(Stated(base, origin, values, strict), path, model)

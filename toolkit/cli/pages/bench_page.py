@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from device.install_advice import pip_install
 from toolkit.evaluate.bench.distribution import Distribution
 from toolkit.evaluate.bench.measure import Layer, Measured
 from toolkit.evaluate.bench.report import BenchResult, gpu_rows, throughput_text
@@ -24,9 +25,7 @@ from toolkit.html.page import page
 if TYPE_CHECKING:
     from toolkit.cli.pages.engine_card import EngineFacts
 
-NO_GRAPH = (
-    "Graph and roofline are left out: onnx is not installed (pip install 'tandem-edge[host]')."
-)
+NO_GRAPH = f"Graph and roofline are left out: onnx is not installed ({pip_install('host')})."
 FOLDED_NODES = 8  # of a layer; more open on a click
 NO_LAYERS = "Layers were not timed; --profile does."
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from device.files import replacing
+from device.install_advice import pip_install
 from device.start.command import module_command
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
@@ -214,8 +215,7 @@ def _common_key(gpu: GpuTarget) -> bytes:
         triton = version("triton")
     except PackageNotFoundError as error:
         raise CompileError(
-            "Triton is not installed, so there are no GPU kernels; "
-            "pip install 'tandem-edge[gpu-build]'"
+            "Triton is not installed, so there are no GPU kernels; " + pip_install("gpu-build")
         ) from error
     digest = hashlib.sha256(f"triton {triton} sm_{gpu.sm}".encode())
     for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER, *source_files()):

@@ -4,6 +4,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from device.install_advice import pip_install
 from toolkit.gpu.errors import CompileError
 
 OLDEST_TRITON = (3, 8)  # the first whose kernels take tuples of constants; so in pyproject.toml
@@ -29,6 +30,6 @@ def check_compiler(triton: str | None = None) -> None:
         oldest = ".".join(map(str, OLDEST_TRITON))
         raise CompileError(
             f"Triton {'.'.join(map(str, numbers))} is too old: {oldest} or newer compiles these "
-            "kernels; pip install 'tandem-edge[gpu-build]', or take it away with "
+            f"kernels; {pip_install('gpu-build')}, or take it away with "
             "`pip uninstall triton` to build without GPU kernels"
         )

@@ -30,12 +30,13 @@ class Stated:
     """What the user says of the preprocessing.
 
     `base`: values that belong together, of a preset or a model file, with their `origin`.
-    `values`: single ones, which go before them.
+    `values`: single ones, which go before them. `strict`: nothing may be assumed.
     """
 
     base: Values = field(default_factory=dict)
     origin: str = ""
     values: Values = field(default_factory=dict)
+    strict: bool = False
 
     @property
     def says_anything(self) -> bool:
@@ -56,9 +57,20 @@ class Decision:
     applied: bool = True
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is assumed of images, in words."""
+        names = [name for name, origin in self.origins.items() if origin == ASSUMED]
+        return tuple(_TITLES.get(name, name) for name in names) if self.applied else ()
+
+    @property
     def value(self) -> Preprocessing:
         """The preprocessing without the size."""
         return plain(self.config)
+
+    @property
+    def in_words(self) -> str:
+        """The preprocessing in words."""
+        return describe(self.config)
 
     def lines(self) -> list[str]:
         """Return the preprocessing and its origins as text."""
@@ -118,7 +130,18 @@ def decide(
     except PreprocessingError as error:
         raise CalibrationError(f"the preprocessing is wrong: {error}") from error
     _check_size(config, image)
-    return Decision(config, {name: o for name, o in origins.items() if name not in hidden})
+    decision = Decision(config, {name: o for name, o in origins.items() if name not in hidden})
+    if stated.strict and decision.assumed:
+        raise CalibrationError(
+            f"nothing says {_listed(decision.assumed)} of the images, and `tandem build --strict` "
+            "assumes nothing: state them with `tandem build --preprocess`, or one by one"
+        )
+    return decision
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def stated_over(recorded: Preprocessing, stated: Stated) -> Preprocessing:

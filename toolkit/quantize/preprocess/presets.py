@@ -18,12 +18,17 @@ _CLIP: Values = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
-_LETTERBOX: Values = {"resize": "letterbox", "pad_value": 114}
-_STRETCH: Values = {"resize": "stretch"}
+_LETTERBOX: Values = {"resize": "letterbox", "pad_value": 114, "interpolation": "linear"}
+_STRETCH: Values = {"resize": "stretch", "interpolation": "linear"}
 
 
-def _crop(fraction: float) -> Values:
-    return {"resize": "centre-crop", "crop_fraction": fraction}
+def _crop(fraction: float, interpolation: str = "pillow-bicubic") -> Values:
+    """Return a crop as timm makes it, or with another of Pillow's filters."""
+    return {
+        "resize": "centre-crop",
+        "crop_fraction": fraction,
+        "interpolation": interpolation,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +44,16 @@ _ROWS = (
     Preset("yolo", "Ultralytics LetterBox, YOLOv5 to YOLO11; assumed where nothing is known",
            {**_LETTERBOX, **_UNIT, **_PLAIN}),
     Preset("yolo-classify", "Ultralytics classify_transforms",
-           {**_crop(1.0), **_UNIT, **_PLAIN}),
+           {**_crop(1.0, "pillow-bilinear"), **_UNIT, **_PLAIN}),
     Preset("rtdetr", "Ultralytics RTDETRPredictor: LetterBox(scale_fill=True)",
            {**_STRETCH, **_UNIT, **_PLAIN}),
     Preset("imagenet", "torchvision ImageClassification preset, 224 of 256 pixels",
+           {**_crop(0.875, "pillow-bilinear"), **_UNIT, **_IMAGENET}),
+    Preset("timm", "timm _cfg: crop_pct 0.875, bicubic, IMAGENET_DEFAULT_MEAN and STD",
            {**_crop(0.875), **_UNIT, **_IMAGENET}),
-    Preset("timm", "timm _cfg: crop_pct 0.875, IMAGENET_DEFAULT_MEAN and STD",
-           {**_crop(0.875), **_UNIT, **_IMAGENET}),
-    Preset("timm-half", "timm IMAGENET_INCEPTION_MEAN and STD, crop_pct 0.9: -1 to 1",
+    Preset("timm-half", "timm IMAGENET_INCEPTION_MEAN and STD, crop_pct 0.9, bicubic: -1 to 1",
            {**_crop(0.9), **_UNIT, **_HALF}),
-    Preset("clip", "timm OPENAI_CLIP_MEAN and STD, crop_pct 1.0",
+    Preset("clip", "timm OPENAI_CLIP_MEAN and STD, crop_pct 1.0, bicubic",
            {**_crop(1.0), **_UNIT, **_CLIP}),
     Preset("segmentation", "torchvision SemanticSegmentation preset",
            {**_STRETCH, **_UNIT, **_IMAGENET}),

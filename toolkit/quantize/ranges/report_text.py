@@ -56,6 +56,18 @@ def preprocessing_lines(ranges: Ranges) -> list[str]:
     return ranges.preprocessing.lines()
 
 
+def assumed_lines(ranges: Ranges) -> list[str]:
+    """Return what a report ends with where the preprocessing of its images is assumed."""
+    if ranges.preprocessing is None or not ranges.preprocessing.assumed:
+        return []
+    return [
+        "WARNING: nothing says how the model's images are prepared, so"
+        f" {', '.join(ranges.preprocessing.assumed)} are ASSUMED ({ranges.preprocessing.in_words});"
+        " a classifier wants others, and its ranges are wrong then. `tandem build --preprocess`"
+        " states it, `tandem build --strict` refuses to assume it."
+    ]
+
+
 def preprocessing_builtins(decision: Decision | None) -> dict[str, Any] | None:
     """Return how images became inputs for programs."""
     if decision is None:
