@@ -47,7 +47,8 @@ class CompareRequest:
 
     `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board, or the report
     of its selftest. `profile`:
-    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that.
+    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that. `table`
+    with an engine: the ranges that it was built with.
     """
 
     engine: Path

@@ -23,7 +23,7 @@ Arrays = dict[str, Array]
 GpuStage = Literal["gpu", "shared", "clipped"]
 
 SHARED = "scales that the DLA's rules share"
-CLIPPING = "ranges that clip what the DLA writes and a GPU hands on in floating point"
+CLIPPING = "ranges too narrow for what the DLA writes in INT8 and a GPU hands on in floating point"
 ROUNDING = "rounding that a GPU does not do"
 ARITHMETIC = "the DLA's arithmetic"
 LEAST_LOST = 0.1

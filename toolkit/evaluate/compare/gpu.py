@@ -27,6 +27,22 @@ STORED = (-128, 127)
 _UNBOUNDED = (np.array(-np.inf, np.float32), np.array(np.inf, np.float32))
 
 
+def int8_on_gpu(network: Network, ranges: Mapping[str, float]) -> ir.Model:
+    """Return the Q/DQ graph of a network that is all on a GPU, as a build would make it.
+
+    Raises BuildError: a tensor that an INT8 operation reads has no range.
+    """
+    names = [str(node.name) for node in network.model.graph]
+    keep = frozenset(network.float_nodes)
+    tied = tied_on_gpu(network.model, names, keep)
+    amax = unify_scales(network.model, ranges, tied).amax
+    operands = operands_on_gpu(network.model, names, keep, amax)
+    on_gpu = dict.fromkeys(names, "gpu")
+    return quantize(
+        network.model, amax, on_gpu, frozenset(), keep_float=keep, operands=operands
+    ).model
+
+
 class GpuNetwork:
     """A network in INT8 as on a GPU, in onnxruntime, every tensor by its name."""
 
@@ -37,29 +53,20 @@ class GpuNetwork:
 
         Raises BuildError: a tensor that an INT8 operation reads has no range.
         """
-        names = [str(node.name) for node in network.model.graph]
-        keep = frozenset(network.float_nodes)
-        tied = tied_on_gpu(network.model, names, keep)
-        amax = unify_scales(network.model, ranges, tied).amax
-        operands = operands_on_gpu(network.model, names, keep, amax)
-        model = quantize(
-            network.model,
-            amax,
-            dict.fromkeys(names, "gpu"),
-            frozenset(),
-            keep_float=keep,
-            operands=operands,
-        ).model
+        model = int8_on_gpu(network, ranges)
+        tensors = {str(v.name) for v in network.model.graph.inputs}
+        tensors |= {str(v.name) for node in network.model.graph for v in node.outputs}
         computed = {str(v.name): v for node in model.graph for v in node.outputs}
-        tensors = {str(v.name) for node in network.model.graph for v in node.outputs}
+        known = {**{str(v.name): v for v in model.graph.inputs}, **computed}
         self._stored = {
-            name: _stored(computed[name]) for name in tensors
-            if name in computed and computed[name].dtype == ir.DataType.FLOAT
-        }  # fmt: skip
+            name: _stored(value)
+            for name, value in known.items()
+            if name in tensors and value.dtype == ir.DataType.FLOAT
+        }
         self.scales = {
-            name: scale_of(amax[name])
-            for name in on_dla
-            if name in amax and self._stored.get(name) == name
+            name: scale_of(ranges[name])
+            for name in sorted(on_dla)
+            if name in ranges and name in computed and self._stored.get(name) == name
         }
         for name in self.scales:
             _add_clip(model.graph, computed[name])
