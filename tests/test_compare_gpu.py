@@ -176,7 +176,7 @@ def test_losses_of_all_steps_add_up_and_the_largest_comes_first() -> None:
 def test_a_dla_that_loses_nothing_is_said_to() -> None:
     text = gap_text(Gap("SQNR of y", "dB", Stages(30.0, 30.0, 30.0, 30.5, 30.2), ()))
     assert text == (
-        "SQNR of y, DLA against GPU: nothing is lost (30.20 on the DLA, 30.00 on a GPU dB)"
+        "SQNR of y, DLA against GPU: nothing is lost, 30.20 dB on the DLA, 30.00 dB on a GPU"
     )
 
 
@@ -242,7 +242,8 @@ def fuzz(seed: int, folder: Path) -> bool:
     return found.dla_segments > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+# A tensor of the last two counts twice a sample on the DLA, which once took it for two samples.
+@pytest.mark.parametrize("seed", [103, 118, 122])
 def test_random_engines_compare_and_name_the_right_picture(seed: int, tmp_path: Path) -> None:
     fuzz(seed, tmp_path)
 

@@ -6,7 +6,7 @@ to the whole.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -104,25 +104,27 @@ class GapTally:
         """Count a sample; `graph`, `dla`: the engine's outputs. Returns the tensors of the GPU."""
         own = self.infer(feeds, "gpu")
         shared = self.infer(feeds, "shared") if self.has_own_ranges else own
-        runs = (own, shared, self.infer(feeds, "clipped"), graph, dla)
-        whole = {tensor: shared[tensor] for tensor in self._gpu.scales}
-        alone = {
-            tensor: self._gpu.run(feeds, (tensor,))
-            for tensor, scale in self._gpu.scales.items()
-            if clipping_cost_db(whole[tensor], scale) >= LEAST_CLIPPED_DB
-        }
-        for tensor in alone:
-            largest = float(np.max(np.abs(whole[tensor])))
-            self._largest[tensor] = max(self._largest.get(tensor, 0.0), largest)
-        for output in self._gpu.outputs:
-            real = [values[output] for values in runs]
-            expected = exact.get(output)
+        clipped = self._outputs_of(feeds, self._gpu.scales)
+        alone: dict[str, Arrays] = {}
+        for tensor, scale in self._gpu.scales.items():
+            if clipping_cost_db(shared[tensor], scale) >= LEAST_CLIPPED_DB:
+                largest = float(np.max(np.abs(shared[tensor])))
+                self._largest[tensor] = max(self._largest.get(tensor, 0.0), largest)
+                alone[tensor] = self._outputs_of(feeds, (tensor,))
+        for name in self._gpu.outputs:
+            real = [values[name] for values in (own, shared, clipped, graph, dla)]
+            expected = exact.get(name)
             if expected is None or expected.dtype.kind != "f":
                 continue
-            if all(one.shape == expected.shape for one in real):
-                clipped = {tensor: values[output] for tensor, values in alone.items()}
-                self._outputs.setdefault(output, _Output()).add(expected, real, clipped)
+            if all(values.shape == expected.shape for values in real):
+                of_tensor = {tensor: outputs[name] for tensor, outputs in alone.items()}
+                self._outputs.setdefault(name, _Output()).add(expected, real, of_tensor)
         return own
+
+    def _outputs_of(self, feeds: Mapping[str, Array], clipped: Collection[str]) -> Arrays:
+        """Return the outputs alone: all tensors of every run together may be gigabytes."""
+        values = self._gpu.run(feeds, clipped)
+        return {name: values[name] for name in self._gpu.outputs}
 
     def worst(self) -> Gap | None:
         """Return the gap of the output that loses most, in dB; None: FP32 has none of them."""
@@ -157,11 +159,11 @@ class _Output:
         self._noise = [0.0] * len(fields(Stages))
         self._alone: dict[str, float] = {}  # what clipping one tensor adds to that of `shared`
 
-    def add(self, exact: Array, runs: Sequence[Array], clipped: Mapping[str, Array]) -> None:
+    def add(self, exact: Array, runs: Sequence[Array], alone: Mapping[str, Array]) -> None:
         self._signal += _energy(exact, np.zeros_like(exact))
         noise = [_energy(values, exact) for values in runs]
         self._noise = [a + b for a, b in zip(self._noise, noise, strict=True)]
-        for tensor, values in clipped.items():
+        for tensor, values in alone.items():
             more = _energy(values, exact) - noise[_SHARED]
             self._alone[tensor] = self._alone.get(tensor, 0.0) + more
 

@@ -15,7 +15,7 @@ from toolkit.evaluate.compare.compare import (
     TensorRow,
 )
 from toolkit.evaluate.compare.gap import CLIPPING, LEAST_LOST, ClippedTensor, Gap
-from toolkit.evaluate.compare.measures import Error, Worst
+from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, Worst
 from toolkit.evaluate.compare.recorded import Recorded, RecordedRow
 
 SILICON = (
@@ -78,18 +78,23 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
 def gap_text(gap: Gap) -> str:
     """Return what the DLA loses against a GPU and what takes it, in one line."""
     stages, unit = gap.stages, gap.unit
-    figures = f"{stages.dla:.2f} on the DLA, {stages.gpu:.2f} on a GPU"
+    title = f"{gap.measure}, DLA against GPU"
+    dla, gpu = _figure(stages.dla, unit), _figure(stages.gpu, unit)
     if stages.lost < LEAST_LOST:
-        return f"{gap.measure}, DLA against GPU: nothing is lost ({figures} {unit})"
+        return f"{title}: nothing is lost, {dla} {unit} on the DLA, {gpu} {unit} on a GPU"
+    (first, most), *rest = stages.causes
     causes = []
-    for cause, lost in stages.causes:
-        if lost >= LEAST_LOST:
-            where = _clipped(gap.clipped) if cause == CLIPPING else ""
-            causes.append(f"{lost:.2f} by {cause}{where}")
+    for cause, lost in ((first, most), *((c, lost) for c, lost in rest if lost >= LEAST_LOST)):
+        where = _clipped(gap.clipped) if cause == CLIPPING else ""
+        causes.append(f"{lost:.2f} by {cause}{where}")
     return (
-        f"{gap.measure}, DLA against GPU: {stages.lost:.2f} {unit} are lost ({figures}): "
+        f"{title}: {stages.lost:.2f} {unit} are lost ({dla} on the DLA, {gpu} on a GPU): "
         f"{'; '.join(causes)}"
     )
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:.0f} or more" if unit == "dB" and value == UNHEARD_DB else f"{value:.2f}"
 
 
 def _clipped(tensors: Sequence[ClippedTensor]) -> str:
