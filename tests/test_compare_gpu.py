@@ -11,11 +11,15 @@ import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
+from emulator_segments import SegmentBuilder
+from model_fixtures import save
+from onnx import helper
 from random_networks import Small
 
 import configs
 from calibration.trt_cache import cache_of, write_cache
 from device.engine.file import open_engine
+from device.engine.manifest import TensorInfo
 from device.errors import TandemError
 from device.runtime.emulation.options import Emulation
 from device.session import open_session
@@ -178,6 +182,35 @@ def test_a_dla_that_loses_nothing_is_said_to() -> None:
     assert text == (
         "SQNR of y, DLA against GPU: nothing is lost, 30.20 dB on the DLA, 30.00 dB on a GPU"
     )
+
+
+def test_the_table_of_another_model_is_refused(on_dla: Path) -> None:
+    graph, _ = run_passes(import_model(MODEL).model)
+    with (
+        open_engine(on_dla) as engine,
+        pytest.raises(TandemError, match="1 tensors, but none .* that the engine was built with"),
+    ):
+        Comparer(engine, graph, Emulation(), {"alien": 1.0})
+
+
+def test_an_engine_that_gives_int8_has_no_graph_for_a_gpu_and_says_why(tmp_path: Path) -> None:
+    b = SegmentBuilder()
+    b.inputs.append(TensorInfo(name="x0", dtype="float32", shape=(1, 1, 1, 4)))
+    product = b.op("Conv", b.rounded("x0", 1.0), b.weight(np.ones((1, 1, 1, 1), np.int8), 1.0))
+    b.output(product, 0.1)
+    weights = {"w": np.ones((1, 1, 1, 1), np.float32)}
+    nodes = [helper.make_node("Conv", ["x0", "w"], [product], "layer")]
+    shape = [1, 1, 1, 4]
+    model = save(tmp_path / "m.onnx", nodes, {"x0": shape}, {product: shape}, weights)
+    with open_engine(b.engine(tmp_path)) as engine:
+        comparer = Comparer(engine, import_model(model).model, Emulation())
+        comparer.add({"x0": np.array([100, 1, 2, 3], np.float32).reshape(shape)})
+        found = comparer.comparison("m.onnx")
+    assert found.gap is None
+    assert any("gives integers to the model's output" in note for note in found.notes)
+    (row,) = [row for row in found.nodes if row.op == "Conv"]
+    assert row.gpu is not None
+    assert row.gpu.sqnr_db < 5  # the graph of the engine clips 100 to 12.7
 
 
 def random_engine(seed: int, folder: Path) -> tuple[Path, Path, list[Sample]]:

@@ -235,7 +235,7 @@ class Comparer:
         self._rows: dict[tuple[str, str], _Row] = {}
         self._of_outputs: dict[str, _Row] = {}
         self._samples: list[str] = []
-        self.gap, self._notes = _gap_tally(engine, self.traces, ranges)
+        self.gap, self.notes = _gap_tally(engine, self.traces, ranges)
 
     def add(self, feeds: Mapping[str, Array], name: str = "") -> None:
         """Run one sample through all three; `name`: what reports call it."""
@@ -293,7 +293,7 @@ class Comparer:
             outputs=tuple(row.result() for row in self._of_outputs.values()),
             nodes=tuple(row.result() for row in self._rows.values()),
             metric=metric,
-            notes=(*notes, *self._notes),
+            notes=(*notes, *self.notes),
             sample_names=tuple(self._samples),
             gap=self._gap_of(metric),
         )
@@ -367,7 +367,10 @@ class Comparer:
 def _gap_tally(
     engine: Engine, traces: Sequence[SegmentTrace], ranges: Mapping[str, float] | None
 ) -> tuple[GapTally | None, tuple[str, ...]]:
-    """Return the GPU beside a DLA in INT8; notes say why there is none."""
+    """Return the GPU beside a DLA in INT8; notes say why there is none.
+
+    Raises BuildError: the ranges are those of another model, or one is no positive number.
+    """
     on_dla = {
         node.inputs[0]
         for trace in traces
@@ -380,12 +383,17 @@ def _gap_tally(
     try:
         network = network_of(engine)
         gpu = GpuNetwork(network, network.amax, on_dla)
-        if ranges is None:
-            return GapTally(gpu, gpu), ()
-        given = {name: amax for name, amax in ranges.items() if name in network.amax}
-        return GapTally(gpu, GpuNetwork(network, {**network.amax, **given})), ()
     except BuildError as error:
         return None, (NO_GPU.format(why=error),)
+    if ranges is None:
+        return GapTally(gpu, gpu), ()
+    known = {name: amax for name, amax in ranges.items() if name in network.amax}
+    if not known:
+        raise BuildError(
+            f"The table has {len(ranges)} tensors, but none of the {len(network.amax)} of "
+            f"{engine.path} that have a range; give the --table that the engine was built with."
+        )
+    return GapTally(gpu, GpuNetwork(network, {**network.amax, **known})), ()
 
 
 def _real(numbers: Array, scale: float | None) -> Array:
