@@ -188,7 +188,7 @@ def test_the_table_of_another_model_is_refused(on_dla: Path) -> None:
     graph, _ = run_passes(import_model(MODEL).model)
     with (
         open_engine(on_dla) as engine,
-        pytest.raises(TandemError, match="1 tensors, but none .* that the engine was built with"),
+        pytest.raises(TandemError, match=r"1 tensors, but none .* that the engine was built with"),
     ):
         Comparer(engine, graph, Emulation(), {"alien": 1.0})
 
