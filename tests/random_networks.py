@@ -14,17 +14,22 @@ class Growing:
     read.
     """
 
+    CHANNELS: tuple[int, ...] = (3, 64, 256)
+    SIDES: tuple[int, ...] = (33, 56, 112)
+    WIDTHS: tuple[int, ...] = (48, 128, 256, 512)
+    NODES = (5, 25)
+
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        channels, side = int(rng.choice((3, 64, 256))), int(rng.choice((33, 56, 112)))
+        channels, side = int(rng.choice(self.CHANNELS)), int(rng.choice(self.SIDES))
         self.nodes: list = []
         self.weights: dict[str, np.ndarray] = {}
         self.open_ = [("x", channels, side)]
         self.inputs = {"x": (1, channels, side, side)}
 
     def net(self) -> Net:
-        """Grow to 5 to 25 nodes."""
-        count = int(self.rng.integers(5, 26))
+        """Grow to a number of nodes within NODES."""
+        count = int(self.rng.integers(self.NODES[0], self.NODES[1] + 1))
         steps = (self.conv, self.conv, self.conv, self.pool, self.pointwise, self.refused)
         while len(self.nodes) < count:
             join = self.pair() if self.rng.random() < 0.25 else None
@@ -49,7 +54,7 @@ class Growing:
         name, channels, side = self.pick()
         kernel, stride = int(self.rng.choice((1, 3, 5))), int(self.rng.choice((1, 1, 2)))
         grouped = channels if self.rng.random() < 0.15 else 1
-        wide = channels if grouped > 1 else int(self.rng.choice((48, 128, 256, 512)))
+        wide = channels if grouped > 1 else int(self.rng.choice(self.WIDTHS))
         weight = f"w{len(self.nodes)}"
         self.weights[weight] = floats(self.rng, wide, channels // grouped, kernel, kernel)
         self.made(
@@ -85,3 +90,12 @@ class Growing:
             self.made("Add", f"{one[0]} {other[0]}", one[1], one[2])
         else:
             self.made("Concat", f"{one[0]} {other[0]}", one[1] + other[1], one[2], axis=1)
+
+
+class Small(Growing):
+    """Networks that run in milliseconds in the emulation of the DLA."""
+
+    CHANNELS = (3, 8, 16)
+    SIDES = (7, 12)
+    WIDTHS = (4, 8, 16)
+    NODES = (3, 9)

@@ -22,6 +22,7 @@ from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
+from toolkit.evaluate.compare.gap import GapTally, GpuStage, Stages
 from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -46,7 +47,8 @@ class CompareRequest:
 
     `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board, or the report
     of its selftest. `profile`:
-    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that.
+    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that. `table`
+    with an engine: the ranges that it was built with.
     """
 
     engine: Path
@@ -72,13 +74,13 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         tensors = _recorded(request.recorded, engine) if request.recorded else {}
         preparation = settings.preprocess if settings else engine.manifest.preprocessing or None
         samples = _samples(request.data, graph, preparation, request.samples, tensors)
-        comparer = Comparer(engine, graph, emulation)
+        comparer = Comparer(engine, graph, emulation, _gpu_ranges(request))
         for number, (name, sample) in enumerate(samples):
             comparer.add(sample, name)
             report("samples", (number + 1) / len(samples))
         metric = None
         if preprocess and settings and isinstance(settings.decode, Scored):
-            metric = _metric(engine, request.model, settings, preprocess, emulation, report)
+            metric = _metric(comparer, engine, request, settings, report)
         comparison = comparer.comparison(str(request.model), metric, _notes(engine.manifest))
         recorded = None
         if request.recorded:
@@ -177,29 +179,47 @@ def _samples(
     return samples
 
 
+def _gpu_ranges(request: CompareRequest) -> Mapping[str, float] | None:
+    """Return the ranges that a GPU would be given, before rules of the DLA changed them."""
+    if request.table is None:
+        return None
+    return read_ranges(request.table, shapes=request.shapes).table.tensors
+
+
 def _metric(
+    comparer: Comparer,
     engine: Engine,
-    path: Path,
+    request: CompareRequest,
     settings: ModelConfig,
-    preprocess: Path,
-    emulation: Emulation,
     report: Report,
 ) -> Metric:
     """Return mAP50 of the three on the scenes that ship with Tandem."""
-    held_out = load_held_out(load_labels(preprocess.parent / settings.labels))
+    assert request.preprocess is not None
+    emulation, gap = request.emulation, comparer.gap
+    held_out = load_held_out(load_labels(request.preprocess.parent / settings.labels))
 
     def points(infer: Infer, title: str) -> float:
-        accuracy = score(infer, settings, held_out, lambda share: report(title, share))
+        accuracy = score(infer, settings, held_out, lambda share: report(f"mAP50 {title}", share))
         return 100 * accuracy.map50
 
     def of_engine(dla: Dla) -> float:
         scales: Scales = "ideal" if emulation.arithmetic == "ideal" else "hardware"
         with Session(engine, dla=dla, scales=scales) as session:
             name = session.inputs[0].name
-            return points(lambda blob: session.infer({name: blob}), f"mAP50 {dla}")
+            return points(lambda blob: session.infer({name: blob}), dla)
 
-    fp32 = points(plain_model(path), "mAP50 FP32")
-    return Metric("mAP50", fp32, of_engine("portable"), of_engine(emulation.mode))
+    def on_gpu(gap: GapTally, stage: GpuStage) -> float:
+        (name,) = engine.manifest.inputs
+        return points(lambda blob: gap.infer({name: blob}, stage), f"GPU, {stage}")
+
+    fp32 = points(plain_model(request.model), "FP32")
+    rounded, dla = of_engine("portable"), of_engine(emulation.mode)
+    if gap is None:
+        return Metric("mAP50", fp32, rounded, dla)
+    gpu = on_gpu(gap, "gpu")
+    shared = on_gpu(gap, "shared") if gap.has_own_ranges else gpu
+    stages = Stages(gpu, shared, on_gpu(gap, "clipped"), rounded, dla)
+    return Metric("mAP50", fp32, gpu, dla, stages)
 
 
 def _notes(manifest: Manifest) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ _OF_ONE = {
     help="One engine: the model that it was built from.")  # fmt: skip
 @click.option("--profile", help="One model: build an INT8 engine of it for this profile.")
 @click.option("--table", type=click.Path(path_type=Path),
-    help="One model: INT8 ranges. [default: measured on --data]")  # fmt: skip
+    help="One model: INT8 ranges. [default: measured on --data] One engine: the ranges that it was "
+    "built with, for the GPU beside it. [default: as the DLA's rules changed them]")  # fmt: skip
 @click.option("--recorded", type=click.Path(path_type=Path), metavar="OUT.npz",
     help="One engine: tensors of a run on a board, by name, of inputs in it or the first "
     "sample; or the report of its selftest.")  # fmt: skip
@@ -113,7 +114,8 @@ def compare(
     comparison could not run. B is the reference.
 
     With one file: what INT8 loses, node by node, and why. Give an engine with its --model, or a
-    model with a --profile. FP32, the engine's INT8 and the DLA's arithmetic side by side.
+    model with a --profile. FP32, INT8 as on a GPU and the DLA's arithmetic side by side, and
+    what the DLA loses against a GPU with the same ranges.
     """
     with _status_2():
         need_folders(html)

@@ -1,8 +1,9 @@
-"""The comparison: every sample through FP32, the Q/DQ graph, and the DLA's arithmetic.
+"""The comparison: every sample through FP32, a GPU, the Q/DQ graph, and the DLA's arithmetic.
 
-Each layer of the DLA is looked at twice. `dla` is the run of the DLA by itself, error upon error.
-For `own_*` each layer reads the INT8 numbers of the Q/DQ graph, so that only its own arithmetic
-differs; the exact result on those numbers is what both are measured against.
+`gpu` is what a GPU alone would do with the same ranges (`toolkit.evaluate.compare.gpu`), `dla` the
+run of the engine, error upon error. Each layer of the DLA is looked at by itself, too: for `own` it
+reads the INT8 numbers of the engine's Q/DQ graph, so that only its own arithmetic differs; the
+exact result on those numbers is what both are measured against.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,9 @@ from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
 from toolkit.evaluate.compare.causes import SHARED_SCALE
-from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst
+from toolkit.evaluate.compare.gap import Gap, GapTally, Stages
+from toolkit.evaluate.compare.gpu import GpuNetwork
+from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, ErrorTally, Worst
 from toolkit.evaluate.compare.traces import (
     Arrays,
     Emulations,
@@ -28,14 +31,17 @@ from toolkit.evaluate.compare.traces import (
     SegmentTrace,
     exact_result,
 )
+from toolkit.export.network import network_of
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 Array = NDArray[Any]
+NO_GPU = (
+    "the column of the GPU is the engine's own Q/DQ graph, which rounds what leaves the DLA: there "
+    "is no graph for a GPU alone ({why})"
+)
 ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Mul", "Concat"})
 LEAST_COST_DB = 0.1
 """A layer whose own SQNR falls by less is not named as one where the DLA costs something."""
-UNHEARD_DB = 60.0
-"""Noise so far below a layer's result, a tenth of what INT8 itself makes, counts as none."""
 LEAST_SHARED_DB = 1.0
 """By so much a scale of its own must serve an operand better, to blame the shared one."""
 
@@ -96,19 +102,21 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The task's metric of the three, in points of 0 to 100."""
+    """The task's metric of the three, in points of 0 to 100; `stages`: from the GPU to the DLA."""
 
     name: str
     fp32: float
     gpu: float
     dla: float
+    stages: Stages | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Everything to report. `matched` of `nodes` rows have an FP32 tensor of the same name.
 
-    `graph` is what the engine computes without the DLA's arithmetic: processor and precision.
+    `graph` titles the column beside the DLA's: processor and precision. `gap`: what the DLA loses
+    against a GPU; None without a DLA in INT8, or where the notes say why.
     """
 
     engine: str
@@ -124,6 +132,7 @@ class Comparison:
     metric: Metric | None = None
     notes: tuple[str, ...] = field(default=())
     sample_names: tuple[str, ...] = field(default=())
+    gap: Gap | None = None
 
     @property
     def by_cost(self) -> tuple[TensorRow, ...]:
@@ -177,8 +186,10 @@ class _Row:
     own: _Own | None = None
     matched: bool = False
 
-    def add(self, exact: Array | None, gpu: Array, dla: Array, sample: int) -> None:
-        if exact is not None and exact.shape == gpu.shape == dla.shape:
+    def add(self, exact: Array | None, gpu: Array | None, dla: Array, sample: int) -> None:
+        if exact is None or gpu is None:
+            return
+        if exact.shape == gpu.shape == dla.shape:
             self.gpu.add(exact, gpu, sample)
             self.dla.add(exact, dla, sample)
             self.matched = True
@@ -195,8 +206,17 @@ class _Row:
 class Comparer:
     """An engine and the FP32 graph that it was made of; takes samples, gives a comparison."""
 
-    def __init__(self, engine: Engine, graph: ir.Model, emulation: Emulation) -> None:
-        """Load all three. Raises TandemError naming what cannot be run."""
+    def __init__(
+        self,
+        engine: Engine,
+        graph: ir.Model,
+        emulation: Emulation,
+        ranges: Mapping[str, float] | None = None,
+    ) -> None:
+        """Load all three. `ranges`: what a GPU would be given; None: those of the engine.
+
+        Raises TandemError naming what cannot be run.
+        """
         self._engine, self._emulation = engine, emulation
         self.traces = tuple(SegmentTrace(engine, segment) for segment in engine.manifest.segments)
         self.emulations = {
@@ -215,36 +235,45 @@ class Comparer:
         self._rows: dict[tuple[str, str], _Row] = {}
         self._of_outputs: dict[str, _Row] = {}
         self._samples: list[str] = []
+        self.gap, self.notes = _gap_tally(engine, self.traces, ranges)
 
     def add(self, feeds: Mapping[str, Array], name: str = "") -> None:
         """Run one sample through all three; `name`: what reports call it."""
         exact = self._exact(feeds)
-        gpu, dla = dict(feeds), dict(feeds)
+        graph, dla = self._engine_runs(feeds)
+        outputs = [{name: run[name] for name in self._outputs} for run in (graph, dla)]
+        gpu = graph if self.gap is None else self.gap.add(feeds, exact, *outputs)
+        number = len(self._samples)
         for trace in self.traces:
-            segment = trace.segment
-            gpu_values = trace.run(gpu)
-            emulations = self.emulations.get(segment.name)
+            emulations = self.emulations.get(trace.segment.name)
             if emulations is None:
-                dla_values = trace.run(dla)
-                for node in trace.nodes:
-                    self._add_node(
-                        segment, node.name, node.op, node.outputs, (exact, gpu_values, dla_values)
-                    )
+                self._add_nodes(trace, (exact, gpu, dla))
             else:
-                dla_values = emulations.requested.run(
-                    {name: dla[name] for name in segment.inputs},
-                    dict.fromkeys(segment.outputs),
-                    {},
-                )
-                self._add_segment(trace, emulations, (exact, {**gpu, **gpu_values}, dla))
-            gpu.update({name: gpu_values[name] for name in segment.outputs})
-            dla.update({name: dla_values[name] for name in segment.outputs})
+                self._add_segment(trace, emulations, (exact, gpu, graph, dla))
         for tensor in self._outputs:
             row = self._of_outputs.setdefault(
                 tensor, _Row(TensorRow(tensor, "", "", "", "", None, None))
             )
-            row.add(exact.get(tensor), gpu[tensor], dla[tensor], len(self._samples))
-        self._samples.append(name or f"sample {len(self._samples)}")
+            row.add(exact.get(tensor), gpu.get(tensor), dla[tensor], number)
+        self._samples.append(name or f"sample {number}")
+
+    def _engine_runs(self, feeds: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
+        """Return the tensors of the engine's Q/DQ graph, and those with the DLA's arithmetic.
+
+        Of a segment in the DLA's arithmetic these are its outputs.
+        """
+        graph, dla = dict(feeds), dict(feeds)
+        for trace in self.traces:
+            segment = trace.segment
+            graph |= trace.run(graph)
+            emulations = self.emulations.get(segment.name)
+            if emulations is None:
+                dla |= trace.run(dla)
+                continue
+            inputs = {name: dla[name] for name in segment.inputs}
+            results = emulations.requested.run(inputs, dict.fromkeys(segment.outputs), {})
+            dla |= {name: results[name] for name in segment.outputs}
+        return graph, dla
 
     def comparison(
         self, model: str, metric: Metric | None = None, notes: tuple[str, ...] = ()
@@ -264,68 +293,68 @@ class Comparer:
             outputs=tuple(row.result() for row in self._of_outputs.values()),
             nodes=tuple(row.result() for row in self._rows.values()),
             metric=metric,
-            notes=notes,
+            notes=(*notes, *self.notes),
             sample_names=tuple(self._samples),
+            gap=self._gap_of(metric),
         )
 
-    def _add_node(
-        self,
-        segment: Segment,
-        node: str,
-        op: str,
-        tensors: Sequence[str],
-        runs: tuple[Arrays, Arrays, Arrays],
-    ) -> None:
+    def _gap_of(self, metric: Metric | None) -> Gap | None:
+        if self.gap is None:
+            return None
+        if metric is not None and metric.stages is not None:
+            return self.gap.of_metric(metric.name, metric.stages)
+        return self.gap.worst()
+
+    def _add_nodes(self, trace: SegmentTrace, runs: tuple[Arrays, Arrays, Arrays]) -> None:
         exact, gpu, dla = runs
-        for tensor in tensors:
-            if tensor not in gpu or gpu[tensor].dtype.kind != "f":
-                continue
-            row = self._row(segment, node, op, tensor)
-            row.add(exact.get(tensor), gpu[tensor], dla[tensor], len(self._samples))
+        for node in trace.nodes:
+            for tensor in node.outputs:
+                if tensor in dla and dla[tensor].dtype.kind == "f":
+                    row = self._row(trace.segment, node.name, node.op, tensor)
+                    row.add(exact.get(tensor), gpu.get(tensor), dla[tensor], len(self._samples))
 
     def _row(self, segment: Segment, node: str, op: str, tensor: str) -> _Row:
         empty = TensorRow(tensor, node, op, segment.name, segment.processor, None, None)
         return self._rows.setdefault((segment.name, tensor), _Row(empty))
 
     def _add_segment(
-        self, trace: SegmentTrace, emulations: Emulations, runs: tuple[Arrays, Arrays, Arrays]
+        self,
+        trace: SegmentTrace,
+        emulations: Emulations,
+        runs: tuple[Arrays, Arrays, Arrays, Arrays],
     ) -> None:
         """Count the layers of a DLA segment: by itself, and each on the Q/DQ graph's numbers."""
-        exact, gpu, dla = runs
+        exact, gpu, graph, dla = runs
 
         def graphs_own(result: LayerResult) -> Array:
             tensor = trace.layer_of(result).tensor
-            value = gpu.get(tensor)
+            value = graph.get(tensor)
             if result.op == "Cast" or value is None or value.shape != result.numbers.shape:
                 return result.numbers
             return value if result.scale is None else causes.quantized(value, result.scale)
 
         inputs = {name: dla[name] for name in trace.segment.inputs}
-        gpu_inputs = {name: gpu[name] for name in trace.segment.inputs}
+        graph_inputs = {name: graph[name] for name in trace.segment.inputs}
         runs_of = zip(
             emulations.requested.trace(inputs),
-            emulations.requested.trace(gpu_inputs, graphs_own),
-            emulations.exact_bias.trace(gpu_inputs, graphs_own),
-            emulations.ideal.trace(gpu_inputs, graphs_own),
+            emulations.requested.trace(graph_inputs, graphs_own),
+            emulations.exact_bias.trace(graph_inputs, graphs_own),
+            emulations.ideal.trace(graph_inputs, graphs_own),
             strict=True,
         )
         for free, alone, exact_bias, ideal in runs_of:
             layer = trace.layer_of(free)
-            if free.op == "Cast" or layer.tensor not in gpu:
+            if free.op == "Cast" or layer.tensor not in graph:
                 continue
-            if gpu[layer.tensor].shape != free.numbers.shape:
+            if graph[layer.tensor].shape != free.numbers.shape:
                 continue
             row = self._row(trace.segment, free.node, free.op, layer.tensor)
             graphs = graphs_own(alone)
-            in_real = (
-                graphs
-                if alone.scale is None
-                else graphs.astype(np.float32) * np.float32(alone.scale)
-            )
-            row.add(exact.get(layer.tensor), in_real, free.real(), len(self._samples))
+            on_gpu = gpu.get(layer.tensor) if self.gap is not None else _real(graphs, alone.scale)
+            row.add(exact.get(layer.tensor), on_gpu, free.real(), len(self._samples))
             row.own = row.own or _Own()
             row.own.leaves = layer.tensor in trace.leaving
-            result = exact_result(layer, gpu)
+            result = exact_result(layer, graph)
             variants = causes.Variants(exact_bias.numbers, ideal.numbers)
             _add_own(row.own, layer, alone, variants, (graphs, result), sample=len(self._samples))
             if layer.ops & ELEMENT_WISE:
@@ -333,6 +362,42 @@ class Comparer:
             elif layer.ops & causes.AVERAGES and alone.scale is not None:
                 row.own.shared_reason = causes.POOL_SCALE
                 _add_cost(row.own, causes.shared_scale_cost_db(result, alone.scale))
+
+
+def _gap_tally(
+    engine: Engine, traces: Sequence[SegmentTrace], ranges: Mapping[str, float] | None
+) -> tuple[GapTally | None, tuple[str, ...]]:
+    """Return the GPU beside a DLA in INT8; notes say why there is none.
+
+    Raises BuildError: the ranges are those of another model, or one is no positive number.
+    """
+    on_dla = {
+        node.inputs[0]
+        for trace in traces
+        if trace.segment.processor.startswith("dla")
+        for node in trace.graph.nodes
+        if node.op == "QuantizeLinear"
+    }
+    if not on_dla:
+        return None, ()
+    try:
+        network = network_of(engine)
+        gpu = GpuNetwork(network, network.amax, on_dla)
+    except BuildError as error:
+        return None, (NO_GPU.format(why=error),)
+    if ranges is None:
+        return GapTally(gpu, gpu), ()
+    known = {name: amax for name, amax in ranges.items() if name in network.amax}
+    if not known:
+        raise BuildError(
+            f"The table has {len(ranges)} tensors, but none of the {len(network.amax)} of "
+            f"{engine.path} that have a range; give the --table that the engine was built with."
+        )
+    return GapTally(gpu, GpuNetwork(network, {**network.amax, **known})), ()
+
+
+def _real(numbers: Array, scale: float | None) -> Array:
+    return numbers if scale is None else numbers.astype(np.float32) * np.float32(scale)
 
 
 def _graph_title(manifest: Manifest) -> str:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+UNHEARD_DB = 60.0
+"""Noise so far below a result, a tenth of what INT8 itself makes, counts as none."""
 
 
 @dataclass(frozen=True, slots=True)

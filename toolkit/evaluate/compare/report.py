@@ -14,7 +14,8 @@ from toolkit.evaluate.compare.compare import (
     OwnError,
     TensorRow,
 )
-from toolkit.evaluate.compare.measures import Error, Worst
+from toolkit.evaluate.compare.gap import CLIPPING, LEAST_LOST, ClippedTensor, Gap
+from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, Worst
 from toolkit.evaluate.compare.recorded import Recorded, RecordedRow
 
 SILICON = (
@@ -22,6 +23,7 @@ SILICON = (
     "differ, Orin's more so: only a run on a board, with --recorded, can tell"
 )
 FLOAT_DB = 120.0
+NAMED_TENSORS = 3
 NO_DLA = "the engine has no segment on the DLA, so that there is no DLA arithmetic to compare"
 
 
@@ -59,6 +61,8 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
         parts = [f"FP32 {metric.fp32:.2f}", f"{graph} {metric.gpu:.2f}"]
         parts += [f"{dla} {metric.dla:.2f}"] if has_dla else []
         lines.append(f"{metric.name}: {', '.join(parts)} points")
+    if comparison.gap is not None:
+        lines.append(gap_text(comparison.gap))
     lines.append(
         f"{comparison.matched} of {len(comparison.nodes)} tensors have one of the same name in FP32"
     )
@@ -69,6 +73,38 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
     if recorded is not None:
         lines += ["", *_recorded(recorded)]
     return "\n".join([*lines, "", SILICON] if has_dla or recorded else lines)
+
+
+def gap_text(gap: Gap) -> str:
+    """Return what the DLA loses against a GPU and what takes it, in one line."""
+    stages, unit = gap.stages, gap.unit
+    title = f"{gap.measure}, DLA against GPU"
+    dla, gpu = _figure(stages.dla, unit), _figure(stages.gpu, unit)
+    if stages.lost < LEAST_LOST:
+        return f"{title}: nothing is lost, {dla} {unit} on the DLA, {gpu} {unit} on a GPU"
+    (first, most), *rest = stages.causes
+    causes = []
+    for cause, lost in ((first, most), *((c, lost) for c, lost in rest if lost >= LEAST_LOST)):
+        where = _clipped(gap.clipped) if cause == CLIPPING else ""
+        causes.append(f"{lost:.2f} by {cause}{where}")
+    return (
+        f"{title}: {stages.lost:.2f} {unit} are lost ({dla} on the DLA, {gpu} on a GPU): "
+        f"{'; '.join(causes)}"
+    )
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:.0f} or more" if unit == "dB" and value == UNHEARD_DB else f"{value:.2f}"
+
+
+def _clipped(tensors: Sequence[ClippedTensor]) -> str:
+    """Name the costliest tensors; none where only several together cost anything."""
+    named = [
+        f"{one.tensor} (range {one.amax:.3g}, values up to {one.largest:.3g})"
+        for one in tensors[:NAMED_TENSORS]
+    ]
+    more = [f"{len(tensors) - len(named)} more"] if len(tensors) > len(named) else []
+    return f": {', '.join([*named, *more])}" if named else ""
 
 
 def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> dict[str, Any]:
@@ -90,6 +126,7 @@ def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> di
         "by_cost": [row.tensor for row in comparison.by_cost if row.own is not None],
         "matched": comparison.matched,
         "metric": None if comparison.metric is None else asdict(comparison.metric),
+        "gap": None if comparison.gap is None else _gap_builtins(comparison.gap),
         "notes": list(comparison.notes),
         "recorded": None
         if recorded is None
@@ -100,6 +137,11 @@ def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> di
         },
         "caution": SILICON,
     }
+
+
+def _gap_builtins(gap: Gap) -> dict[str, Any]:
+    stages = gap.stages
+    return {**asdict(gap), "lost": stages.lost, "causes": dict(stages.causes), "why": gap_text(gap)}
 
 
 def _row_builtins(row: TensorRow) -> dict[str, Any]:
