@@ -38,18 +38,22 @@ TF = {"detection_boxes:0": [1, 100, 4], "detection_classes:0": [1, 100],
 INTEGERS = ("pred_classes", "det_classes", "num", "labels", "count", "sem")
 
 
-def facts(outputs, *, metadata=None, image=(1, 3, 640, 640), ops=(), last=None, inputs=()):
+def facts(
+    outputs, *, metadata=None, image=(1, 3, 640, 640), ops=(), last=None, inputs=(), weights=(),
+    image_name="images",
+):  # fmt: skip
     infos = tuple(
         TensorInfo(name=name, dtype="int64" if name.endswith(INTEGERS) else "float32",
                    shape=tuple(shape))
         for name, shape in outputs.items()
     )  # fmt: skip
-    first = TensorInfo(name="images", dtype="float32", shape=tuple(image))
+    first = TensorInfo(name=image_name, dtype="float32", shape=tuple(image))
     others = tuple(TensorInfo(name=name, dtype="int64", shape=(1, 2)) for name in inputs)
     producers = {infos[-1].name: last} if last else {}
     return ModelFacts(
-        Path("m.onnx"), (first, *others), infos, metadata or {}, frozenset(ops), producers
-    )
+        Path("m.onnx"), (first, *others), infos, metadata or {}, frozenset(ops), producers,
+        weights=frozenset(weights),
+    )  # fmt: skip
 
 
 # Outputs and what else there is -> decoder, its settings that matter, recipe of the pictures.
@@ -84,12 +88,17 @@ CASES = [
     (facts(NAS), "finished", {"count": "graph2_num_predictions"}, "letterbox"),
     (facts(TF, image=(1, 300, 300, 3)), "finished",
      {"format": "corners_y_first", "first_class": 1, "unit": "fraction"}, "rgb-bytes"),
-    (facts({"logits": [1, 300, 80], "pred_boxes": [1, 300, 4]}), "detr",
+    (facts({"logits": [1, 100, 80], "pred_boxes": [1, 100, 4]}, ops=("GridSample",),
+          weights=("model.encoder_input_proj.0.0.weight",)), "detr",
      {"activation": "sigmoid", "background": "none"}, "stretch"),
-    (facts({"logits": [1, 100, 92], "pred_boxes": [1, 100, 4]}), "detr",
+    (facts({"logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}, ops=("GridSample",),
+          weights=("model.input_proj.0.0.weight",)), "detr",
+     {"activation": "sigmoid", "background": "none"}, "imagenet"),
+    (facts({"logits": [1, 50, 92], "pred_boxes": [1, 50, 4]}, ops=("Sigmoid",),
+          last=Producer("Sigmoid", ("Add",), of_layer=True)), "detr",
      {"activation": "softmax", "background": "last"}, "imagenet"),
-    (facts({"pred_logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}), "detr",
-     {"background": "first"}, "imagenet"),
+    (facts({"pred_logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}, ops=("GridSample",),
+          image_name="inputs"), "detr", {"background": "first"}, "imagenet"),
     (facts({"labels": [1, 300], "boxes": [1, 300, 4], "scores": [1, 300]},
           inputs=("orig_target_sizes",)), "finished", {"size_input": "orig_target_sizes"},
      "stretch"),
