@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 from foreign_models import foreign_model
+from guess_models import Recorded, read_table, record, write_table
 from onnx import TensorProto, helper
 
 from device.engine.manifest import TensorInfo
@@ -15,7 +17,7 @@ from pipelines.config import load_labels, load_model
 from pipelines.decode_config import UltralyticsDetect
 from toolkit.cli.main import tandem
 from toolkit.errors import GuessError
-from toolkit.guess.facts import ModelFacts, Producer
+from toolkit.guess.facts import ModelFacts, Producer, read_facts
 from toolkit.guess.names import MAX_CHARACTERS, class_names
 from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
@@ -324,3 +326,36 @@ def test_a_line_of_dynamic_size_is_as_high_as_lines_are(tmp_path, options, size)
     path = network(tmp_path / "rec.onnx", outputs, alphabet, size="side")
     width, height = size
     assert f"width = {width}\nheight = {height}\n" in invoke(path, *options).output
+
+
+@pytest.mark.parametrize("row", read_table(), ids=lambda row: row.name)
+def test_a_model_of_others_is_read_right_or_asked_about(row):
+    try:
+        proposal = propose(row.facts())
+    except GuessError:
+        assert row.truth is None or row.asks  # nothing is taken for granted
+        return
+    assert (proposal.sureness == "ask") == row.asks
+    readings = [
+        {"kind": one.kind, "recipe": one.recipe, **msgspec.structs.asdict(one.decode)}
+        for one in proposal.candidates
+    ]
+    right = [row.truth is not None and row.truth.items() <= one.items() for one in readings]
+    assert right[0] or row.asks
+    assert any(right) or row.truth is None
+
+
+def test_the_table_of_models_of_others_is_large_and_seldom_asks():
+    rows = read_table()
+    assert len(rows) >= 80
+    detectors = [row for row in rows if row.truth and row.truth["kind"] == "detr"]
+    assert {row.outputs[0].shape[1] for row in detectors} >= {50, 100, 300}
+    assert not any(row.asks for row in detectors)
+
+
+def test_a_record_of_a_file_is_guessed_as_the_file_is(tmp_path):
+    metadata = {"author": "Ultralytics", "task": "detect", "names": "{0: 'a', 1: 'b'}"}
+    path = network(tmp_path / "m.onnx", {"output0": np.zeros((1, 6, 84))}, metadata)
+    write_table((record(path),), tmp_path / "table.json")
+    (row,) = msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=tuple[Recorded, ...])
+    assert propose(row.facts()) == propose(read_facts(path))

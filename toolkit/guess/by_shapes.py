@@ -132,7 +132,9 @@ def finished_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
 def seven_columns(facts: ModelFacts) -> tuple[Candidate, ...]:
     """[n, 7]: YOLOv7 with NMS (class before score) or YOLO-NAS flat (score before class)."""
     output = _single(facts, 2)
-    if output is None or output.shape[1] != 7:
+    producer = facts.producers.get(output.name) if output is not None else None
+    layer = producer is not None and (producer.of_layer or producer.op == "Softmax")
+    if output is None or output.shape[1] != 7 or layer:  # a layer's are seven classes
         return ()
     corners: tuple[Column, ...] = ("batch", "x1", "y1", "x2", "y2")
     return (
