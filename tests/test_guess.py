@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 from foreign_models import foreign_model
+from guess_models import Recorded, read_table, record, write_table
 from onnx import TensorProto, helper
 
 from device.engine.manifest import TensorInfo
@@ -15,7 +17,7 @@ from pipelines.config import load_labels, load_model
 from pipelines.decode_config import UltralyticsDetect
 from toolkit.cli.main import tandem
 from toolkit.errors import GuessError
-from toolkit.guess.facts import ModelFacts, Producer
+from toolkit.guess.facts import ModelFacts, Producer, read_facts
 from toolkit.guess.names import MAX_CHARACTERS, class_names
 from toolkit.guess.proposal import RECIPES
 from toolkit.guess.rules import RULES, propose
@@ -38,18 +40,22 @@ TF = {"detection_boxes:0": [1, 100, 4], "detection_classes:0": [1, 100],
 INTEGERS = ("pred_classes", "det_classes", "num", "labels", "count", "sem")
 
 
-def facts(outputs, *, metadata=None, image=(1, 3, 640, 640), ops=(), last=None, inputs=()):
+def facts(
+    outputs, *, metadata=None, image=(1, 3, 640, 640), ops=(), last=None, inputs=(), weights=(),
+    image_name="images",
+):  # fmt: skip
     infos = tuple(
         TensorInfo(name=name, dtype="int64" if name.endswith(INTEGERS) else "float32",
                    shape=tuple(shape))
         for name, shape in outputs.items()
     )  # fmt: skip
-    first = TensorInfo(name="images", dtype="float32", shape=tuple(image))
+    first = TensorInfo(name=image_name, dtype="float32", shape=tuple(image))
     others = tuple(TensorInfo(name=name, dtype="int64", shape=(1, 2)) for name in inputs)
     producers = {infos[-1].name: last} if last else {}
     return ModelFacts(
-        Path("m.onnx"), (first, *others), infos, metadata or {}, frozenset(ops), producers
-    )
+        Path("m.onnx"), (first, *others), infos, metadata or {}, frozenset(ops), producers,
+        weights=frozenset(weights),
+    )  # fmt: skip
 
 
 # Outputs and what else there is -> decoder, its settings that matter, recipe of the pictures.
@@ -84,12 +90,17 @@ CASES = [
     (facts(NAS), "finished", {"count": "graph2_num_predictions"}, "letterbox"),
     (facts(TF, image=(1, 300, 300, 3)), "finished",
      {"format": "corners_y_first", "first_class": 1, "unit": "fraction"}, "rgb-bytes"),
-    (facts({"logits": [1, 300, 80], "pred_boxes": [1, 300, 4]}), "detr",
+    (facts({"logits": [1, 100, 80], "pred_boxes": [1, 100, 4]}, ops=("GridSample",),
+          weights=("model.encoder_input_proj.0.0.weight",)), "detr",
      {"activation": "sigmoid", "background": "none"}, "stretch"),
-    (facts({"logits": [1, 100, 92], "pred_boxes": [1, 100, 4]}), "detr",
+    (facts({"logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}, ops=("GridSample",),
+          weights=("model.input_proj.0.0.weight",)), "detr",
+     {"activation": "sigmoid", "background": "none"}, "imagenet"),
+    (facts({"logits": [1, 50, 92], "pred_boxes": [1, 50, 4]}, ops=("Sigmoid",),
+          last=Producer("Sigmoid", ("Add",), of_layer=True)), "detr",
      {"activation": "softmax", "background": "last"}, "imagenet"),
-    (facts({"pred_logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}), "detr",
-     {"background": "first"}, "imagenet"),
+    (facts({"pred_logits": [1, 300, 91], "pred_boxes": [1, 300, 4]}, ops=("GridSample",),
+          image_name="inputs"), "detr", {"background": "first"}, "imagenet"),
     (facts({"labels": [1, 300], "boxes": [1, 300, 4], "scores": [1, 300]},
           inputs=("orig_target_sizes",)), "finished", {"size_input": "orig_target_sizes"},
      "stretch"),
@@ -315,3 +326,36 @@ def test_a_line_of_dynamic_size_is_as_high_as_lines_are(tmp_path, options, size)
     path = network(tmp_path / "rec.onnx", outputs, alphabet, size="side")
     width, height = size
     assert f"width = {width}\nheight = {height}\n" in invoke(path, *options).output
+
+
+@pytest.mark.parametrize("row", read_table(), ids=lambda row: row.name)
+def test_a_model_of_others_is_read_right_or_asked_about(row):
+    try:
+        proposal = propose(row.facts())
+    except GuessError:
+        assert row.truth is None or row.asks  # nothing is taken for granted
+        return
+    assert (proposal.sureness == "ask") == row.asks
+    readings = [
+        {"kind": one.kind, "recipe": one.recipe, **msgspec.structs.asdict(one.decode)}
+        for one in proposal.candidates
+    ]
+    right = [row.truth is not None and row.truth.items() <= one.items() for one in readings]
+    assert right[0] or row.asks
+    assert any(right) or row.truth is None
+
+
+def test_the_table_of_models_of_others_is_large_and_seldom_asks():
+    rows = read_table()
+    assert len(rows) >= 80
+    detectors = [row for row in rows if row.truth and row.truth["kind"] == "detr"]
+    assert {row.outputs[0].shape[1] for row in detectors} >= {50, 100, 300}
+    assert not any(row.asks for row in detectors)
+
+
+def test_a_record_of_a_file_is_guessed_as_the_file_is(tmp_path):
+    metadata = {"author": "Ultralytics", "task": "detect", "names": "{0: 'a', 1: 'b'}"}
+    path = network(tmp_path / "m.onnx", {"output0": np.zeros((1, 6, 84))}, metadata)
+    write_table((record(path),), tmp_path / "table.json")
+    (row,) = msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=tuple[Recorded, ...])
+    assert propose(row.facts()) == propose(read_facts(path))

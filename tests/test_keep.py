@@ -18,9 +18,12 @@ from calibration.least_loss import least_loss
 from calibration.observer import Histogram, Tally
 from calibration.table import read_table
 from toolkit.cli.commands.calibrate import calibrate
+from toolkit.cli.commands.plan import plan
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.forced import Forced
+from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges import first_layer
 from toolkit.quantize.ranges.half import half_remark
@@ -362,3 +365,29 @@ def test_neighbours_are_measured_together_where_runs_are_few(together: int, runs
     if together == 2:
         cost = {row.node: row.cost for row in result.costs}
         assert (cost["n2"], cost["n3"], cost["n4"]) == (6.0, 6.0, 16.0)
+
+
+def test_a_plan_over_data_has_the_nodes_where_the_build_has_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    path, folder = lopsided(tmp_path / "m.onnx", rng), tmp_path / "data"
+    folder.mkdir()
+    for number, sample in enumerate(samples(rng, 12)):
+        np.save(folder / f"{number:02d}.npy", sample["x"])
+    # The DLA hands its large channel on in INT8, whatever the head computes in.
+    forced = PlanOptions(forced=Forced(("all",)))
+    options = BuildOptions(data=folder, plan=forced, kernels=False, accept_loss=True)
+    built = build_engine(path, "orin-nx-16gb", tmp_path / "m.engine", options)
+    assert set(built.kept) == {"head"}
+    arguments = [str(path), "--profile", "orin-nx-16gb", "--force-dla", "all", "--json"]
+    result = CliRunner().invoke(plan, [*arguments, "--data", str(folder)])
+    assert result.exit_code == 0, result.output
+    planned, blind = (
+        json.loads(text)["plans"][0]
+        for text in (result.stdout, CliRunner().invoke(plan, arguments).stdout)
+    )
+    rules = [
+        {row["node"]: (row["processor"], row["rule"]) for row in one["nodes"]}
+        for one in (planned, blind)
+    ]
+    assert rules[0] == {row.node: (row.processor, row.rule) for row in built.plan.placements}
+    assert rules[0] != rules[1]  # without data the plan takes all nodes to be in INT8

@@ -308,3 +308,29 @@ def test_nodes_that_a_build_keeps_in_floating_point_stay_off_the_dla_in_a_plan(t
         (planned,) = plan_of(path, "--precision", precision)["plans"]
         rules = {row["node"]: row["rule"] for row in planned["nodes"]}
         assert (rules["both"] == "K1") == kept
+
+
+def test_a_plan_without_ranges_says_that_scores_may_keep_nodes_in_floating_point(tmp_path) -> None:
+    weights = {f"w{at}": constant(64, 64, 3, 3) for at in range(6)}
+    nodes = [
+        helper.make_node("Conv", [f"t{at}" if at else "x", f"w{at}"], [f"t{at + 1}"],
+                         name=f"conv{at}", pads=[1] * 4)
+        for at in range(6)
+    ]  # fmt: skip
+    for last, noted in (("Sigmoid", True), ("Relu", False)):
+        ends = [*nodes, helper.make_node(last, ["t6"], ["y"], name="end")]
+        path = saved(tmp_path / f"{last}.onnx", ends, {"x": (1, 64, 56, 56)}, weights)
+        forced = ("--force-dla", "all")
+        text, values = run(path, *forced).stdout, plan_of(path, *forced)
+        (notes,) = values["notes"].values()
+        assert ("will probably keep nodes in floating point" in " ".join(notes)) == noted
+        assert ("note: all nodes are taken to be in INT8" in text) == noted
+        (half,) = plan_of(path, *forced, "--precision", "fp16")["notes"].values()
+        assert not half
+
+
+@pytest.mark.parametrize("option", [("--precision", "fp16"), ("--no-rewrites",)])
+def test_data_of_a_plan_are_for_int8_as_a_build_has_it(option, model, tmp_path) -> None:
+    done = run(model, "--data", tmp_path, *option)
+    assert done.exit_code == 2
+    assert "--data calibrates INT8 as a build does" in done.output

@@ -38,7 +38,7 @@ height = 64
 resize = "stretch"
 [decode]
 kind = "classification"
-scores = "p"
+scores = "logits"
 """
 
 
@@ -64,14 +64,14 @@ def classifier(path: Path, channels: int, activation: str = "Relu") -> Path:
     nodes += [
         helper.make_node("GlobalAveragePool", [data], ["means"], "pool"),
         helper.make_node("Flatten", ["means"], ["flat"], "flatten"),
-        helper.make_node("Gemm", ["flat", "gemm"], ["p"], "gemm"),
+        helper.make_node("Gemm", ["flat", "gemm"], ["logits"], "gemm"),
     ]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,
         "g",
         [value("image", TensorProto.FLOAT, [1, 3, 64, 64])],
-        [value("p", TensorProto.FLOAT, [1, 2])],
+        [value("logits", TensorProto.FLOAT, [1, 2])],
         weights,
     )
     onnx.save(
@@ -212,7 +212,7 @@ def test_a_model_is_guessed_and_its_labels_are_asked_for(tmp_path: Path) -> None
     done = invoke("plan", "--workload", file, *asked, "--pipeline", out)
     assert done.exit_code == 0, done.output
     assert f"write {tmp_path}/m.labels.txt: the class names of m, one a line" in done.output
-    assert load_pipeline(out).first.reading == Classification(scores="p")
+    assert load_pipeline(out).first.reading == Classification(scores="logits")
 
 
 def test_names_that_are_alike_in_a_pipeline_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What the command line says beside its results: -v, -q and --log, for every command.
 
-    (default)   warnings, and progress bars
+    (default)   warnings, and progress: bars on a terminal, else a line each ten seconds
     -v, -vv     also each step; also details and where an error came from
     -q          errors and results alone
     --log FILE  everything, with times, whatever the others say
@@ -65,6 +65,17 @@ def start(ctx: click.Context) -> None:
 def progress_shown() -> bool:
     """Whether progress bars are: with -q nothing moves, and with -v lines tell the steps."""
     return _settings().level == logging.WARNING
+
+
+def lines_shown() -> bool:
+    """Whether lines of progress are: unless -q, so with -v too, where no bar is."""
+    return not _settings().quiet
+
+
+def say(text: str) -> None:
+    """Print a line of progress on standard error; the caller asks `lines_shown`."""
+    LOG.debug("said: %s", text)
+    click.echo(text, err=True)
 
 
 def warn(text: str, colour: str = "yellow") -> None:

@@ -12,8 +12,10 @@ from calibration.table import CalibrationTable
 from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
-from toolkit.engine.calibrate import clipped_layers, foreign_for_dla
+from toolkit.engine.calibrate import calibrate, clipped_layers, foreign_for_dla
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.own_ranges import without_qdq
+from toolkit.engine.read import read_model
 from toolkit.engine.rows import bounded_rows
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
@@ -40,9 +42,13 @@ from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
-from toolkit.quantize.loss.parts import mixing_concats
+from toolkit.quantize.loss.parts import mixing_concats, output_parts
+from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
+from toolkit.quantize.trials.keep import MOST_FLOAT
 
+SCORE_KINDS = ("scores", "detections")
+"""Kinds of outputs that INT8 costs their target in most trained models."""
 TENSORRT_PLUGIN = (
     "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem take it out of "
     "the model, or give its function with `tandem build --plugin`"
@@ -51,13 +57,17 @@ TENSORRT_PLUGIN = (
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """A model to plan. `table`: INT8 ranges, None: every tensor has one."""
+    """A model to plan. `table`: INT8 ranges, None: every tensor has one.
+
+    `data`: samples that ranges are measured over as a build does it, in the place of a table.
+    """
 
     title: str
     source: ModelSource
     rate_hz: float | None = None
     table: Path | CalibrationTable | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +89,28 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model after passes and rewrites; `original` is the one before the rewrites."""
+    """A model after passes and rewrites; `original` is the one before the rewrites.
+
+    `ranges_known`: they are given or measured, and with them the nodes that stay in floating point.
+    """
 
     model: Model
     prepared: Prepared
     original: ir.Model
+    ranges_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The plans of all models, in their order, with advice by model name."""
+    """The plans of all models, in their order, with advice and notes by model name.
+
+    `notes`: where a build may end elsewhere than the plan.
+    """
 
     shared: SharedPlan
     advice: Mapping[str, tuple[Advice, ...]]
     loaded: tuple[LoadedModel, ...]
+    notes: Mapping[str, tuple[str, ...]]
 
 
 def member_of(row: WorkloadModel) -> PlanMember:
@@ -110,7 +128,32 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
             plan.name: advise(shared, plan, target.profile, model.prepared.declined)
             for plan, model in zip(shared.plans, loaded, strict=True)
         }
-    return PlanResult(shared, advice, loaded)
+    notes = {
+        plan.name: float_notes(plan, model)
+        for plan, model in zip(shared.plans, loaded, strict=True)
+    }
+    return PlanResult(shared, advice, loaded, notes)
+
+
+def float_notes(plan: Plan, loaded: LoadedModel) -> tuple[str, ...]:
+    """Say that a build with data will keep nodes in floating point, which a plan cannot know.
+
+    It does where INT8 costs scores their target: of detectors and masks in most cases. Nothing is
+    said of a plan without the DLA, which loses the most by it.
+    """
+    on_dla = any(segment.processor.startswith("dla") for segment in plan.segments)
+    scores = [p.name for p in output_parts(loaded.prepared.model) if p.kind in SCORE_KINDS]
+    if loaded.ranges_known or plan.precision != "int8" or not on_dla or not scores:
+        return ()
+    this, gpu_only = plan.figures[0], plan.figures[1]
+    return (
+        f"all nodes are taken to be in INT8, but '{scores[0]}' holds scores: a build with --data "
+        "will probably keep nodes in floating point for them, with up to "
+        f"{100 * MOST_FLOAT:.0f} % of the multiplications. Such nodes break the DLA's segments: "
+        f"expect less of the DLA, down to none ({gpu_only.frames_per_second:.0f} instead of "
+        f"{this.frames_per_second:.0f} frames/s). `tandem plan --data`, or --table of a "
+        "calibration, knows which.",
+    )
 
 
 def planned_batch(request: PlanRequest, report: Report = silent) -> tuple[Batching, PlanOptions]:
@@ -131,7 +174,7 @@ def _planned(
         imports: Sequence[ImportedModel], options: PlanOptions, batching: Batching
     ) -> tuple[tuple[LoadedModel, ...], SharedPlan]:
         loaded = tuple(
-            _load(member, imported, request, profile, options)
+            _load(member, imported, request, profile, options, report=report)
             for member, imported in zip(request.members, imports, strict=True)
         )
         models = (replace(member.model, measured=times, batching=batching) for member in loaded)
@@ -236,9 +279,44 @@ def _load(
     request: PlanRequest,
     profile: Profile,
     options: PlanOptions,
+    *,
+    report: Report = silent,
 ) -> LoadedModel:
     with about(source_path(member.source).name):
+        if member.data is not None and options.precision == "int8":
+            return _calibrated(member, request, options, report)
         return _load_member(member, imported, request, profile, options)
+
+
+def _calibrated(
+    member: PlanMember, request: PlanRequest, options: PlanOptions, report: Report
+) -> LoadedModel:
+    """The model as a build has it after its calibration: ranges, corrections and kept nodes."""
+    build_options = BuildOptions(
+        precision="int8",
+        jetpack=request.jetpack,
+        data=member.data,
+        shapes=member.shapes,
+        plan=options,
+        plugins=request.plugins,
+    )
+    target = choose_target(request.profile, request.jetpack)
+    job = read_model(member.source, target, build_options, report)
+    calibrated = calibrate(job)
+    table = calibrated.table
+    assert table is not None  # of INT8
+    prepared = calibrated.prepared
+    model = Model(
+        member.title,
+        prepared.model.graph,
+        has_scale=table.tensors.__contains__,
+        keep_float=calibrated.keep_float,
+        rate_hz=member.rate_hz,
+        cuts=prepared.cuts,
+        rewrites=prepared.applied,
+        kernels=_kernels(prepared.model, request, target.profile),
+    )
+    return LoadedModel(model, prepared, job.graph, ranges_known=True)
 
 
 def _load_member(
@@ -280,7 +358,7 @@ def _load_member(
         rewrites=prepared.applied,
         kernels=_kernels(prepared.model, request, profile),
     )
-    return LoadedModel(model, prepared, graph)
+    return LoadedModel(model, prepared, graph, ranges_known=table is not None)
 
 
 def _kernels(graph: ir.Model, request: PlanRequest, profile: Profile) -> KernelSupport:

@@ -188,7 +188,7 @@ def _settings(row: WorkloadModel, name: str, folder: Path) -> _Settings:
     if proposal.sureness == "ask":
         kinds = ", ".join(candidate.kind for candidate in proposal.candidates)
         raise GuessError(
-            f"{row.path} can be read in several ways ({kinds}): write a model.toml with `tandem"
+            f"{row.path} does not show how it is read ({kinds}): write a model.toml with `tandem"
             " model guess`, and name it as `settings` in the workload."
         )
     text = settings_text(facts, proposal.best, PREFIX)

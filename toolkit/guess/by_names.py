@@ -1,5 +1,7 @@
 """Families whose outputs have names of their own."""
 
+from msgspec import structs
+
 from pipelines.decode_config import (
     BoxesScores,
     BoxScoreRows,
@@ -20,6 +22,7 @@ from toolkit.guess.proposal import Candidate
 
 LTRB_STRIDES = (8, 16, 32)
 ULTRAFACE_ANCHORS = (4420, 17640)
+JETSON_SSD_ANCHORS = 3000
 _COLOUR = "the file does not show the colour order and the numbers: these are the family's"
 
 
@@ -69,21 +72,54 @@ def detection_boxes(facts: ModelFacts) -> tuple[Candidate, ...]:
 
 
 def queries(facts: ModelFacts) -> tuple[Candidate, ...]:
-    """pred_boxes with logits: DETR and its kin."""
+    """pred_boxes with logits: DETR and its kin, whatever the number of queries.
+
+    DETR, YOLOS and Table Transformer score by a softmax whose last class is no object, and their
+    boxes are the sigmoid of a layer. The others score by a sigmoid, and add a reference to what
+    their layer gives (conditional and DAB-DETR) or sample around it (`GridSample`).
+    """
     boxes = facts.output("pred_boxes")
     logits = facts.output("logits") or facts.output("pred_logits")
-    if boxes is None or logits is None:
-        return ()
-    if logits.name.startswith("pred_logits"):
-        why = "outputs pred_logits and pred_boxes: TAO DETR, whose first class is no object"
-        decode = Detr(logits=logits.name, boxes=boxes.name, background="first")
-        return (Candidate(decode, "imagenet", why),)
-    if boxes.shape[1] == 100:
-        why = "outputs logits and pred_boxes, 100 queries: DETR, whose last class is no object"
-        decode = Detr(logits=logits.name, boxes=boxes.name, activation="softmax", background="last")
-        return (Candidate(decode, "imagenet", why),)
-    why = "outputs logits and pred_boxes, not 100 queries: RT-DETR, D-FINE"
-    return (Candidate(Detr(logits=logits.name, boxes=boxes.name), "stretch", why),)
+    if boxes is None or logits is None or any(i.name == "input_ids" for i in facts.inputs):
+        return ()  # with a text as an input, classes are what it says
+    outputs = f"outputs {logits.name} and pred_boxes"
+    softmax = Candidate(
+        Detr(logits=logits.name, boxes=boxes.name, activation="softmax", background="last"),
+        "imagenet",
+        f"{outputs}, boxes straight from a layer: DETR, whose last class is no object",
+    )
+    sigmoid = Detr(logits=logits.name, boxes=boxes.name)
+    conditional = Candidate(
+        sigmoid, "imagenet", f"{outputs}, boxes relative to references: conditional or DAB-DETR"
+    )
+    if not facts.operators:  # an engine
+        return (softmax, conditional, *_sampled(facts, sigmoid, outputs))
+    if "GridSample" in facts.operators:
+        return _sampled(facts, sigmoid, f"{outputs}, GridSample in the graph")
+    producer = facts.producers.get(boxes.name)
+    if producer is not None and producer.op == "Sigmoid" and producer.of_layer:
+        return (softmax,)
+    known = facts.has_weights("class_labels_classifier", "class_embed", "bbox_predictor")
+    return (conditional,) if known else (conditional, softmax)
+
+
+def _sampled(facts: ModelFacts, sigmoid: Detr, outputs: str) -> tuple[Candidate, ...]:
+    """The readings of DETRs that sample around references."""
+    stretch = Candidate(sigmoid, "stretch", f"{outputs}: RT-DETR, D-FINE")
+    deformable = Candidate(sigmoid, "imagenet", f"{outputs}: deformable DETR, LW-DETR")
+    if sigmoid.logits.startswith("pred_logits"):
+        tao = Candidate(
+            structs.replace(sigmoid, background="first"),
+            "imagenet",
+            f"{outputs}: DETR or DINO of TAO, whose first class is no object",
+        )
+        # TAO's exports call their input "inputs"; the papers' code has other names.
+        return (tao,) if facts.image.name == "inputs" else (tao, deformable)
+    if facts.has_weights("encoder_input_proj", "enc_score_head", "enc_bbox_head"):
+        return (stretch,)
+    if facts.has_weights("input_proj.0.0", "query_position_embeddings"):  # no hybrid encoder
+        return (deformable,)
+    return (stretch, deformable)
 
 
 def labels_boxes_scores(facts: ModelFacts) -> tuple[Candidate, ...]:
@@ -140,7 +176,8 @@ def scores_boxes(facts: ModelFacts) -> tuple[Candidate, ...]:
         why = f"outputs scores and boxes, 2 classes of {anchors} anchors: UltraFace"
         return (Candidate(decode, "ultraface", why),)
     why = "outputs scores and boxes: SSD of jetson-inference, class 0 is the background"
-    return (Candidate(decode, "signed", why, (_COLOUR,)),)
+    known = anchors == JETSON_SSD_ANCHORS and facts.size == (300, 300)
+    return (Candidate(decode, "signed", why, (_COLOUR,), sure=known),)
 
 
 def coverage(facts: ModelFacts) -> tuple[Candidate, ...]:

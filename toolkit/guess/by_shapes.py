@@ -1,5 +1,7 @@
 """Families that only the shapes of outputs tell apart; shapes do not show colours and numbers."""
 
+from dataclasses import replace
+
 from device.engine.manifest import TensorInfo
 from pipelines.decode_config import (
     Blazeface,
@@ -28,6 +30,13 @@ from toolkit.guess.proposal import Candidate
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 ANCHORS = 3  # per cell of a YOLO with anchors
+COCO_CLASSES = 80
+POINT_COLUMNS = (16, 57)  # YOLOv5-face, YOLOv7-pose
+CLASS_COUNTS = (1000, 1001, 11821, 21841, 21843)
+"""Of ImageNet and its supersets: no embedding and no list of points has so many elements."""
+CLASS_NAMES = ("logit", "prob", "softmax", "class", "label")  # words of outputs
+MAP_NAMES = (*CLASS_NAMES, "seg", "mask")
+DEPTH_NAMES = ("depth", "disp")
 TEXT_HEIGHTS = (32, 48)
 TEXT_SIZE = (48, 320)  # of one whose size is dynamic
 SCRFD_COLUMNS = (1, 4, 10)
@@ -48,7 +57,14 @@ def channels_first(facts: ModelFacts) -> tuple[Candidate, ...]:
         return ()
     why = f"one output [1, {output.shape[1]}, {output.shape[2]}]: channels before all cells"
     note = "without metadata the task is not known: classes and extras share the channels"
-    return (Candidate(UltralyticsDetect(output=output.name), "letterbox", why, (note,)),)
+    producer = facts.producers.get(output.name)
+    # Key points and angles are joined to what is joined already, boxes and scores.
+    detects = (
+        producer is not None and producer.op == "Concat" and producer.before[-1:] == ("Sigmoid",)
+    )
+    known = detects or output.shape[1] == 4 + COCO_CLASSES or _named_classes(facts, output, 1, 4)
+    decode = UltralyticsDetect(output=output.name)
+    return (Candidate(decode, "letterbox", why, (note,), sure=known),)
 
 
 def anchor_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
@@ -60,7 +76,10 @@ def anchor_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
         return ()
     masks = next((o.name for o in facts.outputs if len(o.shape) == 4), "")
     why = f"output [1, {output.shape[1]}, {output.shape[2]}]: three anchors a cell, YOLOv5 or v7"
-    return (Candidate(Yolov5(output=output.name, masks=masks), "letterbox", why),)
+    # Faces and poses have as many columns as detectors of some number of classes.
+    known = output.shape[2] not in POINT_COLUMNS or _named_classes(facts, output, 2, 5)
+    decode = Yolov5(output=output.name, masks=masks)
+    return (Candidate(decode, "letterbox", why, sure=known),)
 
 
 def six_columns(facts: ModelFacts) -> tuple[Candidate, ...]:
@@ -105,13 +124,17 @@ def finished_rows(facts: ModelFacts) -> tuple[Candidate, ...]:
     if output is None or output.shape[1:] != (300, 6):
         return ()
     why = "one output [1, 300, 6]: x1, y1, x2, y2, score, class without suppression"
-    return (Candidate(Rows(output=output.name), "letterbox", why),)
+    # RT-DETR of Ultralytics, without its metadata, has centres in fractions.
+    sampled = "GridSample" in facts.operators
+    return (Candidate(Rows(output=output.name), "letterbox", why, sure=not sampled),)
 
 
 def seven_columns(facts: ModelFacts) -> tuple[Candidate, ...]:
     """[n, 7]: YOLOv7 with NMS (class before score) or YOLO-NAS flat (score before class)."""
     output = _single(facts, 2)
-    if output is None or output.shape[1] != 7:
+    producer = facts.producers.get(output.name) if output is not None else None
+    layer = producer is not None and (producer.of_layer or producer.op == "Softmax")
+    if output is None or output.shape[1] != 7 or layer:  # a layer's are seven classes
         return ()
     corners: tuple[Column, ...] = ("batch", "x1", "y1", "x2", "y2")
     return (
@@ -229,23 +252,32 @@ def text_recognition(facts: ModelFacts) -> tuple[Candidate, ...]:
         notes.append(
             "lines are 48 pixels high, 32 in older files: `tandem model guess --input-size 320 48`"
         )
-    return (Candidate(decode, "signed", why, tuple(notes), usual_size=TEXT_SIZE),)
+    producer = facts.producers.get(output.name)
+    softmax = producer is None or producer.op == "Softmax" or "Softmax" in producer.before
+    return (
+        Candidate(decode, "signed", why, tuple(notes), TEXT_SIZE, sure=bool(alphabet) or softmax),
+    )
 
 
 def one_channel(facts: ModelFacts) -> tuple[Candidate, ...]:
     """[1, 1, H, W]: text, depth or a mask."""
     output = _single(facts, 4)
-    if output is None or output.shape[1] != 1:
+    if output is None or not (output.shape[1] == 1 or _is_open(output.shape[1])):
         return ()
     if output.shape[2:] == (17, 3):
         why = "one output [1, 1, 17, 3]: MoveNet"
         return (Candidate(Movenet(output=output.name), "rgb-bytes", why),)
+    one = "one map of one channel"
+    classes: tuple[Candidate, ...] = ()
+    if output.shape[1] != 1:
+        one = "one map, if it has one channel, which the file leaves open"
+        classes = (Candidate(Segmentation(output=output.name), "imagenet", "a map for each class"),)
     return (
         Candidate(TextDetection(output=output.name), "imagenet",
-                  "one map of one channel: probabilities of text (DB, PP-OCR)"),
-        Candidate(Segmentation(output=output.name, values="binary"), "imagenet",
-                  "one map of one channel: a mask"),
-        Candidate(Depth(output=output.name), "imagenet", "one map of one channel: depth"),
+                  f"{one}: probabilities of text (DB, PP-OCR)"),
+        Candidate(Segmentation(output=output.name, values="binary"), "imagenet", f"{one}: a mask"),
+        Candidate(Depth(output=output.name), "imagenet", f"{one}: depth", sure=False),
+        *classes,
     )  # fmt: skip
 
 
@@ -261,7 +293,8 @@ def segmentation(facts: ModelFacts) -> tuple[Candidate, ...]:
         return (Candidate(decode, "imagenet", why, (_COLOUR,)),)
     if output is not None and output.shape[1:] == facts.size:
         why = "one output [1, H, W] of the input's size: depth"
-        return (Candidate(Depth(output=output.name), "imagenet", why, (_COLOUR,)),)
+        known = _has_word(output.name, DEPTH_NAMES)
+        return (Candidate(Depth(output=output.name), "imagenet", why, (_COLOUR,), sure=known),)
     return ()
 
 
@@ -281,7 +314,22 @@ def _channels(facts: ModelFacts, output: TensorInfo) -> tuple[Candidate, ...]:
     why = f"output {output.name!r} has a map for each class"
     if len(facts.outputs) > 1:
         why += "; the others, of the same shape, are auxiliary"
-    return (Candidate(decode, "imagenet", why, (_COLOUR,)),)
+    maps = Candidate(decode, "imagenet", why, (_COLOUR,))
+    if _are_classes(facts, output, output.shape[3 if last else 1]):
+        return (maps,)
+    points = Candidate(Heatmaps(output=output.name), "imagenet", "or a map for each key point")
+    return (replace(maps, sure=False), *(() if last or decode.full_size is False else (points,)))
+
+
+def _are_classes(facts: ModelFacts, output: TensorInfo, channels: object) -> bool:
+    """True if more than shapes says that maps are of classes: pictures, features and key points
+    have such shapes, too."""
+    if len(facts.outputs) > 1 or _has_word(output.name, MAP_NAMES):
+        return True
+    producer = facts.producers.get(output.name)
+    # Class maps are computed small and enlarged last; a picture of three channels may be, too.
+    enlarged = producer is not None and producer.op == "Resize" and channels != len("rgb")
+    return enlarged or (producer is not None and producer.op in ("Softmax", "LogSoftmax"))
 
 
 def classifier(facts: ModelFacts) -> tuple[Candidate, ...]:
@@ -294,11 +342,32 @@ def classifier(facts: ModelFacts) -> tuple[Candidate, ...]:
     last = "unknown (an engine)" if producer is None else producer.op
     why = f"one output [1, {output.shape[1]}]: a classifier; its last node is {last}"
     notes = (_COLOUR, _TIMM) + (("softmax: look whether scores add up to 1",) * (producer is None))
-    if facts.declared_size in ((48, 192), (80, 160)):
-        decode = Classification(scores=output.name, softmax=softmax)
-        return (Candidate(decode, "signed", why, notes[:1]),)
     decode = Classification(scores=output.name, softmax=softmax)
-    return (Candidate(decode, "imagenet-crop", why, notes),)
+    # An embedding, points of a face and an age are a vector, too.
+    known = (
+        last in ("Softmax", "LogSoftmax")
+        or output.shape[1] in CLASS_COUNTS
+        or _has_word(output.name, CLASS_NAMES)
+        or _named_classes(facts, output, 1, 0)
+    )
+    if facts.declared_size in ((48, 192), (80, 160)):
+        return (Candidate(decode, "signed", why, notes[:1], sure=known),)
+    return (Candidate(decode, "imagenet-crop", why, notes, sure=known),)
+
+
+def _named_classes(facts: ModelFacts, output: TensorInfo, axis: int, before: int) -> bool:
+    """True if the metadata name as many classes as the output has, beside `before` columns."""
+    size, count = output.shape[axis], len(class_names(facts.metadata))
+    return count > 0 and size == before + count
+
+
+def _has_word(name: str, words: tuple[str, ...]) -> bool:
+    return any(word in name.lower() for word in words)
+
+
+def _is_open(size: object) -> bool:
+    """True for a size that the file leaves open."""
+    return not isinstance(size, int)
 
 
 def _single(facts: ModelFacts, rank: int, others: int | None = None) -> TensorInfo | None:

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from device.engine.file import open_engine
 from device.engine.manifest import Dim, TensorInfo
 from toolkit.errors import GuessError
 from toolkit.guess.names import numbers_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 ENGINE_SUFFIX = ".engine"
 TRANSPARENT = frozenset({"Identity", "Cast"})  # they say nothing of what is before them
@@ -16,15 +20,21 @@ DEFAULT_SIDE = 640  # of a dynamic input that nothing gives a size
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The node that makes an output: its operator, and those that make its inputs."""
+    """The node that makes an output: its operator, and those that make its inputs.
+
+    `of_layer`: its operand is what one layer gives (Gemm, Conv, or MatMul and a bias), or it is
+    such a layer itself.
+    """
 
     op: str
     before: tuple[str, ...] = ()
+    of_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known; an engine has no operators and producers, and of the metadata the classes.
+    """What is known; an engine has no operators, producers and weights, and of the metadata the
+    classes. `weights`: the names of the constants.
 
     `input_size`: (height, width) that the caller gave, or None; `usual_size`: that of the model's
     family, where that is known.
@@ -38,6 +48,7 @@ class ModelFacts:
     producers: Mapping[str, Producer] = field(default_factory=dict)
     input_size: tuple[int, int] | None = None
     usual_size: tuple[int, int] | None = None
+    weights: frozenset[str] = frozenset()
 
     @property
     def image(self) -> TensorInfo:
@@ -83,6 +94,10 @@ class ModelFacts:
         """Channels of the image."""
         shape = self.image.shape
         return shape[3 if self.layout == "nhwc" else 1] if len(shape) == 4 else None
+
+    def has_weights(self, *words: str) -> bool:
+        """True if a word is in the name of a constant."""
+        return any(word in name for name in self.weights for word in words)
 
     def output(self, name: str) -> TensorInfo | None:
         """Return an output by its name, without ":0"; None if there is none."""
@@ -130,7 +145,9 @@ def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
         if node is None:
             return None
         makers = [maker.producer() for maker in node.inputs if maker is not None]
-        return Producer(node.op_type, tuple(maker.op_type for maker in makers if maker is not None))
+        before = tuple(maker.op_type for maker in makers if maker is not None)
+        first = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+        return Producer(node.op_type, before, _is_layer(node) or _is_layer(first))
 
     producers = {value.name or "": producer(value) for value in graph.outputs}
     weights = set(graph.initializers)
@@ -142,4 +159,21 @@ def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
         frozenset(node.op_type for node in graph.all_nodes()),
         {name: node for name, node in producers.items() if node is not None},
         input_size,
+        weights=frozenset(graph.initializers),
+    )
+
+
+def _is_layer(node: "ir.Node | None") -> bool:
+    """True for Gemm and Conv, for a MatMul with a constant, and for the Add of its bias vector."""
+    if node is None:
+        return False
+    constants = [value for value in node.inputs if value is not None and value.const_value]
+    if node.op_type in ("Gemm", "Conv", "MatMul"):
+        return bool(constants)
+    makers = [value.producer() for value in node.inputs if value is not None]
+    vector = any(value.const_value and len(value.const_value.shape) == 1 for value in constants)
+    return (
+        node.op_type == "Add"
+        and vector
+        and any(maker is not None and maker.op_type == "MatMul" for maker in makers)
     )

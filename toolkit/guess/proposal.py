@@ -46,7 +46,8 @@ class Candidate:
     """A reading of a model: the decoder, the recipe of its preprocessing, and why.
 
     `notes` say what the file cannot show and where this decoder may be wrong. `usual_size`: the
-    (height, width) of the family, for an input of dynamic size.
+    (height, width) of the family, for an input of dynamic size. `sure` False: nothing but shapes
+    that other models have too speaks for it, and the user is asked, be it the only reading.
     """
 
     decode: DecodeConfig
@@ -54,6 +55,7 @@ class Candidate:
     why: str
     notes: tuple[str, ...] = ()
     usual_size: tuple[int, int] | None = None
+    sure: bool = True
 
     @property
     def kind(self) -> str:
@@ -63,7 +65,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What `tandem model guess` answers. Several candidates: the user is asked."""
+    """What `tandem model guess` answers. With several candidates, or one that is not sure, the
+    user is asked."""
 
     rule: str
     sureness: Sureness

@@ -70,7 +70,7 @@ def propose(facts: ModelFacts) -> Proposal:
         fitting = tuple(candidate for candidate in candidates if takes_outputs(facts, candidate))
         if fitting:
             sureness: Sureness = "likely" if rule.sureness == "ask" else rule.sureness
-            sureness = "ask" if len(fitting) > 1 else sureness
+            sureness = "ask" if len(fitting) > 1 or not fitting[0].sure else sureness
             return Proposal(rule.name, sureness, fitting, labels_of(facts))
     raise GuessError(_nothing(facts))
 

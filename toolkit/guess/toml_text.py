@@ -53,9 +53,13 @@ def proposal_text(facts: ModelFacts, proposal: Proposal) -> str:
     """Return the whole answer as TOML, with what is known and what is not as comments."""
     lines = _head(facts, proposal)
     if proposal.sureness == "ask":
+        several = len(proposal.candidates) > 1
         lines.append(
             "# Several decoders take such outputs: choose with `tandem model guess"
             " --choose NUMBER`."
+            if several
+            else "# Other models have such outputs, too: if this reading is right, choose it with"
+            " `tandem model guess --choose 1`."
         )
         for number, candidate in enumerate(proposal.candidates, start=1):
             lines += ["#", _comment(f"{number}: {candidate.kind}: {candidate.why}.")]

@@ -40,8 +40,8 @@ def guess_model(request: GuessRequest, *, as_json: bool) -> str:
             for number, one in enumerate(proposal.candidates, start=1)
         )
         raise GuessError(
-            f"{request.path} can be read in several ways, so nothing was written ({kinds}): choose"
-            " one with `tandem model guess --choose NUMBER`."
+            f"{request.path} does not show how it is read, so nothing was written ({kinds}): choose"
+            " with `tandem model guess --choose NUMBER`."
         )
     if as_json:
         return json.dumps(guess_builtins(facts, proposal)) + "\n"

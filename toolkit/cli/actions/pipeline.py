@@ -271,7 +271,7 @@ def _model_text(
     if choose is None and proposal.sureness == "ask":
         kinds = "; ".join(f"{n}: {one.kind}" for n, one in enumerate(proposal.candidates, start=1))
         raise GuessError(
-            f"{path} can be read in several ways ({kinds}): choose with"
+            f"{path} does not show how it is read ({kinds}): choose with"
             " `tandem pipeline new --choose NUMBER` for --model; for another one, name a model.toml"
             " that `tandem model guess --choose NUMBER` writes."
         )

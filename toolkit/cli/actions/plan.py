@@ -95,7 +95,8 @@ def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trt
     for plan, one, candidate in rows:
         title = f"== {plan.name}\n" if several else ""
         advice = result.advice[plan.name]
-        parts.append(title + render_plan(plan, advice) + _rewrites_text(one.prepared))
+        notes = "".join(f"\n\nnote: {note}" for note in result.notes[plan.name])
+        parts.append(title + render_plan(plan, advice) + notes + _rewrites_text(one.prepared))
         if with_nodes:
             parts.append(render_nodes(plan))
         if with_trtexec:
@@ -122,7 +123,8 @@ def as_builtins(result: PlanResult) -> dict[str, Any]:
         plan.name: _rewrites_builtins(one.prepared)
         for plan, one in zip(result.shared.plans, result.loaded, strict=True)
     }
-    return {**shared_builtins(result.shared, result.advice), "rewrites": rewrites}
+    notes = {name: list(rows) for name, rows in result.notes.items()}
+    return {**shared_builtins(result.shared, result.advice), "rewrites": rewrites, "notes": notes}
 
 
 def _rewrites_builtins(prepared: Prepared) -> dict[str, Any]:

@@ -2,20 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from toolkit.cli.log import progress_shown
 from toolkit.cli.options.names import complete_profile
-
-if TYPE_CHECKING:
-    from toolkit.demo.steps import Report
+from toolkit.cli.options.progress import progress_bar
 
 
 @click.command(epilog="Example: tandem demo --profile orin-nx-16gb --source rtsp://10.0.0.7/stream")
@@ -52,10 +44,10 @@ def demo(profile: str, source: str | None, model: Path | None, out: Path, as_jso
     """
     from toolkit.cli.actions.demo import as_builtins, print_result
     from toolkit.demo.report_html import write_report
-    from toolkit.demo.steps import DemoOptions, run_demo
+    from toolkit.demo.steps import STEPS, DemoOptions, run_demo
 
     options = DemoOptions(out=out, profile=profile, source=source, model=model)
-    with _progress() as report:
+    with progress_bar("demo", dict(STEPS)) as report:
         result = run_demo(options, report)
     write_report(result)
     if as_json:
@@ -64,25 +56,3 @@ def demo(profile: str, source: str | None, model: Path | None, out: Path, as_jso
         print_result(result)
     if not result.passed:
         sys.exit(1)
-
-
-@contextmanager
-def _progress() -> "Iterator[Report]":
-    from toolkit.demo.steps import STEPS
-
-    shares = dict(STEPS)
-    starts = {name: sum(share for _, share in STEPS[:i]) for i, (name, _) in enumerate(STEPS)}
-    with Progress(
-        TextColumn("{task.description:26}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not progress_shown(),
-    ) as bar:
-        task = bar.add_task("", total=1.0)
-
-        def report(step: str, share: float) -> None:
-            bar.update(task, description=step, completed=starts[step] + share * shares[step])
-
-        yield report
-        bar.update(task, description="done", completed=1.0)

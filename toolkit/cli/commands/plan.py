@@ -4,6 +4,7 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     "print the commands that build their engines.")  # fmt: skip
 @click.option("--table", type=click.Path(path_type=Path),
     help="INT8 ranges; tensors without one stay off the DLA. [default: all have one]")  # fmt: skip
+@click.option("--data", type=click.Path(path_type=Path),
+    help="Images, a video, .npy or .npz samples: calibrate as a build does, and plan with the "
+    "nodes that it keeps in floating point.")  # fmt: skip
 @click.option("--measured", type=click.Path(path_type=Path),
     help="Node times measured on a board, or the report of its selftest; they replace predicted "
     "ones.")  # fmt: skip
@@ -88,6 +92,7 @@ def plan(
     workload: Path | None,
     pipeline: Path | None,
     table: Path | None,
+    data: Path | None,
     measured: Path | None,
     no_rewrites: bool,
     seconds: float,
@@ -106,12 +111,17 @@ def plan(
 
     All times and energies are predicted; docs/COSTS.md says how well.
     """
-    of_one = rate_hz or table or shapes or inputs_as_nchw or measured or explained
+    of_one = rate_hz or table or data or shapes or inputs_as_nchw or measured or explained
     if workload is not None and (of_one or force_dla or force_gpu):
         raise click.UsageError(
-            "--rate, --table, --shape, --inputs-as-nchw, --measured, --explain, --force-dla and "
-            "--force-gpu belong to one MODEL; a workload file holds rate, table, shapes and "
-            "layout of each."
+            "--rate, --table, --data, --shape, --inputs-as-nchw, --measured, --explain, "
+            "--force-dla and --force-gpu belong to one MODEL; a workload file holds rate, table, "
+            "shapes and layout of each."
+        )
+    if data is not None and (table or precision != "int8" or no_rewrites or max_latency_ms):
+        raise click.UsageError(
+            "--data calibrates INT8 as a build does; leave out --table, --precision, "
+            "--no-rewrites and --max-latency-ms."
         )
     if workload is None and objective == MAKESPAN:
         raise click.UsageError(
@@ -126,7 +136,7 @@ def plan(
         from toolkit.cli.actions import plan as action
 
     request = action.PlanRequest(
-        members=tuple(map(action.member_of, members)),
+        members=tuple(replace(action.member_of(row), data=data) for row in members),
         profile=profile,
         jetpack=jetpack,
         options=action.PlanOptions(
