@@ -375,6 +375,49 @@ def test_power_and_clocks_are_read_from_the_boards_files(tmp_path: Path) -> None
     assert clocks_locked(clocks_mhz(root))
 
 
+# AGX Thor with L4T 39.2: GPU and video engines as two devices, one INA238 before all rails
+# (rbonghi/jetson_stats#885, #900; Documentation/hwmon/ina238.rst of the kernel).
+THOR: Mapping[str, str] = {
+    "sys/class/hwmon/hwmon2/name": "ina238",
+    "sys/class/hwmon/hwmon2/in0_input": "3",
+    "sys/class/hwmon/hwmon2/in1_input": "20031",
+    "sys/class/hwmon/hwmon2/curr1_input": "2106",
+    "sys/class/hwmon/hwmon2/power1_input": "42185000",
+    "sys/class/hwmon/hwmon4/name": "ina3221",
+    "sys/class/hwmon/hwmon4/in1_label": "VDD_GPU",
+    "sys/class/hwmon/hwmon4/in1_input": "20000",
+    "sys/class/hwmon/hwmon4/curr1_input": "276",
+    "sys/class/devfreq/gpu-gpc-0/cur_freq": "315000000",
+    "sys/class/devfreq/gpu-gpc-0/min_freq": "315000000",
+    "sys/class/devfreq/gpu-gpc-0/max_freq": "1575000000",
+    "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000",
+    "sys/class/devfreq/gpu-nvd-0/min_freq": "1692000000",
+    "sys/class/devfreq/gpu-nvd-0/max_freq": "1692000000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "2601000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq": "2601000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "2601000",
+}
+
+
+def test_the_gpu_of_a_thor_is_not_called_locked_while_it_is_free(tmp_path: Path) -> None:
+    root = recorded_tree(tmp_path, THOR)
+    clocks = clocks_mhz(root)
+    assert (clocks["gpu now"], clocks["gpu max"], clocks["cpu0 now"]) == (315.0, 1575.0, 2601.0)
+    assert not clocks_locked(clocks)
+    (root / "sys/class/devfreq/gpu-gpc-0/min_freq").write_text("1575000000")
+    assert clocks_locked(clocks_mhz(root))
+    assert not clocks_locked({"cpu0 min": 2601.0, "cpu0 max": 2601.0})
+
+
+def test_the_total_power_of_a_thor_is_that_of_its_ina238(tmp_path: Path) -> None:
+    root = recorded_tree(tmp_path, THOR)
+    assert rails_watts(root) == {"VIN": 42.185, "VDD_GPU": 5.52}
+    (root / "sys/class/hwmon/hwmon2/label").write_text("VDD_TOTAL\n")
+    assert set(rails_watts(root)) == {"VDD_TOTAL", "VDD_GPU"}
+    (root / "sys/class/hwmon/hwmon2/power1_input").unlink()
+    assert set(rails_watts(root)) == {"VDD_GPU"}
+
+
 def test_the_board_is_described_without_its_serial_number(tmp_path: Path) -> None:
     machine = read_machine(tmp_path, root=recorded_tree(tmp_path))
     assert (machine.l4t, machine.soc, machine.power_mode_name) == ("36.4.3", "tegra234", "15W")
