@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -75,13 +75,17 @@ class RuleModel:
 
 @dataclass(frozen=True, slots=True)
 class KitRequest:
-    """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline."""
+    """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline.
+
+    `splits`: names of networks that are timed on GPU and DLA together, too; None: of all.
+    """
 
     profile: str
     jetpack: str | None = None
     references: Sequence[ReferenceModel] = ()
     networks: Sequence[NetworkModel] = ()
     rules: Sequence[RuleModel] = ()
+    splits: Collection[str] | None = None
     precisions: tuple[Precision, ...] = ("int8",)
     demo: bool = True
 
@@ -148,6 +152,7 @@ def _networks(bench: _Bench) -> tuple[tuple[NetworkCase, ...], tuple[str, ...]]:
     A selftest that ends early has whole networks on the DLA and on the GPU, which the fit of costs
     and measured plans take; splits are for the check of a plan, and come last.
     """
+    splits = bench.request.splits
     rounds: tuple[tuple[Variant, ...], ...] = (("dla", "gpu"), ("split",))
     rows = [
         _network(bench, network, precision, variant)
@@ -155,6 +160,7 @@ def _networks(bench: _Bench) -> tuple[tuple[NetworkCase, ...], tuple[str, ...]]:
         for variants in (rounds if bench.has_dla else (("gpu",),))
         for network in bench.request.networks
         for variant in variants
+        if variant != "split" or splits is None or network.name in splits
     ]
     return (
         tuple(row for row in rows if isinstance(row, NetworkCase)),

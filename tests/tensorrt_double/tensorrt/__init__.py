@@ -8,7 +8,7 @@ computes with onnxruntime.
     TENSORRT_DOUBLE_API      the file with the API
     TENSORRT_DOUBLE_VERSION  what `__version__` says
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
-    TENSORRT_DOUBLE_TIMES    "BASE NODE MOST": seconds that a plan takes, for each of its nodes, at most
+    TENSORRT_DOUBLE_TIMES    "BASE NODE MOST": seconds of a plan, more of each node, at most
 
 A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
@@ -433,9 +433,6 @@ class Builder:
         if on_dla and other is not None:
             log(ILogger.ERROR, f"DLA only supports FP16 and Int8 I/O: {other.name} is neither")
             return None
-        if times := os.environ.get("TENSORRT_DOUBLE_TIMES"):
-            base, node, most = map(float, times.split())
-            time.sleep(min(most, base + node * len(network._layers)))
         return _Memory(_serialize(network, on_dla))
 
 
@@ -453,6 +450,9 @@ def _check_gpu(network, config):
 
 
 def _serialize(network, on_dla):
+    if times := os.environ.get("TENSORRT_DOUBLE_TIMES"):
+        base, node, most = map(float, times.split())
+        time.sleep(min(most, base + node * len(network._layers)))
     ports = {}
     for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
         for tensor in tensors:
