@@ -253,6 +253,21 @@ def test_a_selftest_that_is_ended_leaves_the_report_of_what_was_done(
     assert steps["networks"].problem == ""  # the kit has none
 
 
+def test_a_selftest_below_nohup_goes_on_when_the_connection_ends(
+    laptop_kit: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.tandem-report"
+    command = ["nohup", sys.executable, "-m", "device.agent", "selftest", "--kit", str(laptop_kit)]
+    with subprocess.Popen(
+        [*command, "--out", str(out), "--only", "machine", "--only", "kernels"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as run_:  # fmt: skip
+        wait_for(out.exists, 30, "the report")
+        run_.send_signal(signal.SIGHUP)
+        assert run_.wait(60) == 0
+    assert [step.done for step in read_report(out).report.steps] == [1, 1]
+
+
 def test_a_step_that_was_not_reached_is_in_the_report_from_the_start(kit: Path) -> None:
     step = next(step for step in STEPS if step.name == "rules")
     row = not_reached(load_kit(kit), step)

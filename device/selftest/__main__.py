@@ -147,8 +147,14 @@ class _Kept:
 
 @contextmanager
 def _ending_is_an_interrupt() -> Iterator[None]:
-    """Treat the end of the connection (SIGHUP) and SIGTERM as Ctrl-C, within the block."""
-    signals = (signal.SIGHUP, signal.SIGTERM)
+    """Treat the end of the connection (SIGHUP) and SIGTERM as Ctrl-C, within the block.
+
+    What nohup ignores stays ignored.
+    """
+    signals = [
+        number for number in (signal.SIGHUP, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # fmt: skip
     before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
     try:
         yield
