@@ -8,6 +8,9 @@ from pathlib import Path
 # A zone that reports 100 C for ever on Tegra boards: it has no sensor.
 NOT_A_SENSOR = ("PMIC-Die", "PMIC")
 PLAUSIBLE_C = (-40.0, 150.0)  # a zone that is powered down reads -256
+# The GPU below /sys/class/devfreq by SoC and JetPack: an address before the name on all but Thor,
+# whose second device, gpu-nvd-0, is the video engines (jetson_stats reads the same).
+GPU_DEVFREQ = ("*.gpu", "*.ga10b", "*.gv11b", "*.gp10b", "gpu-gpc-0", "gpu")
 _MODES = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>")
 _RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: ([\d.]+)")
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([\w.]+)[\"']", re.MULTILINE)
@@ -24,6 +27,12 @@ def hottest_c(root: Path) -> float | None:
     ]
     least, most = PLAUSIBLE_C
     return max((value for value in readings if least < value < most), default=None)
+
+
+def gpu_devfreq(sys: Path = Path("/sys")) -> Path | None:
+    """Return the folder with `cur_freq`, `min_freq` and `max_freq` (Hz) of the GPU, if any."""
+    folders = (f for name in GPU_DEVFREQ for f in sorted((sys / "class/devfreq").glob(name)))
+    return next((folder for folder in folders if read_text(folder / "cur_freq")), None)
 
 
 def memory_mb(root: Path = Path("/")) -> tuple[int, int]:

@@ -31,6 +31,10 @@ class EngineError(TandemError):
     """An engine file is missing, damaged, hostile or of another format version."""
 
 
+class DamagedEngineError(EngineError):
+    """Bytes of an engine are not those that were written: a checksum says so."""
+
+
 class SessionError(TandemError):
     """An engine cannot be run here, or was given inputs that it does not take."""
 

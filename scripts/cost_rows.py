@@ -27,6 +27,8 @@ Engine = Literal["gpu", "dla0", "2dla", "gpu+2dla"]
 Measure = Literal["latency", "rate", "power", "energy"]
 Raw = dict[str, str]
 
+SELFTEST = "selftest of a board"  # how the source of a row begins that came with a report
+
 FIGURES = configs.ROOT / "published_figures.csv"
 CHECKS = configs.ROOT / "published_checks.csv"  # rows that no fit has seen
 
@@ -128,6 +130,7 @@ _GOOGLENET = ("stem", "3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b")
 # Models as the sources name them. Layer groups: "[layers a-b]" measured, "[group i ...]" as the
 # artifact's solver takes them.
 MODELS: dict[str, str] = {
+    **{name: name for name in NETWORKS},  # as selftests of boards name them
     "GoogleNet": "googlenet",
     **{
         f"GoogleNet[layers {span}]": f"googlenet:{part}"
@@ -313,6 +316,8 @@ def _board(row: Raw) -> Board | None:
     known = BOARDS.get((row["device"], row["power_mode"]))
     if known is not None:
         return known
+    if row["source"].startswith(SELFTEST):
+        return Board(profile=row["device"], mode=row["power_mode"] or None)
     clocks_mhz = {part: int(hz) / 1e6 for part, hz in _FREQUENCY.findall(row["notes"])}
     if "Orin" not in row["device"] or not clocks_mhz.get("gpu"):
         return None
@@ -451,15 +456,29 @@ def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[UnusedRow]]:
 
 
 def report_rows(report: Report) -> tuple[list[Case], list[UnusedRow]]:
-    """Return the networks of a selftest's report that ran whole on one processor as cases.
+    """Return the networks of a selftest's report that ran whole on a DLA as cases.
+
+    `line`: the number of the row in the report.
+    """
+    rows, unused = figure_rows(report)
+    return [case for line, row in rows if (case := _case(line, row)) is not None], unused
+
+
+def figure_rows(report: Report) -> tuple[list[tuple[int, Raw]], list[UnusedRow]]:
+    """Return the networks that ran whole on a DLA as rows of published figures, with their number.
 
     Kernels of Tandem run as one CUDA graph, but the fit's rows of the GPU are TensorRT's: only the
-    times of a DLA are of what the rows are of. `line`: the number of the row in the report.
+    times of a DLA are of what the rows are of.
     """
-    mode = report.machine.power_mode_name or None
-    known = {each.name for each in load_profile(report.profile).power_modes}
-    board = Board(profile=report.profile, mode=mode if mode in known else None)
-    cases, unused = [], []
+    machine = report.machine
+    mode = machine.power_mode_name
+    if mode not in {each.name for each in load_profile(report.profile).power_modes}:
+        mode = ""
+    notes = (
+        f"Tandem {report.tandem}, L4T {machine.l4t}, TensorRT {machine.tensorrt}; clocks "
+        f"{'held' if machine.locked else 'not held'}; kit {report.kit[:8]}"
+    )
+    rows, unused = [], []
     for line, row in enumerate(report.networks, start=1):
         processors = {segment.processor for segment in row.segments}
         implementations = {segment.implementation for segment in row.segments}
@@ -475,15 +494,14 @@ def report_rows(report: Report) -> tuple[list[Case], list[UnusedRow]]:
         if reason is not None:
             unused.append(UnusedRow(line, f"{row.item}: {reason}"))
             continue
-        cases.append(
-            Case(
-                line=line, source="selftest of a board", device=report.profile, board=board,
-                network=row.network, side=None, batch=1, dla_batch=1,
-                precision="int8" if row.precision == "int8" else "fp16", engine="dla0",
-                measure="latency", value=row.median_ms,
-            )
-        )  # fmt: skip
-    return cases, unused
+        raw = {
+            "source": SELFTEST, "device": report.profile, "power_mode": mode,
+            "model": row.network, "input": "", "precision": row.precision.upper(), "batch": "1",
+            "engine": "DLA0", "metric": "latency_ms", "value": f"{row.median_ms:.6g}",
+            "notes": f"{notes}; median of {row.runs}",
+        }  # fmt: skip
+        rows.append((line, raw))
+    return rows, unused
 
 
 def read_applications(path: Path = CHECKS) -> list[Case]:

@@ -1,6 +1,6 @@
 """What a board's report confirms and corrects: `python -m scripts.read_board_report REPORT`.
 
-docs/BOARD_KIT.md says how a report is made.
+docs/BOARD_KIT.md says how a report is made. `--patch` writes it as a change of this repository.
 """
 
 import argparse
@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from device.errors import TandemError
+from device.files import replacing
 from device.selftest.report import NetworkRow, Report, read_report
+from scripts.board_change import change_of
 from toolkit.board_kit.corrections import RuleSummary, summarize_rules
 
 
@@ -21,10 +23,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--patch", type=Path, metavar="FILE", help="for `git apply` and a review")
     arguments = parser.parse_args()
     try:
         report = read_report(arguments.report).report
-    except TandemError as error:
+        if arguments.patch is not None:
+            with replacing(arguments.patch) as file:
+                file.write(change_of(report).patch.encode())
+    except (TandemError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     rules = summarize_rules(report)

@@ -1,5 +1,6 @@
 """Builds small real networks, whole and cut into segments, and engine files of them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,16 @@ def write_network(path: Path, network: Network) -> Path:
     manifest, entries = engine_parts(network)
     write_engine(path, manifest, entries)
     return path
+
+
+def without_checksums(data: bytes) -> bytes:
+    """An engine as an earlier Tandem wrote it."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"].pop("checksums")
+    blob = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    blob += b" " * (-len(blob) % 8)
+    return len(blob).to_bytes(8, "little") + blob + data[8 + length :]
 
 
 def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:

@@ -248,6 +248,21 @@ def test_a_jetson_says_its_clocks_and_its_power_mode(tmp_path: Path) -> None:
     }
 
 
+def test_a_thor_says_the_clock_of_its_gpu_and_not_of_its_video_engines(tmp_path: Path) -> None:
+    files = {
+        "sys/class/devfreq/bwmgr/cur_freq": "4266000000\n",
+        "sys/class/devfreq/gpu-gpc-0/cur_freq": "315000000\n",
+        "sys/class/devfreq/gpu-gpc-0/max_freq": "1575000000\n",
+        "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000\n",
+        "sys/class/devfreq/gpu-nvd-0/max_freq": "1692000000\n",
+    }
+    assert readings(machine(tmp_path, files, {})) == {
+        "GPU clock": "315 MHz",
+        "GPU clock, highest": "1575 MHz",
+        "memory clock": "4266 MHz",
+    }
+
+
 def test_a_computer_with_a_gpu_says_what_nvidia_smi_prints(tmp_path: Path) -> None:
     files = {"proc/cpuinfo": "processor : 0\nmodel name : A CPU @ 2 GHz\n"}
     commands = {"nvidia-smi": "1980 MHz, 1980 MHz, 3201 MHz, 184.32 W, [N/A], 43, P0\n"}

@@ -22,6 +22,7 @@ from device.selftest.private import scrub
 from device.selftest.report import (
     MAX_ENTRIES,
     RECORDED,
+    NetworkRow,
     RecordedRow,
     Report,
     ReportError,
@@ -29,7 +30,9 @@ from device.selftest.report import (
     read_report,
     write_report,
 )
-from scripts.cost_rows import report_rows
+from scripts.board_change import FIGURES, ROOT, RULES, change_of
+from scripts.cost_rows import FIGURES as FIGURES_FILE
+from scripts.cost_rows import read_rows, report_rows
 from scripts.read_board_report import lines
 from toolkit.board_kit.corrections import summarize_rules
 from toolkit.board_kit.measured import measured_in, times_of
@@ -93,6 +96,49 @@ def test_the_script_prints_corrections_and_says_so_by_its_status(path: Path) -> 
     assert "correct clip.lower" in done.stdout
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert len(json.loads(done.stdout)["rules"]["corrections"]) == 3
+
+
+def confirming(rule_id: str, *networks: NetworkRow) -> Report:
+    """A report that confirms a rule on both sides, corrects others, and looks like a diff."""
+    sides = tuple(
+        rule(rule_id, side, expected=side == "at", takes=side == "at") for side in ("at", "beyond")
+    )
+    made = report(*networks)
+    machine = msgspec.structs.replace(made.machine, model="Orin\n--- a/README.md\n+++ b/README.md")
+    return msgspec.structs.replace(made, rules=(*made.rules, *sides), machine=machine)
+
+
+def test_a_report_becomes_a_change_that_git_applies(tmp_path: Path, path: Path) -> None:
+    for name in (FIGURES, *sorted((ROOT / RULES).glob("*.py"))):
+        target = tmp_path / "repo" / (name if name == FIGURES else name.relative_to(ROOT))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    write_report(
+        path, confirming("pow.constant", network("resnet18", "aa", "dla", on_dla("c"))), {}
+    )
+    patch = tmp_path / "report.patch"
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.read_board_report", str(path), "--patch", str(patch)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    text = patch.read_text()
+    assert "# To decide by hand: toolkit/dla/rules/layer_rules.py:" in text
+    assert "resize.mode (documented) is too lax" in text
+    subprocess.run(["git", "apply", str(patch)], cwd=tmp_path / "repo", check=True)
+    before, after = read_rows(FIGURES_FILE)[0], read_rows(tmp_path / "repo" / FIGURES)[0]
+    (case,) = after[len(before) :]
+    assert (case.network, case.engine, case.precision, case.value) == (
+        "resnet18", "dla0", "int8", 1.5,
+    )  # fmt: skip
+    assert (case.board.profile, case.board.mode) == ("orin-nx-16gb", "MAXN")
+    rules = (tmp_path / "repo/toolkit/dla/rules/layer_rules.py").read_text()
+    assert rules.count('certainty="recalled"') + 1 == (
+        (ROOT / RULES / "layer_rules.py").read_text().count('certainty="recalled"')
+    )
+    # The same report changes nothing more.
+    again = change_of(read_report(path).report, tmp_path / "repo")
+    assert not again.files
 
 
 def test_the_times_of_a_network_are_those_of_its_operations_and_segments() -> None:

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,13 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from engine_fixtures import engine_parts, single_network, split_network, write_network
+from engine_fixtures import (
+    engine_parts,
+    single_network,
+    split_network,
+    without_checksums,
+    write_network,
+)
 
 from device.engine.container import MAX_HEADER_BYTES
 from device.engine.file import Engine, encode_manifest, open_engine, write_engine
@@ -138,14 +145,16 @@ def test_the_bytes_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
     }
     write_engine(tmp_path / "e", manifest, entries)
     expected = safetensors.numpy.save(plain, {"tandem": encode_manifest(manifest)})
-    assert (tmp_path / "e").read_bytes() == expected
+    assert without_checksums((tmp_path / "e").read_bytes()) == expected
 
 
 def test_the_safetensors_library_opens_an_engine(tmp_path: Path) -> None:
     manifest, entries = all_parts()
     write_engine(tmp_path / "e", manifest, entries)
     with safetensors.safe_open(tmp_path / "e", "numpy") as file:
-        assert file.metadata() == {"tandem": encode_manifest(manifest)}
+        metadata = file.metadata()
+        assert metadata.pop("checksums").startswith("xxh3_64 ")
+        assert metadata == {"tandem": encode_manifest(manifest)}
         assert set(file.keys()) == set(entries)
     for name, found in safetensors.numpy.load_file(tmp_path / "e").items():
         np.testing.assert_array_equal(found, entries[name])
@@ -163,7 +172,7 @@ def test_an_engine_saved_by_the_safetensors_library_opens(path: Path) -> None:
 def test_entries_that_lie_unaligned_are_still_handed_out_aligned(path: Path) -> None:
     manifest, entries = engine_parts(split_network())
     write_engine(path, manifest, entries)
-    data = path.read_bytes()
+    data = without_checksums(path.read_bytes())
     length = int.from_bytes(data[:8], "little")
     longer = (length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :]
     path.write_bytes(longer)
@@ -172,6 +181,93 @@ def test_entries_that_lie_unaligned_are_still_handed_out_aligned(path: Path) -> 
         assert view.flags.aligned
         assert not view.flags.writeable
         np.testing.assert_array_equal(view, entries["w1"])
+
+
+def place_of(engine: Engine, name: str) -> tuple[int, int]:
+    """Where a section lies in the file."""
+    begin = len(engine.path.read_bytes()) - max(e.stop for e in engine.entries.values())
+    return begin + engine.entries[name].start, begin + engine.entries[name].stop
+
+
+def test_a_byte_that_was_changed_is_found_wherever_it_is(path: Path) -> None:
+    """A thousand offsets: the length, the header with the manifest, every section."""
+    data = write_network(path, split_network()).read_bytes()
+    draw = random.Random(28)
+    head = 8 + int.from_bytes(data[:8], "little")
+    offsets = [*range(8), *draw.sample(range(8, head), 500)]
+    offsets += draw.sample(range(head, len(data)), 1000 - len(offsets))
+    with open_engine(path) as engine:
+        places = {name: place_of(engine, name) for name in engine.entries}
+    for offset in offsets:
+        changed = bytearray(data)
+        changed[offset] ^= draw.randrange(1, 256)
+        path.write_bytes(changed)
+        if offset < head:
+            with pytest.raises(EngineError, match=str(path)):
+                open_engine(path)
+            continue
+        name, (start, stop) = next(row for row in places.items() if row[1][0] <= offset < row[1][1])
+        said = f"section {name!r} at byte {start} ({stop - start} bytes) has the checksum"
+        with open_engine(path) as engine:
+            with pytest.raises(EngineError, match=re.escape(said)):
+                engine.verify()
+            with pytest.raises(EngineError, match=re.escape(said)):
+                engine.entry(name)
+            for other in places.keys() - {name}:
+                engine.entry(other)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"checksums":', b'"checksumz":', "its metadata has 'checksumz', known are tandem"),
+        (b'"xxh3_64 ', b'"xxh3_65 ', "of kind 'xxh3_65', not 14 of xxh3_64"),
+        (b"small.onnx", b"smell.onnx", "its header at byte 0"),
+    ],
+)
+def test_a_header_that_was_changed_says_so(path: Path, old: bytes, new: bytes, said: str) -> None:
+    data = write_network(path, split_network()).read_bytes()
+    assert data.count(old) == 1
+    assert said in refuse(path, data.replace(old, new))
+
+
+def test_a_section_is_checked_once_and_when_it_is_first_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_network(path, split_network())
+    checked: list[str] = []
+    monkeypatch.setattr(
+        "device.engine.file.check_section", lambda _, name, *__: checked.append(name)
+    )
+    with open_engine(path) as engine:
+        assert checked == []
+        engine.entry("w1")
+        engine.entry("w1")
+        assert checked == ["w1"]
+        engine.verify()
+        engine.verify()
+        assert len(checked) == len(engine.entries)
+
+
+def test_a_section_is_checked_at_the_speed_of_memory(path: Path) -> None:
+    manifest, entries = engine_parts(split_network())
+    entries["large"] = np.random.default_rng(0).integers(0, 255, 2**26, np.uint8)
+    write_engine(path, manifest, entries)
+    seconds = []
+    for _ in range(5):
+        with open_engine(path) as engine:  # mapped anew: the first touch of its pages counts
+            begin = time.thread_time()
+            engine.verify()
+            seconds.append(time.thread_time() - begin)
+    assert 2**26 / min(seconds) > 5e9
+
+
+def test_an_engine_of_an_earlier_tandem_opens_without_checksums(path: Path) -> None:
+    path.write_bytes(without_checksums(write_network(path, split_network()).read_bytes()))
+    with open_engine(path) as engine:
+        assert engine.checksums is None
+        engine.verify()
+        assert engine.entry("w1").shape == (8, 3, 3, 3)
 
 
 def test_arrays_outlive_their_engine(path: Path) -> None:

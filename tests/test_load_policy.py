@@ -152,9 +152,12 @@ def test_the_hottest_real_zone_counts(tmp_path: Path) -> None:
     assert hottest_c(tmp_path / "nothing") is None
 
 
-@pytest.mark.parametrize("name", ["17000000.ga10b", "17000000.gv11b", "17000000.gpu", "gpu"])
+@pytest.mark.parametrize(
+    "name", ["17000000.ga10b", "17000000.gv11b", "17000000.gpu", "gpu", "gpu-gpc-0"]
+)
 def test_the_clock_of_the_gpu_is_a_fraction(tmp_path: Path, name: str) -> None:
-    root = board(tmp_path, {}, {name: ("306000000\n", "1224000000\n")})
+    others = {"bwmgr": ("4266000000\n", "4266000000\n"), "gpu-nvd-0": ("1\n", "1\n")}
+    root = board(tmp_path, {}, {name: ("306000000\n", "1224000000\n"), **others})
     assert gpu_clock(root) == 0.25
     assert gpu_clock(tmp_path / "nothing") is None
 

@@ -7,6 +7,8 @@ import getpass
 import hashlib
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import onnx
 import pytest
 from model_fixtures import small_convnet
 from test_tensorrt import install
+from video_fixtures import wait_for
 
 from device.errors import TandemError
 from device.selftest import dla, rules
@@ -36,13 +39,19 @@ from device.selftest.report import (
     read_report,
     write_report,
 )
-from device.selftest.runner import Work, run_step
+from device.selftest.runner import Work, not_reached, run_step
 from device.selftest.sensors import clocks_locked, clocks_mhz, rails_watts
 from device.selftest.steps import MINUTES, STEPS, deadlines_s
 from scripts.make_board_kit import check_agent_runs, rule_models
 from scripts.read_board_report import lines
 from toolkit.board_kit.corrections import summarize_rules
-from toolkit.board_kit.make import KitRequest, NetworkModel, ReferenceModel, make_kit
+from toolkit.board_kit.make import (
+    KitRequest,
+    NetworkModel,
+    ReferenceModel,
+    in_order,
+    make_kit,
+)
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.target import choose_target
 from toolkit.importers.onnx import ModelBytes
@@ -78,7 +87,7 @@ def test_a_network_for_a_board_with_a_dla_is_there_on_each_processor(
     )  # fmt: skip
     with cuda_double.interpreted_cubins():
         kit, left_out = make_kit(tmp_path, request, lambda _: None)
-    assert {case.variant for case in kit.networks} >= {"gpu", "dla"}
+    assert [case.variant for case in kit.networks][:2] == ["dla", "gpu"]
     assert all("nothing on the DLA" in reason for reason in left_out)
 
 
@@ -105,12 +114,20 @@ def selftest(kit: Path, out: Path, *options: str) -> "subprocess.CompletedProces
     )  # fmt: skip
 
 
+def start_selftest(kit: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "device.agent", "selftest", "--kit", str(kit)]
+    return subprocess.Popen(
+        [*command, "--out", str(out), *options],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def run(
     kit: Path, folder: Path, name: str, *, seconds: float = 60.0, **changes: float
 ) -> tuple[object, tuple[RuleRow, ...]]:
     """Run one step of a kit in this process."""
     folder.mkdir(exist_ok=True)
-    work = Work(load_kit(kit), kit, folder, lambda *_: None)
+    work = Work(load_kit(kit), kit, folder, lambda *_: None, lambda *_: None)
     step = next(step for step in STEPS if step.name == name)
     row, rows = run_step(work, replace(step, **changes), time.monotonic() + seconds)
     return row, rows
@@ -212,6 +229,68 @@ def test_an_item_that_hangs_is_ended_and_the_step_too(
         tandem="", kit="", profile="orin-nx-16gb", seconds=3.0, steps=(step,), machine=machine
     )
     assert f"  left out: {', '.join(step.left_out)}" in lines(report, summarize_rules(report))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_selftest_that_is_ended_leaves_the_report_of_what_was_done(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_TIMES", "1 0 1")
+    out = tmp_path / "r.tandem-report"
+    with start_selftest(
+        kit, out, "--only", "machine", "--only", "rules", "--only", "networks"
+    ) as run:
+        wait_for(lambda: out.exists() and read_report(out).report.steps[0].done == 1, 30, "machine")
+        time.sleep(2.5)  # of rules
+        run.send_signal(number)
+        assert run.wait(20) == 0
+    report = read_report(out).report
+    steps = {step.name: step for step in report.steps}
+    assert report.machine.python
+    assert 0 < steps["rules"].done == len(report.rules) < steps["rules"].items
+    assert steps["rules"].problem.startswith("the selftest was ended here,")
+    assert len(steps["rules"].left_out) == steps["rules"].items - steps["rules"].done
+    assert steps["networks"].problem == ""  # the kit has none
+
+
+def test_a_selftest_below_nohup_goes_on_when_the_connection_ends(
+    laptop_kit: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.tandem-report"
+    command = ["nohup", sys.executable, "-m", "device.agent", "selftest", "--kit", str(laptop_kit)]
+    with subprocess.Popen(
+        [*command, "--out", str(out), "--only", "machine", "--only", "kernels"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as run_:  # fmt: skip
+        wait_for(out.exists, 30, "the report")
+        run_.send_signal(signal.SIGHUP)
+        assert run_.wait(60) == 0
+    assert [step.done for step in read_report(out).report.steps] == [1, 1]
+
+
+def test_a_step_that_was_not_reached_is_in_the_report_from_the_start(kit: Path) -> None:
+    step = next(step for step in STEPS if step.name == "rules")
+    row = not_reached(load_kit(kit), step)
+    assert (row.done, row.items) == (0, len(row.left_out))
+    assert row.problem == f"not reached: the selftest was ended before it, {row.items} left out"
+
+
+def test_the_first_cases_are_of_the_least_certain_rules_and_one_of_each() -> None:
+    models = in_order(rule_models(choose_target("orin-nx-16gb")))
+    rules = [row.case.rule for row in models]
+    distinct = len(set(rules))
+    certainties = [row.case.certainty for row in models]
+    assert set(certainties[: certainties.index("documented")]) == {"recalled", "observed"}
+    assert len({row.case.rule for row in models[: 2 * distinct]}) == distinct
+    names = [row.case.name for row in models]
+    for name in names:
+        other = f"{name.removesuffix('-beyond')}-at"
+        assert (
+            not name.endswith("-beyond")
+            or other not in names
+            or (names.index(name) == names.index(other) + 1)
+        )
 
 
 def replace_rules(kit: Path, folder: Path, count: int) -> Path:
@@ -318,6 +397,14 @@ def test_a_kit_for_a_jetpack_without_the_agent_is_refused(
         check_agent_runs(target)
 
 
+def test_the_page_of_the_kit_has_the_steps_in_their_order_with_their_ends() -> None:
+    page = (ROOT / "docs/BOARD_KIT.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) \|$", page, re.MULTILINE)
+    ends = [f"{seconds / 60:.1f}" for seconds in deadlines_s(MINUTES)]
+    assert rows == list(zip([step.name for step in STEPS], ends, strict=True))
+    assert sum(step.share for step in STEPS) == pytest.approx(1)
+
+
 def test_the_steps_fit_into_the_time_and_have_distinct_names() -> None:
     times = deadlines_s(MINUTES)
     assert list(times) == sorted(times)
@@ -374,6 +461,49 @@ def test_power_and_clocks_are_read_from_the_boards_files(tmp_path: Path) -> None
     assert not clocks_locked(clocks)
     (root / "sys/class/devfreq/17000000.gpu/min_freq").write_text("918000000")
     assert clocks_locked(clocks_mhz(root))
+
+
+# AGX Thor with L4T 39.2: GPU and video engines as two devices, one INA238 before all rails
+# (rbonghi/jetson_stats#885, #900; Documentation/hwmon/ina238.rst of the kernel).
+THOR: Mapping[str, str] = {
+    "sys/class/hwmon/hwmon2/name": "ina238",
+    "sys/class/hwmon/hwmon2/in0_input": "3",
+    "sys/class/hwmon/hwmon2/in1_input": "20031",
+    "sys/class/hwmon/hwmon2/curr1_input": "2106",
+    "sys/class/hwmon/hwmon2/power1_input": "42185000",
+    "sys/class/hwmon/hwmon4/name": "ina3221",
+    "sys/class/hwmon/hwmon4/in1_label": "VDD_GPU",
+    "sys/class/hwmon/hwmon4/in1_input": "20000",
+    "sys/class/hwmon/hwmon4/curr1_input": "276",
+    "sys/class/devfreq/gpu-gpc-0/cur_freq": "315000000",
+    "sys/class/devfreq/gpu-gpc-0/min_freq": "315000000",
+    "sys/class/devfreq/gpu-gpc-0/max_freq": "1575000000",
+    "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000",
+    "sys/class/devfreq/gpu-nvd-0/min_freq": "1692000000",
+    "sys/class/devfreq/gpu-nvd-0/max_freq": "1692000000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "2601000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq": "2601000",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "2601000",
+}
+
+
+def test_the_gpu_of_a_thor_is_not_called_locked_while_it_is_free(tmp_path: Path) -> None:
+    root = recorded_tree(tmp_path, THOR)
+    clocks = clocks_mhz(root)
+    assert (clocks["gpu now"], clocks["gpu max"], clocks["cpu0 now"]) == (315.0, 1575.0, 2601.0)
+    assert not clocks_locked(clocks)
+    (root / "sys/class/devfreq/gpu-gpc-0/min_freq").write_text("1575000000")
+    assert clocks_locked(clocks_mhz(root))
+    assert not clocks_locked({"cpu0 min": 2601.0, "cpu0 max": 2601.0})
+
+
+def test_the_total_power_of_a_thor_is_that_of_its_ina238(tmp_path: Path) -> None:
+    root = recorded_tree(tmp_path, THOR)
+    assert rails_watts(root) == {"VIN": 42.185, "VDD_GPU": 5.52}
+    (root / "sys/class/hwmon/hwmon2/label").write_text("VDD_TOTAL\n")
+    assert set(rails_watts(root)) == {"VDD_TOTAL", "VDD_GPU"}
+    (root / "sys/class/hwmon/hwmon2/power1_input").unlink()
+    assert set(rails_watts(root)) == {"VDD_GPU"}
 
 
 def test_the_board_is_described_without_its_serial_number(tmp_path: Path) -> None:

@@ -544,6 +544,11 @@ def test_a_build_that_hangs_is_ended(
     assert prepare(engine, tmp_path / "plans", limits=Limits(60)).problem is None
 
 
+def test_the_page_of_the_board_says_how_many_plans_are_kept() -> None:
+    page = (HERE.parent / "docs/board.md").read_text()
+    assert re.findall(r"those of the last (\d+) segments", page) == [str(MAX_PLANS)]
+
+
 def test_the_least_recently_used_plans_go(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ import logging
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -522,7 +521,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `tandem-agent`; its subcommands are programs of their own (CUDA, arrays)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in PROGRAMS:
-        return subprocess.call(module_command(PROGRAMS[words[0]], *words[1:]))
+        command = module_command(PROGRAMS[words[0]], *words[1:])
+        os.execv(command[0], command)  # in this process: signals and the exit status are its own
     arguments = make_parser().parse_args(words)
     set_up_log(arguments.log_level, os.environ)
     try:

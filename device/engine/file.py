@@ -1,6 +1,7 @@
 """The engine file: a safetensors file with a manifest in its metadata, read with mmap.
 
-`open_engine` checks every length, offset, dtype and reference before it hands anything out.
+`open_engine` checks every length, offset, dtype and reference before it hands anything out, and the
+header's checksum; a section's is checked when it is first read (`device.engine.checksums`).
 `write_engine` replaces a file in one step, so whoever has the old one open keeps it whole.
 
 A file that another program shortens in place while it is mapped ends the process with SIGBUS at the
@@ -12,6 +13,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -20,6 +22,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from device.engine.checksums import (
+    KEY,
+    METADATA_KEY,
+    Checksums,
+    check_section,
+    checksum,
+    checksums_of,
+    sealed,
+    stated,
+)
 from device.engine.container import (
     PREFIX_BYTES,
     Entry,
@@ -38,8 +50,6 @@ from device.files import open_to_read, replacing
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
-METADATA_KEY = "tandem"
-
 
 class _Version(msgspec.Struct):
     """The part of a manifest that every format version has."""
@@ -55,31 +65,31 @@ class Engine:
     """An open engine file. Close it, or use it in a `with`; arrays handed out stay valid."""
 
     def __init__(
-        self,
-        path: Path,
-        mapped: mmap.mmap,
-        header: Header,
-        manifest: Manifest,
-        identity: tuple[int, ...],
+        self, path: Path, mapped: mmap.mmap, head: "_Head", identity: tuple[int, ...]
     ) -> None:
         """Take a mapped file whose header and manifest were checked; use `open_engine`."""
         self.path = path
+        # None: an earlier Tandem, or another program, wrote the file.
+        self.checksums = head.checksums
         # Of the file, whatever is at its path now: device, inode, length, time of last change.
         self.identity = identity
-        self.manifest = manifest
-        self.entries: Mapping[str, Entry] = MappingProxyType(dict(header.entries))
-        self._data_start = header.data_start
+        self.manifest = head.manifest
+        self.entries: Mapping[str, Entry] = MappingProxyType(dict(head.header.entries))
+        self._data_start = head.header.data_start
         self._mapped: mmap.mmap | None = mapped
         self._sha256: str | None = None
+        self._verified: set[str] = set()
 
     def entry(self, name: str) -> Array:
         """Return an entry as a read-only array of its dtype and shape, without a copy.
 
-        Raises EngineError if there is no such entry or the engine is closed.
+        Raises EngineError if there is no such entry, its bytes are not those that were written, or
+        the engine is closed.
         """
         entry = self.entries.get(name)
         if entry is None:
             raise EngineError(f"{self.path} has no entry {name!r}; build it again")
+        self._verify(name, entry)
         view: Array = np.ndarray(
             entry.shape,
             np.dtype(entry.dtype).newbyteorder("<"),
@@ -90,6 +100,20 @@ class Engine:
             view = view.copy()
             view.flags.writeable = False
         return view
+
+    def verify(self) -> None:
+        """Check every section that was not read yet. Raises EngineError: one is damaged.
+
+        A file without checksums passes; see `checksums`.
+        """
+        for name, entry in self.entries.items():
+            self._verify(name, entry)
+
+    def _verify(self, name: str, entry: Entry) -> None:
+        if self.checksums is None or name in self._verified:
+            return
+        check_section(self._bytes(), name, entry, self.checksums, str(self.path))
+        self._verified.add(name)
 
     @property
     def sha256(self) -> str:
@@ -126,15 +150,13 @@ def open_engine(path: PathLike) -> Engine:
     """
     where = Path(path)
     mapped, identity = _map(where)
-    prefix = mapped[:PREFIX_BYTES]
-    end = PREFIX_BYTES + header_length(prefix, len(mapped), str(where))
-    header = parse_header(mapped[PREFIX_BYTES:end], len(mapped), str(where))
-    manifest = _manifest(header.metadata, str(where))
+    end = PREFIX_BYTES + header_length(mapped[:PREFIX_BYTES], len(mapped), str(where))
+    head = _read_head(mapped[:end], len(mapped), str(where))
     try:
-        check_manifest(manifest, header.entries)
+        check_manifest(head.manifest, head.header.entries)
     except EngineError as error:
         raise EngineError(f"{where}: {error}") from error
-    return Engine(where, mapped, header, manifest, identity)
+    return Engine(where, mapped, head, identity)
 
 
 def read_manifest(path: Path, offset: int, size: int) -> Manifest:
@@ -149,8 +171,23 @@ def read_manifest(path: Path, offset: int, size: int) -> Manifest:
             blob = file.read(header_length(prefix, size, str(path)))
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error}") from error
-    header = parse_header(blob, size, str(path))
-    return _manifest(header.metadata, str(path))
+    return _read_head(prefix + blob, size, str(path)).manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands before the sections of a file."""
+
+    header: Header
+    checksums: Checksums | None
+    manifest: Manifest
+
+
+def _read_head(head: bytes, size: int, where: str) -> _Head:
+    """Return what the length and header of a file of `size` bytes say, checked."""
+    header = parse_header(head[PREFIX_BYTES:], size, where)
+    checksums = checksums_of(head, header, where)
+    return _Head(header, checksums, _manifest(header.metadata, where))
 
 
 def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
@@ -205,19 +242,24 @@ def write_engine(path: PathLike, manifest: Manifest, entries: Mapping[str, Array
     try:
         placed = lay_out({name: (value.dtype.name, value.shape) for name, value in entries.items()})
         check_manifest(manifest, placed)
-        head = encode_header(placed, {METADATA_KEY: encode_manifest(manifest)})
+        sums = (checksum(_little(entries[name], entry).data) for name, entry in placed.items())
+        metadata = {METADATA_KEY: encode_manifest(manifest), KEY: stated(sums)}
+        head = sealed(encode_header(placed, metadata))
     except EngineError as error:
         raise EngineError(f"{where} is not written: {error}") from error
     try:
         with replacing(where) as file:
             file.write(head)
             for name, entry in placed.items():
-                # One array at a time: only one that is strided or big endian is copied at all.
-                little = np.dtype(entry.dtype).newbyteorder("<")
-                flat = np.ascontiguousarray(entries[name], dtype=little).reshape(-1)
-                file.write(flat.view(np.uint8).data)
+                file.write(_little(entries[name], entry).data)
     except OSError as error:
         raise EngineError(f"{where} cannot be written: {error}") from error
+
+
+def _little(array: Array, entry: Entry) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an array as the file has them: copied only if strided or big endian."""
+    little = np.dtype(entry.dtype).newbyteorder("<")
+    return np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8)
 
 
 def encode_manifest(manifest: Manifest) -> str:

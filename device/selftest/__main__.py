@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import msgspec
 
 from device.errors import TandemError
-from device.selftest.kit import LIST, KitError, load_kit
+from device.selftest.kit import LIST, Kit, KitError, load_kit
 from device.selftest.report import (
     MAX_ENTRY_BYTES,
     RECORDED,
@@ -26,10 +28,11 @@ from device.selftest.report import (
     read_report,
     write_report,
 )
-from device.selftest.runner import Work, run_step
+from device.selftest.runner import Work, not_reached, run_step
 from device.selftest.steps import MINUTES, STEPS, deadlines_s
 
 _SHOWN_EVERY_S = 1.0
+_WRITTEN_EVERY_S = 20.0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the selftest; the exit status is 1 if a step has a problem."""
+    """Run the selftest; the exit status is 1 only if there is no report."""
     parser = make_parser()
     arguments = parser.parse_args()
     if (arguments.out is None) == (arguments.list is None):
@@ -70,8 +73,10 @@ def main() -> int:
     else:
         sys.stdout.write("".join(f"{_line(step)}\n" for step in report.steps))
         size = arguments.out.stat().st_size
-        sys.stdout.write(f"{arguments.out}: {size / 1e6:.1f} MB; --list shows what it holds\n")
-    return int(any(step.problem or step.crashes for step in report.steps))
+        sys.stdout.write(
+            f"{arguments.out}: {size / 1e6:.1f} MB, the file to send; --list shows it\n"
+        )
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> Report:
@@ -85,32 +90,77 @@ def _run(arguments: argparse.Namespace) -> Report:
     if not arguments.out.absolute().parent.is_dir():
         raise ReportError(f"{arguments.out} cannot be written: there is no such folder; make it")
     kit = load_kit(kit_folder)
-    chosen = arguments.only or [step.name for step in STEPS]
+    chosen = [step for step in STEPS if step.name in (arguments.only or [s.name for s in STEPS])]
     begin = time.monotonic()
-    rows: dict[str, tuple[Any, ...]] = {}
-    steps: list[StepRow] = []
+    deadlines = dict(zip(STEPS, deadlines_s(arguments.minutes), strict=True))
     with tempfile.TemporaryDirectory(prefix="tandem-selftest-") as name:
-        work = Work(kit, kit_folder, Path(name), _Shown())
-        for step, deadline_s in zip(STEPS, deadlines_s(arguments.minutes), strict=True):
-            if step.name in chosen:
-                row, rows[step.name] = run_step(work, step, begin + deadline_s)
-                steps.append(row)
+        kept = _Kept(arguments.out, kit, Path(name), [not_reached(kit, step) for step in chosen])
+        work = Work(kit, kit_folder, Path(name), _Shown(), kept)
+        kept.write()  # it can be written there: said now, not after the work
+        with suppress(KeyboardInterrupt), _ending_is_an_interrupt():
+            for step in chosen:
+                kept(*run_step(work, step, begin + deadlines[step]))
+                kept.write()
         if sys.stderr.isatty():
             sys.stderr.write("\r\033[K")
-        files = _files(work.folder)
-    machines = rows.pop("machine", ())
-    report = Report(
-        tandem=_version(),
-        kit=kit.sha256,
-        profile=kit.profile,
-        seconds=time.monotonic() - begin,
-        steps=tuple(steps),
-        machine=machines[0] if machines else Machine(),
-        recorded=rows.pop("dla", ()),
-        **rows,
-    )
-    write_report(arguments.out, report, files)
-    return report
+        kept.write()
+    return kept.report
+
+
+class _Kept:
+    """The report as far as it goes. It is written after each step and now and then in between.
+
+    Called with a step and the rows of its items; `folder` has the files beside the JSON.
+    """
+
+    def __init__(self, path: Path, kit: Kit, folder: Path, steps: Sequence[StepRow]) -> None:
+        self._path, self._kit, self._folder = path, kit, folder
+        self._begin = self._written = time.monotonic()
+        self._steps = {step.name: step for step in steps}
+        self._rows: dict[str, tuple[Any, ...]] = {}
+
+    def __call__(self, step: StepRow, rows: tuple[Any, ...]) -> None:
+        self._steps[step.name], self._rows[step.name] = step, rows
+        if time.monotonic() - self._written > _WRITTEN_EVERY_S:
+            self.write()
+
+    @property
+    def report(self) -> Report:
+        rows = dict(self._rows)
+        machines = rows.pop("machine", ())
+        return Report(
+            tandem=_version(),
+            kit=self._kit.sha256,
+            profile=self._kit.profile,
+            seconds=time.monotonic() - self._begin,
+            steps=tuple(self._steps.values()),
+            machine=machines[0] if machines else Machine(),
+            recorded=rows.pop("dla", ()),
+            **rows,
+        )
+
+    def write(self) -> None:
+        """Write what there is. Raises ReportError."""
+        write_report(self._path, self.report, _files(self._folder))
+        self._written = time.monotonic()
+
+
+@contextmanager
+def _ending_is_an_interrupt() -> Iterator[None]:
+    """Treat the end of the connection (SIGHUP) and SIGTERM as Ctrl-C, within the block.
+
+    What nohup ignores stays ignored.
+    """
+    signals = [
+        number for number in (signal.SIGHUP, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # fmt: skip
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _version() -> str:

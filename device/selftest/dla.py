@@ -15,7 +15,7 @@ from device.selftest.engines import (
 from device.selftest.kit import Kit
 from device.selftest.report import RECORDED, RecordedRow
 
-_FINISH_S = 150.0
+_FINISH_S = 80.0
 
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RecordedRow:

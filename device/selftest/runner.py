@@ -2,7 +2,8 @@
 
 A child works through the items of a step and writes a line of JSON for each. When it dies, or an
 item takes longer than it may, that item gets a row with the reason and a new child goes on behind
-it. A step that is out of time ends there, and the next one starts.
+it. A step that is out of time ends there, and the next one starts. What is done is handed on after
+each item: a selftest that is ended in between has a report.
 """
 
 import os
@@ -27,6 +28,9 @@ from device.start.command import module_command
 Progress = Callable[[str, int, int, str], None]
 """Gets the step, the items that are done, how many there are, and the item in work."""
 
+Keep = Callable[[StepRow, tuple[Any, ...]], None]
+"""Gets a step as far as it is done, and the rows of its items, after each item."""
+
 _POLL_S = 0.05
 _MORE_TIME = "give more with `tandem-agent selftest --minutes`"
 _SCRUBBED = ("problem", "reason", "said")
@@ -48,6 +52,7 @@ class Work:
     kit_folder: Path
     folder: Path
     on_progress: Progress
+    keep: Keep
 
 
 @dataclass(slots=True)
@@ -57,8 +62,10 @@ class _Run:
     work: Work
     step: Step
     items: tuple[str, ...]
+    begin: float
     deadline: float
     rows: list[Any]
+    crashes: int = 0
 
     @property
     def over(self) -> bool:
@@ -68,28 +75,43 @@ class _Run:
 
 def run_step(work: Work, step: Step, deadline: float) -> tuple[StepRow, tuple[Any, ...]]:
     """Run one step until `deadline`, a time of `time.monotonic`; return its row and its items'."""
-    begin = time.monotonic()
-    run = _Run(work, step, step.items(work.kit), deadline, [])
-    crashes = 0
+    run = _Run(work, step, step.items(work.kit), time.monotonic(), deadline, [])
     while not run.over:
         reason = _run_child(run)
         if not run.over:  # the item in work is the one behind the last row
-            crashes += 1
+            run.crashes += 1
             item = run.items[len(run.rows)]
-            run.rows.append(step.failed(work.kit, item, scrub(reason)))
+            _add(run, step.failed(work.kit, item, scrub(reason)))
+    return _state(run, f"out of time, {{}} left out; {_MORE_TIME}"), tuple(run.rows)
+
+
+def not_reached(kit: Kit, step: Step) -> StepRow:
+    """Return the row of a step that the selftest has not come to."""
+    items = step.items(kit)
+    problem = f"not reached: the selftest was ended before it, {len(items)} left out"
+    return StepRow(
+        name=step.name, items=len(items), done=0, seconds=0.0,
+        problem=problem if items else "", left_out=items,
+    )  # fmt: skip
+
+
+def _state(run: _Run, problem: str) -> StepRow:
+    """Return a step as far as it is done; `problem`: why the rest is not there, {} for how many."""
     left_out = run.items[len(run.rows) :]
-    return (
-        StepRow(
-            name=step.name,
-            items=len(run.items),
-            done=len(run.rows),
-            seconds=time.monotonic() - begin,
-            crashes=crashes,
-            problem=f"out of time, {len(left_out)} left out; {_MORE_TIME}" if left_out else "",
-            left_out=left_out,
-        ),
-        tuple(run.rows),
+    return StepRow(
+        name=run.step.name,
+        items=len(run.items),
+        done=len(run.rows),
+        seconds=time.monotonic() - run.begin,
+        crashes=run.crashes,
+        problem=problem.format(len(left_out)) if left_out else "",
+        left_out=left_out,
     )
+
+
+def _add(run: _Run, row: Any) -> None:  # noqa: ANN401
+    run.rows.append(row)
+    run.work.keep(_state(run, "the selftest was ended here, {} left out"), tuple(run.rows))
 
 
 def _run_child(run: _Run) -> str:
@@ -127,7 +149,7 @@ def _follow(run: _Run, child: "subprocess.Popen[bytes]", path: Path) -> str:
         while True:
             ended = child.poll() is not None
             for line in _whole_lines(file):
-                run.rows.append(_row(run.work.kit, run.step, line))
+                _add(run, _row(run.work.kit, run.step, line))
                 since = time.monotonic()
             if run.over:
                 return "the step is over"

@@ -2,13 +2,20 @@
 
 HiGHS, onnxruntime, FFmpeg and compilers write to file descriptor 1 past `sys.stdout`, when and what
 they like. A redirection while one of them runs would catch the output of other threads; so the
-descriptor is moved once, before the first thread.
+descriptor is moved once, before the first thread. What a package prints while it is imported, such
+as a banner, goes to standard error by an import hook: there is no other place to catch it.
 """
 
+import contextlib
 import fcntl
 import io
 import os
 import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 
 def take_stdout() -> int:
@@ -33,13 +40,62 @@ def reserve_stdout() -> None:
     if not isinstance(stream, io.TextIOWrapper) or stream is not sys.__stdout__:
         return
     stream.flush()
-    sys.stdout = open(  # noqa: SIM115  (Python flushes it at the end)
-        take_stdout(),
-        "w",
+    sys.meta_path.insert(0, _MarksImports())
+    sys.stdout = _Result(
+        open(take_stdout(), "wb"),  # noqa: SIM115  (Python flushes it at the end)
         encoding=stream.encoding,
         errors=stream.errors,
-        buffering=1 if stream.line_buffering else -1,
+        line_buffering=stream.line_buffering,
     )
+
+
+class _Importing(threading.local):
+    depth = 0  # of modules that this thread executes
+
+
+_IMPORTING = _Importing()
+
+
+class _Result(io.TextIOWrapper):
+    """The result; what a thread prints while it imports a module goes to standard error."""
+
+    def write(self, text: str) -> int:
+        """Write text; see the class."""
+        if not _IMPORTING.depth:
+            return super().write(text)
+        return len(text) if sys.stderr is None else sys.stderr.write(text)
+
+
+class _MarksImports:
+    """A finder of `sys.meta_path` that finds as those behind it do; modules say that they load."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the finders behind this one give."""
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (f.find_spec(name, path, target) for f in behind if hasattr(f, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader = None if spec is None else spec.loader
+        # A class is a loader of built-in modules: no file, no banner.
+        if loader is not None and not isinstance(loader, type) and hasattr(loader, "exec_module"):
+            _mark(loader)
+        return spec
+
+
+def _mark(loader: Any) -> None:  # noqa: ANN401
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        _IMPORTING.depth += 1
+        try:
+            execute(module)
+        finally:
+            _IMPORTING.depth -= 1
+
+    # On this loader alone: resources and tracebacks ask for its class.
+    with contextlib.suppress(AttributeError):
+        loader.exec_module = exec_module
 
 
 def result_descriptor() -> int:

@@ -28,7 +28,14 @@ from pathlib import Path
 
 import msgspec
 
-from device.errors import BundleError, BundleReadError, StateError
+from device.engine.checksums import verify_engine_file
+from device.errors import (
+    BundleError,
+    BundleReadError,
+    DamagedEngineError,
+    EngineError,
+    StateError,
+)
 from device.files import (
     FULL_DISK,
     UnfitFileError,
@@ -243,6 +250,9 @@ class SlotStore:
     def populate(self, slot: Slot, bundle: Path, record: SlotRecord | None = None) -> BundleInfo:
         """Unpack a bundle into a slot; the slot's folder is whole or absent at every moment.
 
+        Its hashes say that it came as it was packed, the engines' checksums that they were packed
+        as they were built.
+
         The state must have forgotten what was in the slot (`slots.clear`) before. With a `record`
         the slot is sealed from the beginning.
         """
@@ -253,6 +263,7 @@ class SlotStore:
         remove(folder)
         try:
             info = extract_bundle(bundle, temporary)
+            _verify_engines(info, temporary)
             if record is not None:
                 seal = encode_record(SlotSeal(record=record), _sha256)
                 write_synced(temporary / SEAL, [seal], FILE_MODE)
@@ -424,6 +435,20 @@ def _unusable(root: Path, error: OSError) -> StateError:
     return StateError(
         f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent may write"
     )
+
+
+def _verify_engines(info: BundleInfo, folder: Path) -> None:
+    """Raise BundleError if an engine is not as it was built.
+
+    What is no engine at all is left to the pipeline, which says so when it starts.
+    """
+    for name in dict.fromkeys(run.engine for run in info.runs):
+        try:
+            verify_engine_file(folder / name, name)
+        except DamagedEngineError as error:
+            raise BundleError(f"the bundle was packed with a damaged engine: {error}") from error
+        except EngineError:
+            continue
 
 
 def slot_folders(root: Path, state: SlotState) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,8 @@ Report = Callable[[str], None]
 LIMITS: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 5e-2}
 """The largest relative error of a reference engine's output: its kernels add in another order than
 the reference on the CPU, and in INT8 a sum that lies between two steps may be rounded to either."""
+
+CERTAINTIES = ("recalled", "observed", "documented")  # the least certain rules are asked first
 
 _SAMPLES = 4
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: the same kit gives the same bytes
@@ -73,13 +75,17 @@ class RuleModel:
 
 @dataclass(frozen=True, slots=True)
 class KitRequest:
-    """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline."""
+    """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline.
+
+    `splits`: names of networks that are timed on GPU and DLA together, too; None: of all.
+    """
 
     profile: str
     jetpack: str | None = None
     references: Sequence[ReferenceModel] = ()
     networks: Sequence[NetworkModel] = ()
     rules: Sequence[RuleModel] = ()
+    splits: Collection[str] | None = None
     precisions: tuple[Precision, ...] = ("int8",)
     demo: bool = True
 
@@ -101,7 +107,7 @@ def make_kit(folder: Path, request: KitRequest, report: Report) -> tuple[Kit, tu
     Raises TandemError: a model or the profile cannot be used, or the folder cannot be written.
     """
     profile = load_profile(request.profile)
-    rules = request.rules if profile.dla_cores else ()
+    rules = in_order(request.rules) if profile.dla_cores else ()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
@@ -143,19 +149,40 @@ def _references(bench: _Bench) -> tuple[Reference, ...]:
 def _networks(bench: _Bench) -> tuple[tuple[NetworkCase, ...], tuple[str, ...]]:
     """Build all networks; second, those that are left out with the reason.
 
-    The placements of one network follow each other: a selftest that ends early has whole rows.
+    A selftest that ends early has whole networks on the DLA and on the GPU, which the fit of costs
+    and measured plans take; splits are for the check of a plan, and come last.
     """
-    variants: tuple[Variant, ...] = ("gpu", "dla", "split") if bench.has_dla else ("gpu",)
+    splits = bench.request.splits
+    rounds: tuple[tuple[Variant, ...], ...] = (("dla", "gpu"), ("split",))
     rows = [
         _network(bench, network, precision, variant)
         for precision in bench.request.precisions
+        for variants in (rounds if bench.has_dla else (("gpu",),))
         for network in bench.request.networks
         for variant in variants
+        if variant != "split" or splits is None or network.name in splits
     ]
     return (
         tuple(row for row in rows if isinstance(row, NetworkCase)),
         tuple(row for row in rows if isinstance(row, str)),
     )
+
+
+def in_order(rules: Sequence[RuleModel]) -> tuple[RuleModel, ...]:
+    """Return the cases in the order in which a board is asked, which may end anywhere.
+
+    The first case of each rule comes before the second of any, of the least certain rules first;
+    both sides of a case follow each other.
+    """
+    cases: dict[str, dict[str, None]] = {}  # of each rule: the names without a side, in order
+    keys: dict[str, tuple[int, int]] = {}
+    for rule in rules:
+        case = rule.case
+        stem = case.name.removesuffix(f"-{case.side}")
+        stems = cases.setdefault(case.rule, {})
+        stems[stem] = None
+        keys[case.name] = list(stems).index(stem), CERTAINTIES.index(case.certainty)
+    return tuple(sorted(rules, key=lambda rule: keys[rule.case.name]))
 
 
 def _add_rules(archive: zipfile.ZipFile, rules: Sequence[RuleModel]) -> None:

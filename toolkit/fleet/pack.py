@@ -71,6 +71,7 @@ def pack_bundle(
     manifests = {}
     for model, members in files.items():
         with open_engine(members.engine) as opened:
+            opened.verify()
             manifests[model] = opened.manifest
     profile = _profile(files, manifests)
     warnings = _check(config, pipeline, files, manifests)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.engine.checksums import NO_CHECKSUMS
 from device.engine.file import Engine, open_engine
 from device.errors import TandemError
 from device.runtime.executors.protocol import LoadOptions, SegmentContext
@@ -64,6 +65,9 @@ def main() -> int:
         for path in engines:
             prefix = f"{path.stem}: " if len(engines) > 1 else ""
             with open_engine(path) as engine:
+                engine.verify()
+                if engine.checksums is None:
+                    sys.stderr.write(f"tandem-agent: {path} {NO_CHECKSUMS}\n")
                 job = _job(engine, arguments, begin_s, prefix)
                 rows_of_engine = prepare_engine(job, again=arguments.again)
                 prepared += [replace(row, segment=prefix + row.segment) for row in rows_of_engine]

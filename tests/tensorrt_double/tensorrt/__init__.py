@@ -9,6 +9,7 @@ dla_rules and dla_network, written apart from Tandem's own), and computes with o
     TENSORRT_DOUBLE_VERSION  what `__version__` says
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
     TENSORRT_DOUBLE_INJECT   which call fails, and how: see injected.py beside this file
+    TENSORRT_DOUBLE_TIMES    "BASE NODE MOST": seconds of a plan, more of each node, at most
 
 A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
@@ -584,6 +585,9 @@ def _check_gpu(network, config):
 
 
 def _serialize(network, on_dla, layers):
+    if times := os.environ.get("TENSORRT_DOUBLE_TIMES"):
+        base, node, most = map(float, times.split())
+        time.sleep(min(most, base + node * len(network._layers)))
     ports = {}
     for kind, tensors in (("input", network._inputs), ("output", network._outputs)):
         for tensor in tensors:

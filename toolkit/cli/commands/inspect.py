@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from device.engine.manifest import Precision
+from device.errors import EngineError
 from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     help="Model: fix an input's shape.")  # fmt: skip
 @plugin_option
 @html_option("graph, layers, memory and roofline of an engine, or graph and operators of a model")
+@click.option("--verify", is_flag=True, help="Engine: check every byte by its checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def inspect(
     file: Path,
@@ -39,16 +41,20 @@ def inspect(
     shapes: dict[str, tuple[int, ...]],
     plugins: "tuple[Plugin, ...]",
     html: Path | None,
+    verify: bool,
     as_json: bool,
 ) -> None:
     """Show what is inside an ENGINE, an ONNX MODEL, or a file of arrays (.npz).
 
-    Engine: profile, inputs, outputs, segments, crossings and memory; the whole file is checked
-    first. Model: inputs, outputs, weights, and operators with their multiply-accumulates.
+    Engine: profile, inputs, outputs, segments, crossings and memory; all but the bytes of weights
+    and kernels is checked first, with --verify these, too. Model: inputs, outputs, weights, and
+    operators with their multiply-accumulates.
     """
     from toolkit.evaluate.infer.runner import kind_of
 
     kind = kind_of(file)
+    if verify and kind in ("model", "arrays"):
+        raise click.UsageError(f"--verify is for an engine; {file} is none.")
     if kind == "model":
         from toolkit.cli.actions import inspect as action
 
@@ -75,7 +81,7 @@ def inspect(
             raise click.UsageError(f"--html is for a model or an engine; {file} holds arrays.")
         _arrays(file, as_json=as_json)
     else:
-        _engine(file, nodes=nodes, html=html, as_json=as_json)
+        _engine(file, nodes=nodes, html=html, verify=verify, as_json=as_json)
 
 
 def _arrays(path: Path, *, as_json: bool) -> None:
@@ -95,13 +101,18 @@ def _arrays(path: Path, *, as_json: bool) -> None:
             click.echo(f"  {name}: {what}")
 
 
-def _engine(path: Path, *, nodes: bool, html: Path | None, as_json: bool) -> None:
+def _engine(path: Path, *, nodes: bool, html: Path | None, verify: bool, as_json: bool) -> None:
+    from device.engine.checksums import ALGORITHM, NO_CHECKSUMS
     from device.engine.file import open_engine
     from device.engine.purposes import bytes_by_purpose
     from toolkit.cli.manifest_text import bytes_text, manifest_text
 
     with open_engine(path) as opened:
         manifest = opened.manifest
+        if verify:
+            opened.verify()
+            if opened.checksums is None:
+                raise EngineError(f"{path} {NO_CHECKSUMS}")
         if html is not None:
             from toolkit.cli.pages.engine_card import engine_facts, engine_page
 
@@ -109,10 +120,16 @@ def _engine(path: Path, *, nodes: bool, html: Path | None, as_json: bool) -> Non
         if as_json:
             values = msgspec.to_builtins(manifest)
             values["bytes"] = bytes_by_purpose(manifest, opened.entries)
+            values["checksums"] = ALGORITHM if opened.checksums else None
+            values["verified"] = verify
             click.echo(json.dumps(values))
             return
         click.echo(manifest_text(manifest))
         click.echo(bytes_text(bytes_by_purpose(manifest, opened.entries)))
+        if opened.checksums is None:
+            click.echo(f"{path} {NO_CHECKSUMS}")
+        elif verify:
+            click.echo(f"verified: {len(opened.entries)} sections and the header by {ALGORITHM}")
         if nodes:
             for row in manifest.plan:
                 rule = f" [{row.rule}]" if row.rule else ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from device.board_files import GPU_DEVFREQ
 from toolkit.machine import Machine
 
 # nvidia-smi's names of what it is asked, with ours.
@@ -39,17 +40,22 @@ _FILES: tuple[_File, ...] = (
     _File("board", ("proc/device-tree/model",)),
     _File(
         "GPU clock",
-        ("sys/class/devfreq/*.ga10b/cur_freq", "sys/class/devfreq/*gpu*/cur_freq"),
+        tuple(f"sys/class/devfreq/{name}/cur_freq" for name in GPU_DEVFREQ),
         1e-6,
         "MHz",
     ),
     _File(
         "GPU clock, highest",
-        ("sys/class/devfreq/*.ga10b/max_freq", "sys/class/devfreq/*gpu*/max_freq"),
+        tuple(f"sys/class/devfreq/{name}/max_freq" for name in GPU_DEVFREQ),
         1e-6,
         "MHz",
     ),
-    _File("memory clock", ("sys/kernel/debug/bpmp/debug/clk/emc/rate",), 1e-6, "MHz"),
+    _File(
+        "memory clock",
+        ("sys/kernel/debug/bpmp/debug/clk/emc/rate", "sys/class/devfreq/bwmgr/cur_freq"),
+        1e-6,
+        "MHz",
+    ),
     _File("CPU clock", ("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq",), 1e-3, "MHz"),
     _File("CPU governor", ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",)),
 )

@@ -42,4 +42,6 @@ def unpacked(path: Path) -> Iterator[Unpacked]:
         engines = {
             name: stack.enter_context(open_engine(folder / name)) for name in engine_members(info)
         }
+        for engine in engines.values():
+            engine.verify()
         yield Unpacked(path, folder, info, engines)

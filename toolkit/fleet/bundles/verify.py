@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.engine.checksums import NO_CHECKSUMS
 from device.engine.file import open_engine
 from device.errors import BundleError, TandemError
 from device.update.bundle import BOM, PIPELINE, BundleInfo, extract_bundle, read_folder_info
@@ -69,7 +70,9 @@ def _engine(path: Path, info: BundleInfo) -> str:
             raise BundleError(
                 f"{path.name} is built for {profile}, the bundle says {info.profile}: pack it again"
             )
-        return f"{len(engine.manifest.segments)} segments for {profile}"
+        engine.verify()
+        checked = f"{len(engine.entries)} sections checked" if engine.checksums else NO_CHECKSUMS
+        return f"{len(engine.manifest.segments)} segments for {profile}; {checked}"
 
 
 def _pipeline(path: Path) -> str:
