@@ -140,6 +140,49 @@ def test_functions_that_call_themselves_are_refused_by_name(tmp_path: Path) -> N
         import_model(written(tmp_path, proto))
 
 
+@pytest.mark.parametrize("depth", [1200, 16_000])
+def test_counts_of_any_length_are_said_in_one_short_sentence(depth: int, tmp_path: Path) -> None:
+    """2^16000 has more digits than Python writes, and no float holds it."""
+    functions = [calls(f"F{at}", f"F{at + 1}", f"F{at + 1}") for at in range(depth - 1)]
+    proto = model_of([node("F0", ["x"], ["y"], domain="own")],
+                     functions=[*functions, calls(f"F{depth - 1}")])  # fmt: skip
+    with pytest.raises(ImportModelError, match=r"000 or more nodes once its") as caught:
+        limits.check_node_count(proto, tmp_path / "model.onnx")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("where", ["in", "beside"])
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [([1] * 5000, "has 5000 axes"), ([1 << 62] * 3000, "has 3000 axes"),
+     ([0, 1 << 62], "which no array can have"), ([1 << 62, 1 << 62], "which no array can have")],
+)  # fmt: skip
+def test_sizes_that_no_array_can_have_are_refused(
+    where: str, dims: list[int], message: str, tmp_path: Path
+) -> None:
+    path = external(tmp_path, None, 12, dims)
+    if where == "in":
+        proto = onnx.load(path, load_external_data=False)
+        (tensor,) = proto.graph.initializer
+        del tensor.external_data[:]
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.raw_data = bytes(0 if 0 in dims else 4)
+        path.write_bytes(proto.SerializeToString())
+    for read in (import_model, read_model_file):
+        with pytest.raises(ImportModelError, match=message) as caught:
+            read(path)
+        assert len(str(caught.value)) < 300
+
+
+def test_a_file_beside_the_model_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = external(tmp_path, None, 12)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "w" * 5000
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ImportModelError, match=r"model\.onnx keeps weights in a file beside it"):
+        import_model(path)
+
+
 def external(folder: Path, length: str | None, file_bytes: int, dims: Sequence[int] = (3,)) -> Path:
     proto = model_of([node("Add", ["x", "w"], ["y"])], sizes=(1, 3))
     tensor = proto.graph.initializer.add(name="w", data_type=1, dims=dims, data_location=1)
@@ -171,9 +214,17 @@ def test_weights_beside_the_model_are_refused_above_the_limit_of_memory(tmp_path
     path = external(tmp_path, None, 2 << 30, dims=(1 << 28,))
     with (
         limited_memory(1 << 29),
-        pytest.raises(ImportModelError, match=r"more than 1\.0 GiB of weights .* 512\.0 MiB"),
+        pytest.raises(ImportModelError, match=r"1\.0 GiB of weights or more.* limit of 512\.0 MiB"),
     ):
         import_model(path)
+
+
+def test_weights_beside_the_model_count_twice_while_they_are_read(tmp_path: Path) -> None:
+    proto = onnx.load(external(tmp_path, None, 12), load_external_data=False)
+    with limited_memory(24):
+        limits.check_external_sizes(proto.graph.initializer, tmp_path / "model.onnx")
+    with limited_memory(23), pytest.raises(ImportModelError, match="takes 24 bytes, above"):
+        limits.check_external_sizes(proto.graph.initializer, tmp_path / "model.onnx")
 
 
 def test_what_is_no_onnx_file_by_its_size_or_kind_is_not_read(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from toolkit.errors import ImportModelError, printable
 from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_NODES = 50_000  # several times those of the largest networks that boards run
+MAX_COUNTED = 10**15  # of what functions multiply; their calls can make numbers of any length
+MAX_RANK = 32  # of a constant; NumPy 1 has no more
+MAX_ELEMENTS = 1 << 59  # NumPy counts the bytes of an array, of up to 16 an element, in 63 bits
 MAX_COPIED_BYTES = 32 << 20
 OPERAND_BYTES = 32  # of an operand, beside its name
 TENSOR_SHARE = 32  # a byte of so many: copies of a node share its tensors, but each is looked at
@@ -55,9 +58,10 @@ def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
         ) from err
     count = _size(all_nodes(proto.graph.node), sizes)
     if count > MAX_NODES:
+        more = " or more" if count == MAX_COUNTED else ""
         raise ImportModelError(
-            f"{path.name} has {count:,} nodes once its {len(functions)} functions are in their "
-            f"places, more than {MAX_NODES:,}; export it again, or in parts."
+            f"{path.name} has {count:,}{more} nodes once its {len(functions)} functions are in "
+            f"their places, more than {MAX_NODES:,}; export it again, or in parts."
         )
     copies = _copied(all_nodes(proto.graph.node), copied)
     if copies > MAX_COPIED_BYTES:
@@ -70,12 +74,12 @@ def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
 
 def _size(nodes: Iterable[onnx.NodeProto], sizes: Mapping[Key, int]) -> int:
     """Return how many nodes there are with calls in their places; a call counts itself, too."""
-    return sum(1 + sizes.get(_key(node), 0) for node in nodes)
+    return min(MAX_COUNTED, sum(1 + sizes.get(_key(node), 0) for node in nodes))
 
 
 def _copied(nodes: Iterable[onnx.NodeProto], copied: Mapping[Key, int]) -> int:
     """Return what the functions that the nodes call weigh."""
-    return sum(copied.get(_key(node), 0) for node in nodes)
+    return min(MAX_COUNTED, sum(copied.get(_key(node), 0) for node in nodes))
 
 
 def _weight(node: onnx.NodeProto) -> int:
@@ -125,20 +129,40 @@ def read_model_bytes(path: Path) -> bytes:
         raise ImportModelError(f"Cannot read the model {path}: {why}; check the path.") from err
 
 
+def check_array_sizes(tensors: Iterable[onnx.TensorProto], path: Path) -> None:
+    """Refuse constants whose axes or sizes no array can have, even one of no elements.
+
+    Raises ImportModelError.
+    """
+    for tensor in tensors:
+        rank = len(tensor.dims)
+        if rank > MAX_RANK:
+            raise ImportModelError(
+                f"{path.name}: the constant {printable(tensor.name)!r} has {rank} axes, more than "
+                f"{MAX_RANK}; export the model again."
+            )
+        if math.prod(max(1, size) for size in tensor.dims) > MAX_ELEMENTS:
+            raise ImportModelError(
+                f"{path.name}: the constant {printable(tensor.name)!r} has the sizes "
+                f"{list(tensor.dims)}, which no array can have; export the model again."
+            )
+
+
 def check_external_sizes(tensors: Iterable[onnx.TensorProto], path: Path) -> None:
     """Refuse weights beside the model that are not as long as their type and sizes say, or are too
     large together; a length that is not stated becomes that of the tensor.
 
-    Raises ImportModelError.
+    While a tensor is read it is there twice. Raises ImportModelError.
     """
-    total = 0
+    total = largest = 0
     for tensor in tensors:
         total += (needed := _stated_bytes(tensor, path))
-        if total > max_memory_bytes():
+        largest = max(largest, needed)
+        if total + largest > max_memory_bytes():
             raise ImportModelError(
-                f"{path.name} keeps more than {size_text(total)} of weights in files beside it, "
-                f"above the limit of {size_text(max_memory_bytes())}; raise it with "
-                "`tandem build --max-memory`."
+                f"{path.name} keeps {size_text(total)} of weights or more in files beside it; "
+                f"reading them takes {size_text(total + largest)}, above the limit of "
+                f"{size_text(max_memory_bytes())}; raise it with `tandem build --max-memory`."
             )
         lengths = [entry for entry in tensor.external_data if entry.key == "length"]
         if not lengths:

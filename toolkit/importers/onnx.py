@@ -26,7 +26,12 @@ from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
-from toolkit.importers.limits import check_external_sizes, check_node_count, read_model_bytes
+from toolkit.importers.limits import (
+    check_array_sizes,
+    check_external_sizes,
+    check_node_count,
+    read_model_bytes,
+)
 from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.importers.refusals import (
@@ -277,6 +282,7 @@ def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         )
     refuse_broken_names(proto, path)
     check_node_count(proto, path)
+    check_array_sizes(tensors_of(proto), path)
     external = _load_external(proto, path)
     check_tensors(proto, path)
     sort_nodes(proto.graph)
@@ -297,8 +303,8 @@ def _load_external(proto: onnx.ModelProto, path: Path) -> tuple[str, ...]:
             load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-    # TypeError: a name of a file that is not UTF-8.
-    except (OSError, TypeError, ValueError, onnx.checker.ValidationError) as err:
+    # TypeError: a name of a file that is not UTF-8. RuntimeError: one that is too long.
+    except (OSError, RuntimeError, TypeError, ValueError, onnx.checker.ValidationError) as err:
         raise ImportModelError(
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
