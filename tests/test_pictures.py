@@ -337,6 +337,20 @@ def test_no_answer_of_a_camera_is_read_without_a_limit(
         assert time.monotonic() - begin_s < 5.0
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [b"\0\xff\x1b[31m\r\n\r\n", b"HTTP/1.1 500 " + b"n\x1bo " * 9000 + b"\r\n\r\n",
+     REDIRECT + b"/stream\r\n\r\n", OK.replace(b"200", b"2\x85\x80") + b"\r\n"],
+    ids=["no status", "a reason of pages", "redirects in a circle", "a status of marks"],
+)  # fmt: skip
+def test_what_a_camera_says_is_part_of_one_line(answer: bytes) -> None:
+    """It goes to logs, reports and tables."""
+    with camera((answer, 0)) as uri, pytest.raises(SourceError) as raised:
+        HttpCapture(uri, 0.5, lambda: False)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
+
+
 def test_a_damaged_picture_costs_that_frame_alone() -> None:
     bad = [part(bomb_jpeg()), part(b"no picture"), part(GOOD[: len(GOOD) // 2])]
     stream = b"".join([part(GOOD), *bad])
