@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from device.errors import TandemError
 from toolkit.cli.actions.infer import infer_file
+from toolkit.engine.build import build_engine
+from toolkit.engine.options import BuildOptions
 from toolkit.errors import ImportModelError, InferError
 from toolkit.evaluate.infer.inputs import InputRequest
 from toolkit.graph import native, run_limit
@@ -94,7 +96,7 @@ def test_the_limit_of_nodes_is_at_the_last_node(
 
 MUCH = {
     "operands": node("Max", ["a"] * 10_000, ["b"]),
-    "a name": node("Relu", ["a"], ["b"], name="n" * 100_000),
+    "a text": node("Relu", ["a"], ["b"], doc_string="n" * 100_000),
     "integers": node("Relu", ["a"], ["b"], many=[*range(100_000)]),
     "a tensor": node("Relu", ["a"], ["b"], t=numpy_helper.from_array(np.ones(1 << 20))),
 }
@@ -151,7 +153,7 @@ def test_counts_of_any_length_are_said_in_one_short_sentence(depth: int, tmp_pat
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("where", ["in", "beside"])
+@pytest.mark.parametrize("where", ["in", "beside", "input", "noted"])
 @pytest.mark.parametrize(
     ("dims", "message"),
     [([1] * 5000, "has 5000 axes"), ([1 << 62] * 3000, "has 3000 axes"),
@@ -168,10 +170,43 @@ def test_sizes_that_no_array_can_have_are_refused(
         tensor.data_location = onnx.TensorProto.DEFAULT
         tensor.raw_data = bytes(0 if 0 in dims else 4)
         path.write_bytes(proto.SerializeToString())
+    elif where != "beside":
+        proto = model_of([node("Relu", ["x"], ["m"]), node("Relu", ["m"], ["y"])], sizes=dims)
+        if where == "noted":
+            proto.graph.value_info.append(proto.graph.input[0])
+            proto.graph.value_info[0].name = "m"
+            proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1, 3]))
+        path = written(tmp_path, proto)
     for read in (import_model, read_model_file):
         with pytest.raises(ImportModelError, match=message) as caught:
             read(path)
         assert len(str(caught.value)) < 300
+
+
+def test_a_name_of_pages_is_refused_in_a_line(tmp_path: Path) -> None:
+    proto = model_of([node("Relu", ["x"], ["y"], name="n" * limits.MAX_NAME)])
+    read_model_file(written(tmp_path, proto))
+    for field, value in (("name", "n" * (limits.MAX_NAME + 1)), ("op_type", "R" * 100_000)):
+        setattr(proto.graph.node[0], field, value)
+        path = written(tmp_path, proto)
+        with pytest.raises(ImportModelError, match="characters, more than 4096") as caught:
+            read_model_file(path)
+        assert len(str(caught.value)) < 300
+
+
+def build(model: Path, folder: Path) -> None:
+    build_engine(model, "laptop", folder / "model.engine", BuildOptions())
+
+
+def test_sizes_that_inference_multiplies_are_refused_at_their_node(tmp_path: Path) -> None:
+    """32 sizes of 2^62: no float holds their product."""
+    nodes = [node("Expand", ["x", "s"], ["large"], name="grow"),
+             node("ReduceMax", ["large"], ["y"], name="most", keepdims=0)]  # fmt: skip
+    proto = model_of(nodes, {"s": np.full(32, 1 << 62)}, sizes=(1,))
+    path = written(tmp_path, proto)
+    for run in (lambda: infer_file(path, InputRequest()), lambda: build(path, tmp_path)):
+        with pytest.raises(TandemError, match=r"model\.onnx: node 'grow' \(Expand\) makes"):
+            run()
 
 
 def test_a_file_beside_the_model_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:

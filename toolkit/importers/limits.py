@@ -8,7 +8,7 @@ bytes   of the file, and of the weights beside it
 
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_NODES = 50_000  # several times those of the largest networks that boards run
 MAX_COUNTED = 10**15  # of what functions multiply; their calls can make numbers of any length
-MAX_RANK = 32  # of a constant; NumPy 1 has no more
+MAX_RANK = 32  # NumPy 1 has no more
+MAX_NAME = 4096  # characters; messages and tables repeat names
 MAX_ELEMENTS = 1 << 59  # NumPy counts the bytes of an array, of up to 16 an element, in 63 bits
 MAX_COPIED_BYTES = 32 << 20
 OPERAND_BYTES = 32  # of an operand, beside its name
@@ -129,23 +130,39 @@ def read_model_bytes(path: Path) -> bytes:
         raise ImportModelError(f"Cannot read the model {path}: {why}; check the path.") from err
 
 
-def check_array_sizes(tensors: Iterable[onnx.TensorProto], path: Path) -> None:
-    """Refuse constants whose axes or sizes no array can have, even one of no elements.
+def check_array_sizes(
+    proto: onnx.ModelProto, constants: Iterable[onnx.TensorProto], path: Path
+) -> None:
+    """Refuse constants and tensors whose axes or sizes no array can have, even one of no elements.
 
     Raises ImportModelError.
     """
-    for tensor in tensors:
-        rank = len(tensor.dims)
-        if rank > MAX_RANK:
-            raise ImportModelError(
-                f"{path.name}: the constant {printable(tensor.name)!r} has {rank} axes, more than "
-                f"{MAX_RANK}; export the model again."
-            )
-        if math.prod(max(1, size) for size in tensor.dims) > MAX_ELEMENTS:
-            raise ImportModelError(
-                f"{path.name}: the constant {printable(tensor.name)!r} has the sizes "
-                f"{list(tensor.dims)}, which no array can have; export the model again."
-            )
+    for tensor in constants:
+        _check_sizes(f"the constant {printable(tensor.name)!r}", tensor.dims, path)
+    inner = (
+        graph
+        for nodes in (proto.graph.node, *(function.node for function in proto.functions))
+        for node in all_nodes(nodes)
+        for attribute in node.attribute
+        for graph in (attribute.g, *attribute.graphs)
+    )
+    for graph in (proto.graph, *inner):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            _check_sizes(f"the tensor {printable(value.name)!r}", dims, path)
+
+
+def _check_sizes(what: str, dims: Sequence[int], path: Path) -> None:
+    if len(dims) > MAX_RANK:
+        raise ImportModelError(
+            f"{path.name}: {what} has {len(dims)} axes, more than {MAX_RANK}; "
+            "export the model again."
+        )
+    if math.prod(max(1, size) for size in dims) > MAX_ELEMENTS:
+        raise ImportModelError(
+            f"{path.name}: {what} has the sizes {list(dims)}, which no array can have; "
+            "export the model again."
+        )
 
 
 def check_external_sizes(tensors: Iterable[onnx.TensorProto], path: Path) -> None:

@@ -40,6 +40,7 @@ from toolkit.importers.refusals import (
     check_valid,
     refuse_broken_names,
     refuse_bytes,
+    refuse_references,
     refuse_unsupported,
     tensors_of,
 )
@@ -281,8 +282,9 @@ def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
             "it is damaged or is not an ONNX model."
         )
     refuse_broken_names(proto, path)
+    refuse_references(proto, path)
     check_node_count(proto, path)
-    check_array_sizes(tensors_of(proto), path)
+    check_array_sizes(proto, tensors_of(proto), path)
     external = _load_external(proto, path)
     check_tensors(proto, path)
     sort_nodes(proto.graph)
