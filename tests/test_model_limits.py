@@ -24,6 +24,7 @@ from toolkit.graph.passes import fold
 from toolkit.graph.passes.fold import fold_constants
 from toolkit.importers import limits
 from toolkit.importers.onnx import import_model, read_model_file
+from toolkit.importers.refusals import check_tensors
 from toolkit.importers.source import model_sha256
 
 node = helper.make_node
@@ -181,6 +182,36 @@ def test_sizes_that_no_array_can_have_are_refused(
         with pytest.raises(ImportModelError, match=message) as caught:
             read(path)
         assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("dims", [(3,), (1 << 30,), (2, 24, 1013305, 172571, 62)])
+def test_a_constant_without_its_elements_is_refused_before_they_are_made(
+    dims: Sequence[int], tmp_path: Path
+) -> None:
+    proto = model_of([node("Add", ["x", "w"], ["y"])], sizes=(1, 3))
+    proto.graph.initializer.add(name="w", data_type=1, dims=dims)
+    with pytest.raises(ImportModelError, match="'w' has not as many elements"):
+        import_model(written(tmp_path, proto))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [(TensorProto.FLOAT, 7), (TensorProto.FLOAT16, 7), (TensorProto.INT4, 4),
+     (TensorProto.UINT2, 2), (TensorProto.COMPLEX64, 14)],
+)  # fmt: skip
+def test_elements_in_a_field_of_their_type_are_counted(dtype: int, numbers: int) -> None:
+    field = (
+        "int32_data"
+        if dtype in (TensorProto.FLOAT16, TensorProto.INT4, TensorProto.UINT2)
+        else "float_data"
+    )
+    proto = model_of([node("Add", ["x", "w"], ["y"])])
+    tensor = proto.graph.initializer.add(name="w", data_type=dtype, dims=[7])
+    getattr(tensor, field).extend([1] * numbers)
+    check_tensors(proto, Path("model.onnx"))
+    del getattr(tensor, field)[1:]
+    with pytest.raises(ImportModelError, match="'w' has not as many elements"):
+        check_tensors(proto, Path("model.onnx"))
 
 
 def test_a_name_of_pages_is_refused_in_a_line(tmp_path: Path) -> None:

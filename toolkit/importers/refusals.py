@@ -15,8 +15,9 @@ from toolkit.errors import LONGEST_NAME, ImportModelError, first_line, printable
 from toolkit.graph import native
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.importers.limits import KNOWN_DTYPES, MAX_NAME, all_nodes, tensor_bytes
-from toolkit.importers.weights import without_weights
+from toolkit.importers.weights import TYPED_FIELDS, without_weights
 
+MAX_PACKED = 4  # elements in one number of a field: those of 2 bits
 _FOREIGN = "foreign"  # the domain of operators that ONNX does not have, for its checker
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -93,6 +94,9 @@ def _has_its_data(tensor: onnx.TensorProto) -> bool:
     """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data) == tensor_bytes(tensor)
+    count = sum(len(getattr(tensor, name)) for name in TYPED_FIELDS)
+    if math.prod(tensor.dims) > MAX_PACKED * count:  # onnx-ir would make zeros of all that lack
+        return False
     try:
         return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
     except (AssertionError, TypeError, ValueError):  # onnx-ir asserts the field of the type
