@@ -11,6 +11,7 @@ What cannot be handled is refused (`toolkit.importers.refusals`), with the node 
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -366,10 +367,11 @@ def _not_imported(path: Path, err: Exception) -> ImportModelError:
 def _name_nodes(graph: ir.Graph) -> None:
     """Give every node a name of its own: its old one, or its operator and first output."""
     names: set[str] = set()
+    numbers: Counter[str] = Counter()  # the last one that each base was given
     for node in graph.all_nodes():
-        base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
-        name, n = base, 1
+        base = name = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
         while name in names:
-            name, n = f"{base}_{n}", n + 1
+            numbers[base] += 1
+            name = f"{base}_{numbers[base]}"
         names.add(name)
         node.name = name
