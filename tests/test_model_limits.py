@@ -186,14 +186,14 @@ def test_sizes_that_no_array_can_have_are_refused(
 
 def test_nodes_of_one_name_get_names_of_their_own_in_no_time(tmp_path: Path) -> None:
     """It had taken the square of their number: minutes for the most that a model may have."""
-    nodes = [node("Relu", ["x"], ["y" if at == 0 else f"r{at}"], name="a") for at in range(20_000)]
+    nodes = [node("Relu", ["x"], ["y" if at == 0 else f"r{at}"], name="a") for at in range(8000)]
     nodes[1].name = "a_2"
     path = written(tmp_path, model_of(nodes, sizes=(1, 3)))
     begin_s = time.process_time()
     names = [one.name for one in read_model_file(path).model.graph]
     assert names[:4] == ["a", "a_2", "a_1", "a_3"]
-    assert len(set(names)) == 20_000
-    assert time.process_time() - begin_s < 10
+    assert len(set(names)) == 8000
+    assert time.process_time() - begin_s < 5
 
 
 @pytest.mark.parametrize("dims", [(3,), (1 << 30,), (2, 24, 1013305, 172571, 62)])
