@@ -22,7 +22,7 @@ MAX_ASPECT = 256
 # Each scan of a progressive JPEG visits every pixel; encoders write 10 to 20.
 MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
 MAX_FILE_BYTES = 8 * MAX_PIXELS  # 16 bits in four channels, not compressed
-MAX_CHUNKS = 1000  # of a PNG, before its pixels
+MAX_CHUNKS = 100_000  # of a PNG; libpng writes 8 KiB of packed pixels into each
 
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _JPEG_NO_FRAME = frozenset({0xC4, 0xC8, 0xCC})  # of 0xC0 to 0xCF, those that are no SOF
@@ -78,13 +78,15 @@ def _png_size(data: bytes) -> PictureSize:
     size = PictureSize(*struct.unpack_from(">II", data, 16))
     at = 8
     for _ in range(MAX_CHUNKS):
-        kind = data[at + 4 : at + 8]
+        kind, length = data[at + 4 : at + 8], int.from_bytes(data[at : at + 4], "big")
+        at += 12 + length
         if kind == b"acTL":
             raise ValueError("it is animated")
-        if kind in (b"IDAT", b"IEND", b""):
+        if at > len(data):  # OpenCV takes the memory of a chunk, up to 4 GiB, before it reads it
+            raise ValueError(f"its chunk {kind!r} of {length} bytes is not whole")
+        if kind == b"IEND":
             return size
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
-    raise ValueError(f"it has more than {MAX_CHUNKS} chunks before its pixels")
+    raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
 
 
 def _bmp_size(data: bytes) -> PictureSize:

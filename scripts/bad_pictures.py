@@ -112,6 +112,7 @@ KINDS = (
     _picture("JPEG with noise for data", GOOD[:-200] + os.urandom(180) + b"\xff\xd9"),
     _picture("PNG that says 2147483647 squared", png_of(2**31 - 1, 2**31 - 1)),
     _picture("PNG without data", png_of(64, 64)),
+    _picture("PNG with a chunk of 4 GiB", png_of(64, 64) + b"\xff\xff\xff\xffIDAT" + bytes(600)),
     _picture("PNG with a wrong checksum", encoded(".png")[:-8] + bytes(8)),
     _picture("BMP of 900 megapixels", b"BM" + bytes(12) + struct.pack("<Iii", 40, 30000, -30000)),
     _picture("WebP that says 16777216 squared", b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\xff" * 6),

@@ -87,6 +87,8 @@ FOUND_WHOLE = {
     61686: "compare: a false shape that onnxruntime meets in a trial of INT8",
     60280: "inspect: a function that gives what nothing makes",
     31415111: "export: a file of weights whose name is not UTF-8",
+    7270527: "inspect: a branch that is one of a function, in none",
+    7270766: "model guess: a branch that is one of a function, in none",
 }
 CRASHES = 62172  # onnxruntime, in calibrate
 

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from device.errors import TandemError
 from toolkit.cli.actions.infer import infer_file
+from toolkit.engine.build import build_engine
+from toolkit.engine.options import BuildOptions
 from toolkit.errors import ImportModelError, InferError
 from toolkit.evaluate.infer.inputs import InputRequest
 from toolkit.graph import native, run_limit
@@ -22,6 +24,7 @@ from toolkit.graph.passes import fold
 from toolkit.graph.passes.fold import fold_constants
 from toolkit.importers import limits
 from toolkit.importers.onnx import import_model, read_model_file
+from toolkit.importers.refusals import check_tensors
 from toolkit.importers.source import model_sha256
 
 node = helper.make_node
@@ -94,7 +97,7 @@ def test_the_limit_of_nodes_is_at_the_last_node(
 
 MUCH = {
     "operands": node("Max", ["a"] * 10_000, ["b"]),
-    "a name": node("Relu", ["a"], ["b"], name="n" * 100_000),
+    "a text": node("Relu", ["a"], ["b"], doc_string="n" * 100_000),
     "integers": node("Relu", ["a"], ["b"], many=[*range(100_000)]),
     "a tensor": node("Relu", ["a"], ["b"], t=numpy_helper.from_array(np.ones(1 << 20))),
 }
@@ -140,6 +143,124 @@ def test_functions_that_call_themselves_are_refused_by_name(tmp_path: Path) -> N
         import_model(written(tmp_path, proto))
 
 
+@pytest.mark.parametrize("depth", [1200, 16_000])
+def test_counts_of_any_length_are_said_in_one_short_sentence(depth: int, tmp_path: Path) -> None:
+    """2^16000 has more digits than Python writes, and no float holds it."""
+    functions = [calls(f"F{at}", f"F{at + 1}", f"F{at + 1}") for at in range(depth - 1)]
+    proto = model_of([node("F0", ["x"], ["y"], domain="own")],
+                     functions=[*functions, calls(f"F{depth - 1}")])  # fmt: skip
+    with pytest.raises(ImportModelError, match=r"000 or more nodes once its") as caught:
+        limits.check_node_count(proto, tmp_path / "model.onnx")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("where", ["in", "beside", "input", "noted"])
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [([1] * 5000, "has 5000 axes"), ([1 << 62] * 3000, "has 3000 axes"),
+     ([0, 1 << 62], "which no array can have"), ([1 << 62, 1 << 62], "which no array can have")],
+)  # fmt: skip
+def test_sizes_that_no_array_can_have_are_refused(
+    where: str, dims: list[int], message: str, tmp_path: Path
+) -> None:
+    path = external(tmp_path, None, 12, dims)
+    if where == "in":
+        proto = onnx.load(path, load_external_data=False)
+        (tensor,) = proto.graph.initializer
+        del tensor.external_data[:]
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.raw_data = bytes(0 if 0 in dims else 4)
+        path.write_bytes(proto.SerializeToString())
+    elif where != "beside":
+        proto = model_of([node("Relu", ["x"], ["m"]), node("Relu", ["m"], ["y"])], sizes=dims)
+        if where == "noted":
+            proto.graph.value_info.append(proto.graph.input[0])
+            proto.graph.value_info[0].name = "m"
+            proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1, 3]))
+        path = written(tmp_path, proto)
+    for read in (import_model, read_model_file):
+        with pytest.raises(ImportModelError, match=message) as caught:
+            read(path)
+        assert len(str(caught.value)) < 300
+
+
+def test_nodes_of_one_name_get_names_of_their_own_in_no_time(tmp_path: Path) -> None:
+    """It had taken the square of their number: minutes for the most that a model may have."""
+    nodes = [node("Relu", ["x"], ["y" if at == 0 else f"r{at}"], name="a") for at in range(8000)]
+    nodes[1].name = "a_2"
+    path = written(tmp_path, model_of(nodes, sizes=(1, 3)))
+    begin_s = time.process_time()
+    names = [one.name for one in read_model_file(path).model.graph]
+    assert names[:4] == ["a", "a_2", "a_1", "a_3"]
+    assert len(set(names)) == 8000
+    assert time.process_time() - begin_s < 5
+
+
+@pytest.mark.parametrize("dims", [(3,), (1 << 30,), (2, 24, 1013305, 172571, 62)])
+def test_a_constant_without_its_elements_is_refused_before_they_are_made(
+    dims: Sequence[int], tmp_path: Path
+) -> None:
+    proto = model_of([node("Add", ["x", "w"], ["y"])], sizes=(1, 3))
+    proto.graph.initializer.add(name="w", data_type=1, dims=dims)
+    with pytest.raises(ImportModelError, match="'w' has not as many elements"):
+        import_model(written(tmp_path, proto))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [(TensorProto.FLOAT, 7), (TensorProto.FLOAT16, 7), (TensorProto.INT4, 4),
+     (TensorProto.UINT2, 2), (TensorProto.COMPLEX64, 14)],
+)  # fmt: skip
+def test_elements_in_a_field_of_their_type_are_counted(dtype: int, numbers: int) -> None:
+    field = (
+        "int32_data"
+        if dtype in (TensorProto.FLOAT16, TensorProto.INT4, TensorProto.UINT2)
+        else "float_data"
+    )
+    proto = model_of([node("Add", ["x", "w"], ["y"])])
+    tensor = proto.graph.initializer.add(name="w", data_type=dtype, dims=[7])
+    getattr(tensor, field).extend([1] * numbers)
+    check_tensors(proto, Path("model.onnx"))
+    del getattr(tensor, field)[1:]
+    with pytest.raises(ImportModelError, match="'w' has not as many elements"):
+        check_tensors(proto, Path("model.onnx"))
+
+
+def test_a_name_of_pages_is_refused_in_a_line(tmp_path: Path) -> None:
+    proto = model_of([node("Relu", ["x"], ["y"], name="n" * limits.MAX_NAME)])
+    read_model_file(written(tmp_path, proto))
+    for field, value in (("name", "n" * (limits.MAX_NAME + 1)), ("op_type", "R" * 100_000)):
+        setattr(proto.graph.node[0], field, value)
+        path = written(tmp_path, proto)
+        with pytest.raises(ImportModelError, match="characters, more than 4096") as caught:
+            read_model_file(path)
+        assert len(str(caught.value)) < 300
+
+
+def build(model: Path, folder: Path) -> None:
+    build_engine(model, "laptop", folder / "model.engine", BuildOptions())
+
+
+def test_sizes_that_inference_multiplies_are_refused_at_their_node(tmp_path: Path) -> None:
+    """32 sizes of 2^62: no float holds their product."""
+    nodes = [node("Expand", ["x", "s"], ["large"], name="grow"),
+             node("ReduceMax", ["large"], ["y"], name="most", keepdims=0)]  # fmt: skip
+    proto = model_of(nodes, {"s": np.full(32, 1 << 62)}, sizes=(1,))
+    path = written(tmp_path, proto)
+    for run in (lambda: infer_file(path, InputRequest()), lambda: build(path, tmp_path)):
+        with pytest.raises(TandemError, match=r"model\.onnx: node 'grow' \(Expand\) makes"):
+            run()
+
+
+def test_a_file_beside_the_model_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = external(tmp_path, None, 12)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "w" * 5000
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ImportModelError, match=r"model\.onnx keeps weights in a file beside it"):
+        import_model(path)
+
+
 def external(folder: Path, length: str | None, file_bytes: int, dims: Sequence[int] = (3,)) -> Path:
     proto = model_of([node("Add", ["x", "w"], ["y"])], sizes=(1, 3))
     tensor = proto.graph.initializer.add(name="w", data_type=1, dims=dims, data_location=1)
@@ -171,9 +292,17 @@ def test_weights_beside_the_model_are_refused_above_the_limit_of_memory(tmp_path
     path = external(tmp_path, None, 2 << 30, dims=(1 << 28,))
     with (
         limited_memory(1 << 29),
-        pytest.raises(ImportModelError, match=r"more than 1\.0 GiB of weights .* 512\.0 MiB"),
+        pytest.raises(ImportModelError, match=r"1\.0 GiB of weights or more.* limit of 512\.0 MiB"),
     ):
         import_model(path)
+
+
+def test_weights_beside_the_model_count_twice_while_they_are_read(tmp_path: Path) -> None:
+    proto = onnx.load(external(tmp_path, None, 12), load_external_data=False)
+    with limited_memory(24):
+        limits.check_external_sizes(proto.graph.initializer, tmp_path / "model.onnx")
+    with limited_memory(23), pytest.raises(ImportModelError, match="takes 24 bytes, above"):
+        limits.check_external_sizes(proto.graph.initializer, tmp_path / "model.onnx")
 
 
 def test_what_is_no_onnx_file_by_its_size_or_kind_is_not_read(tmp_path: Path) -> None:

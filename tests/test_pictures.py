@@ -65,10 +65,10 @@ def test_a_progressive_jpeg_says_its_scans(rng: np.random.Generator) -> None:
     assert picture_size(data) == PictureSize(60, 40, 10)
 
 
-def png_of(width: int, height: int) -> bytes:
+def png_of(width: int, height: int, more: bytes = b"") -> bytes:
     ihdr = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + ihdr + struct.pack(">I", zlib.crc32(ihdr))
-    return b"\x89PNG\r\n\x1a\n" + chunk
+    return b"\x89PNG\r\n\x1a\n" + chunk + more + bytes(4) + b"IEND" + bytes(4)
 
 
 def tiff_of(width: int, height: int, tile: int = 0, order: str = "<") -> bytes:
@@ -122,7 +122,7 @@ def animated_webp() -> bytes:
 
 
 def animated_png() -> bytes:
-    return png_of(64, 64) + struct.pack(">I", 8) + b"acTL" + struct.pack(">III", 2, 0, 0)
+    return png_of(64, 64, struct.pack(">I", 8) + b"acTL" + struct.pack(">III", 2, 0, 0))
 
 
 HDR = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n"
@@ -154,7 +154,12 @@ HDR = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n"
         ),
         pytest.param(animated_webp(), "animated", id="animated WebP"),
         pytest.param(animated_png(), "animated", id="animated PNG"),
-        pytest.param(png_of(9, 9) + bytes(4) + (b"teSt" + bytes(8)) * 2000, "chunks", id="chunks"),
+        pytest.param(
+            png_of(9, 9, (bytes(4) + b"teSt" + bytes(4)) * 100_000), "chunks", id="chunks"
+        ),
+        pytest.param(png_of(9, 9, b"\xff\xff\xff\xffIDAT" + bytes(600)), "not whole", id="4 GiB"),
+        pytest.param(png_of(9, 9)[:-12] + b"\xff\xff\xff\xffIEND", "not whole", id="a 4 GiB end"),
+        pytest.param(png_of(9, 9)[:-12], "not whole", id="no end"),
     ],
 )
 def test_a_header_that_decoders_read_otherwise_is_refused(data: bytes, why: str) -> None:
@@ -335,6 +340,20 @@ def test_no_answer_of_a_camera_is_read_without_a_limit(
         with pytest.raises(SourceError, match=why):
             HttpCapture(uri.replace("//", "//user:word@"), 6.0, lambda: False).read()
         assert time.monotonic() - begin_s < 5.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\0\xff\x1b[31m\r\n\r\n", b"HTTP/1.1 500 " + b"n\x1bo " * 9000 + b"\r\n\r\n",
+     REDIRECT + b"/stream\r\n\r\n", OK.replace(b"200", b"2\x85\x80") + b"\r\n"],
+    ids=["no status", "a reason of pages", "redirects in a circle", "a status of marks"],
+)  # fmt: skip
+def test_what_a_camera_says_is_part_of_one_line(answer: bytes) -> None:
+    """It goes to logs, reports and tables."""
+    with camera((answer, 0)) as uri, pytest.raises(SourceError) as raised:
+        HttpCapture(uri, 0.5, lambda: False)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
 
 
 def test_a_damaged_picture_costs_that_frame_alone() -> None:

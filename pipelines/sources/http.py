@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from device.errors import SourceError
+from device.errors import LONGEST_QUOTE, SourceError
 from pipelines.frame import Stamp
 from pipelines.pictures import PictureError, decode_picture
 from pipelines.sources.live import Ended, FrameError, RawFrame
@@ -82,7 +82,7 @@ class HttpCapture:
         try:
             response = self._opener.open(self._uri, timeout=timeout_s)
         except urllib.error.HTTPError as error:
-            meaning = STATUSES.get(error.code, f"answers {error.code} {error.reason}")
+            meaning = STATUSES.get(error.code, f"answers {error.code} {_one_line(error.reason)}")
             error.close()
             raise SourceError(f"{self._name} {meaning}.") from error
         except urllib.error.URLError as error:
@@ -315,4 +315,10 @@ def _why(error: object, limit_s: float) -> str:
         return "does not answer: check host and port, and that it is switched on"
     if isinstance(error, socket.gaierror):
         return "has a host that is not known: check the address"
-    return f"gives no pictures ({error}): check the camera and its network"
+    return f"gives no pictures ({_one_line(error)}): check the camera and its network"
+
+
+def _one_line(said: object) -> str:
+    """Return what a camera has said as a part of a sentence: it may send anything."""
+    text = " ".join("".join(mark if mark.isprintable() else " " for mark in str(said)).split())
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

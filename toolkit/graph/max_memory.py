@@ -15,6 +15,7 @@ from toolkit.errors import ImportModelError
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 GIB = 1 << 30
+MAX_STATED_BYTES = 1 << 70
 
 _chosen: list[int] = []
 
@@ -80,6 +81,8 @@ def bounded_growth() -> Iterator[None]:
 
 def size_text(size_bytes: int) -> str:
     """Return a size as people read it: 3.2 GiB."""
+    if size_bytes > MAX_STATED_BYTES:  # sizes that a model multiplies; no float holds all of them
+        return f"more than {size_text(MAX_STATED_BYTES)}"
     for unit, bytes_per_unit in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20)):
         if size_bytes >= bytes_per_unit:
             return f"{size_bytes / bytes_per_unit:.1f} {unit}"

@@ -15,7 +15,7 @@ def value_bytes(value: ir.Value) -> int | None:
     if value.shape is None or value.dtype is None:
         return None
     bits = {ir.DataType.STRING: 64, ir.DataType.UNDEFINED: 8}.get(value.dtype)
-    return math.ceil(_elements(value) * (bits or value.dtype.bitwidth) / 8)
+    return -(-_elements(value) * (bits or value.dtype.bitwidth) // 8)
 
 
 def check_host_memory(graph: ir.Graph) -> None:

@@ -103,9 +103,9 @@ def _node(view: NodeView) -> NodeLine:
 
 
 def _tensor(tensor: TensorView) -> TensorLine:
-    size = _ITEM_BYTES.get(tensor.dtype)
+    bits = _ITEM_BITS.get(tensor.dtype)
     elements = tensor.elements
-    total = None if size is None or elements is None else math.ceil(size * elements)
+    total = None if bits is None or elements is None else -(-bits * elements // 8)
     return TensorLine(tensor.name, tensor.dtype, tensor.shape, total)
 
 
@@ -118,8 +118,8 @@ def _value(value: ir.Value) -> TensorLine:
 
 
 _NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
-_ITEM_BYTES = {
-    _NAMES.get(dtype, dtype.name.lower()): dtype.itemsize
+_ITEM_BITS = {
+    _NAMES.get(dtype, dtype.name.lower()): dtype.bitwidth
     for dtype in ir.DataType
     if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING)
 }

@@ -8,7 +8,7 @@ bytes   of the file, and of the weights beside it
 
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,6 +19,10 @@ from toolkit.errors import ImportModelError, printable
 from toolkit.graph.max_memory import max_memory_bytes, size_text
 
 MAX_NODES = 50_000  # several times those of the largest networks that boards run
+MAX_COUNTED = 10**15  # of what functions multiply; their calls can make numbers of any length
+MAX_RANK = 32  # NumPy 1 has no more
+MAX_NAME = 4096  # characters; messages and tables repeat names
+MAX_ELEMENTS = 1 << 59  # NumPy counts the bytes of an array, of up to 16 an element, in 63 bits
 MAX_COPIED_BYTES = 32 << 20
 OPERAND_BYTES = 32  # of an operand, beside its name
 TENSOR_SHARE = 32  # a byte of so many: copies of a node share its tensors, but each is looked at
@@ -55,9 +59,10 @@ def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
         ) from err
     count = _size(all_nodes(proto.graph.node), sizes)
     if count > MAX_NODES:
+        more = " or more" if count == MAX_COUNTED else ""
         raise ImportModelError(
-            f"{path.name} has {count:,} nodes once its {len(functions)} functions are in their "
-            f"places, more than {MAX_NODES:,}; export it again, or in parts."
+            f"{path.name} has {count:,}{more} nodes once its {len(functions)} functions are in "
+            f"their places, more than {MAX_NODES:,}; export it again, or in parts."
         )
     copies = _copied(all_nodes(proto.graph.node), copied)
     if copies > MAX_COPIED_BYTES:
@@ -70,12 +75,12 @@ def check_node_count(proto: onnx.ModelProto, path: Path) -> None:
 
 def _size(nodes: Iterable[onnx.NodeProto], sizes: Mapping[Key, int]) -> int:
     """Return how many nodes there are with calls in their places; a call counts itself, too."""
-    return sum(1 + sizes.get(_key(node), 0) for node in nodes)
+    return min(MAX_COUNTED, sum(1 + sizes.get(_key(node), 0) for node in nodes))
 
 
 def _copied(nodes: Iterable[onnx.NodeProto], copied: Mapping[Key, int]) -> int:
     """Return what the functions that the nodes call weigh."""
-    return sum(copied.get(_key(node), 0) for node in nodes)
+    return min(MAX_COUNTED, sum(copied.get(_key(node), 0) for node in nodes))
 
 
 def _weight(node: onnx.NodeProto) -> int:
@@ -125,20 +130,56 @@ def read_model_bytes(path: Path) -> bytes:
         raise ImportModelError(f"Cannot read the model {path}: {why}; check the path.") from err
 
 
+def check_array_sizes(
+    proto: onnx.ModelProto, constants: Iterable[onnx.TensorProto], path: Path
+) -> None:
+    """Refuse constants and tensors whose axes or sizes no array can have, even one of no elements.
+
+    Raises ImportModelError.
+    """
+    for tensor in constants:
+        _check_sizes(f"the constant {printable(tensor.name)!r}", tensor.dims, path)
+    inner = (
+        graph
+        for nodes in (proto.graph.node, *(function.node for function in proto.functions))
+        for node in all_nodes(nodes)
+        for attribute in node.attribute
+        for graph in (attribute.g, *attribute.graphs)
+    )
+    for graph in (proto.graph, *inner):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            _check_sizes(f"the tensor {printable(value.name)!r}", dims, path)
+
+
+def _check_sizes(what: str, dims: Sequence[int], path: Path) -> None:
+    if len(dims) > MAX_RANK:
+        raise ImportModelError(
+            f"{path.name}: {what} has {len(dims)} axes, more than {MAX_RANK}; "
+            "export the model again."
+        )
+    if math.prod(max(1, size) for size in dims) > MAX_ELEMENTS:
+        raise ImportModelError(
+            f"{path.name}: {what} has the sizes {list(dims)}, which no array can have; "
+            "export the model again."
+        )
+
+
 def check_external_sizes(tensors: Iterable[onnx.TensorProto], path: Path) -> None:
     """Refuse weights beside the model that are not as long as their type and sizes say, or are too
     large together; a length that is not stated becomes that of the tensor.
 
-    Raises ImportModelError.
+    While a tensor is read it is there twice. Raises ImportModelError.
     """
-    total = 0
+    total = largest = 0
     for tensor in tensors:
         total += (needed := _stated_bytes(tensor, path))
-        if total > max_memory_bytes():
+        largest = max(largest, needed)
+        if total + largest > max_memory_bytes():
             raise ImportModelError(
-                f"{path.name} keeps more than {size_text(total)} of weights in files beside it, "
-                f"above the limit of {size_text(max_memory_bytes())}; raise it with "
-                "`tandem build --max-memory`."
+                f"{path.name} keeps {size_text(total)} of weights or more in files beside it; "
+                f"reading them takes {size_text(total + largest)}, above the limit of "
+                f"{size_text(max_memory_bytes())}; raise it with `tandem build --max-memory`."
             )
         lengths = [entry for entry in tensor.external_data if entry.key == "length"]
         if not lengths:

@@ -11,6 +11,7 @@ What cannot be handled is refused (`toolkit.importers.refusals`), with the node 
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,12 @@ from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
-from toolkit.importers.limits import check_external_sizes, check_node_count, read_model_bytes
+from toolkit.importers.limits import (
+    check_array_sizes,
+    check_external_sizes,
+    check_node_count,
+    read_model_bytes,
+)
 from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.importers.refusals import (
@@ -35,6 +41,7 @@ from toolkit.importers.refusals import (
     check_valid,
     refuse_broken_names,
     refuse_bytes,
+    refuse_references,
     refuse_unsupported,
     tensors_of,
 )
@@ -276,7 +283,9 @@ def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
             "it is damaged or is not an ONNX model."
         )
     refuse_broken_names(proto, path)
+    refuse_references(proto, path)
     check_node_count(proto, path)
+    check_array_sizes(proto, tensors_of(proto), path)
     external = _load_external(proto, path)
     check_tensors(proto, path)
     sort_nodes(proto.graph)
@@ -297,8 +306,8 @@ def _load_external(proto: onnx.ModelProto, path: Path) -> tuple[str, ...]:
             load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-    # TypeError: a name of a file that is not UTF-8.
-    except (OSError, TypeError, ValueError, onnx.checker.ValidationError) as err:
+    # TypeError: a name of a file that is not UTF-8. RuntimeError: one that is too long.
+    except (OSError, RuntimeError, TypeError, ValueError, onnx.checker.ValidationError) as err:
         raise ImportModelError(
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
@@ -358,10 +367,11 @@ def _not_imported(path: Path, err: Exception) -> ImportModelError:
 def _name_nodes(graph: ir.Graph) -> None:
     """Give every node a name of its own: its old one, or its operator and first output."""
     names: set[str] = set()
+    numbers: Counter[str] = Counter()  # the last one that each base was given
     for node in graph.all_nodes():
-        base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
-        name, n = base, 1
+        base = name = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
         while name in names:
-            name, n = f"{base}_{n}", n + 1
+            numbers[base] += 1
+            name = f"{base}_{numbers[base]}"
         names.add(name)
         node.name = name

@@ -11,12 +11,13 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from toolkit.errors import ImportModelError, first_line, printable
+from toolkit.errors import LONGEST_NAME, ImportModelError, first_line, printable
 from toolkit.graph import native
 from toolkit.graph.dtypes import IO_DTYPES
-from toolkit.importers.limits import KNOWN_DTYPES, all_nodes, tensor_bytes
-from toolkit.importers.weights import without_weights
+from toolkit.importers.limits import KNOWN_DTYPES, MAX_NAME, all_nodes, tensor_bytes
+from toolkit.importers.weights import TYPED_FIELDS, without_weights
 
+MAX_PACKED = 4  # elements in one number of a field: those of 2 bits
 _FOREIGN = "foreign"  # the domain of operators that ONNX does not have, for its checker
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -42,7 +43,10 @@ def _tensors_of(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Ten
 
 
 def refuse_broken_names(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse names of nodes, operators and tensors that are not UTF-8: protobuf gives bytes."""
+    """Refuse names of nodes, operators and tensors that are not UTF-8, or of pages.
+
+    protobuf gives bytes of the former.
+    """
     functions = ((f.name, f.domain, f.overload) for f in proto.functions)
     nodes = (
         (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -54,9 +58,26 @@ def refuse_broken_names(proto: onnx.ModelProto, path: Path) -> None:
     for name in itertools.chain.from_iterable(itertools.chain(functions, nodes, constants)):
         if not isinstance(name, str):
             raise ImportModelError(
-                f"{path.name} has the name {name!r}, which is not UTF-8 text; "
+                f"{path.name} has the name {str(name)[:LONGEST_NAME]}, which is not UTF-8 text; "
                 "export the model again."
             )
+        if len(name) > MAX_NAME:
+            raise ImportModelError(
+                f"{path.name} has the name {printable(name)!r} of {len(name)} characters, more "
+                f"than {MAX_NAME}; export the model again."
+            )
+
+
+def refuse_references(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse attributes that stand for those of a function, at nodes that are in none."""
+    for node in all_nodes(proto.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise ImportModelError(
+                    f"{path.name}: the attribute {printable(attribute.name)!r} of node "
+                    f"{printable(node.name)!r} ({printable(node.op_type)}) is one of a function, "
+                    "and it is in none; export the model again."
+                )
 
 
 def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
@@ -73,6 +94,9 @@ def _has_its_data(tensor: onnx.TensorProto) -> bool:
     """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data) == tensor_bytes(tensor)
+    count = sum(len(getattr(tensor, name)) for name in TYPED_FIELDS)
+    if math.prod(tensor.dims) > MAX_PACKED * count:  # onnx-ir would make zeros of all that lack
+        return False
     try:
         return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
     except (AssertionError, TypeError, ValueError):  # onnx-ir asserts the field of the type

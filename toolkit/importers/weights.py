@@ -7,7 +7,14 @@ import onnx
 from google.protobuf.message import Message
 
 _FEW = 1024  # elements; what holds no more is copied as it is
-_TYPED = ("double_data", "float_data", "int32_data", "int64_data", "string_data", "uint64_data")
+TYPED_FIELDS = (
+    "double_data",
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "string_data",
+    "uint64_data",
+)
 
 
 def without_weights(
@@ -70,7 +77,7 @@ def _is_large(tensor: onnx.TensorProto, more_than: int) -> bool:
         and tensor.data_type != onnx.TensorProto.STRING
         and all(size > 0 for size in tensor.dims)
         and math.prod(tensor.dims) > more_than
-        and not any(len(getattr(tensor, name)) for name in _TYPED)
+        and not any(len(getattr(tensor, name)) for name in TYPED_FIELDS)
     )
 
 
