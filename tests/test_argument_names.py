@@ -112,6 +112,24 @@ def test_a_model_of_dynamic_sizes_is_planned_and_calibrated_with_shapes(tmp_path
         tandem.plan(model, profile="orin-nano-8gb", shapes={"images": (1, 3, 8, 8)})
 
 
+def test_a_plan_takes_data_as_a_build_does_and_nothing_that_contradicts_them(tmp_path):
+    model, shapes = dynamic_model(tmp_path / "m.onnx"), {"x": (1, 3, 16, 24)}
+    samples = [np.random.default_rng(at).random(shapes["x"], np.float32) for at in range(2)]
+    options = {"profile": "orin-nano-8gb", "shapes": shapes}
+    assert tandem.plan(model, data=samples, **options).name == "m"
+    for extra in (
+        {"precision": "fp16"},
+        {
+            "table": tandem.calibrate(
+                model, samples, shapes=shapes, method="minmax", accept_loss=True
+            )
+        },
+        {"options": tandem.PlanOptions(max_latency_ms=5.0)},
+    ):
+        with pytest.raises(tandem.TandemError, match="data calibrates INT8 as a build does"):
+            tandem.plan(model, data=samples, **options, **extra)
+
+
 def test_notes_and_the_report_of_a_build_name_arguments(tmp_path):
     model = dynamic_model(tmp_path / "m.onnx")
     options = tandem.BuildOptions(dims=tuple(

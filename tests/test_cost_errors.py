@@ -123,7 +123,8 @@ def test_every_segment_has_its_interval_in_every_form() -> None:
     options = PlanOptions(tensorrt="10.3", objective="gpu-relief")
     shared = plan_together((Model("m", graph),), load_profile("agx-orin-64gb"), options)
     (plan,) = shared.plans
-    page, text = plan_html(shared, {}), render_plan(plan)
+    page, text = plan_html(shared, {}, {plan.name: ["a note"]}), render_plan(plan)
+    assert "Note: a note" in page
     for cost in plan.costs:
         for name, unit in (("predicted_us", "us"), ("energy_mj", "mJ")):
             low, high = cost.intervals[name]

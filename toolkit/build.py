@@ -17,7 +17,7 @@ from toolkit.engine.argument_names import BUILD, CALIBRATE, PLAN
 from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
-from toolkit.errors import BuildError, ImportModelError
+from toolkit.errors import BuildError, ImportModelError, PlanError
 from toolkit.graph.max_memory import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
@@ -121,6 +121,7 @@ def plan(
     precision: Precision = "int8",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     table: CalibrationTable | None = None,
+    data: Source | None = None,
     options: PlanOptions | None = None,
     jetpack: str | None = None,
     plugins: tuple[Plugin, ...] = (),
@@ -128,17 +129,24 @@ def plan(
 ) -> Plan:
     """Predict which node of a model runs where on a device, why, and what it takes.
 
-    `shapes`: sizes for inputs with dynamic ones, by input name. `table` None: every tensor is taken
-    to have an INT8 range. `options`: objective, power mode and
+    `shapes`: sizes for inputs with dynamic ones, by input name. `table`: INT8 ranges;
+    `data`: samples as in `build`, over which ranges are measured as a build does it. Without both
+    every tensor is taken to have an INT8 range. `options`: objective, power mode and
     limits; `precision` goes before what it says. `max_memory_bytes` as in `build`. `plan_text`
     shows the plan.
 
-    Raises TandemError: the model or the profile cannot be used.
+    Raises TandemError: the model, the data or the profile cannot be used.
     """
+    latency_ms = None if options is None else options.max_latency_ms
+    if data is not None and (table is not None or precision != "int8" or latency_ms is not None):
+        raise PlanError(
+            "data calibrates INT8 as a build does: leave out table, precision and max_latency_ms"
+        )
     source = _source(model)
     name = source_path(source)
+    member = PlanMember(name.stem, source, table=table, shapes=dict(shapes or {}), data=data)
     request = PlanRequest(
-        members=(PlanMember(name.stem, source, table=table, shapes=dict(shapes or {})),),
+        members=(member,),
         profile=profile,
         jetpack=jetpack,
         options=replace(options or PlanOptions(), precision=precision),

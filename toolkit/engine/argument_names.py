@@ -70,7 +70,7 @@ BUILD: Sequence[ArgumentName] = (
 PLAN: Sequence[ArgumentName] = (
     _shape("shapes={}"),
     _row("shape", "shapes"),
-    _row("data", "build(calibration=...)"),
+    _row("data", "data"),
     _row("table", "table"),
     _row("plugin", "plugins"),
     _row("accept-loss", "BuildOptions(accept_loss=True)"),

@@ -160,7 +160,7 @@ def plan(
     with progress_bar("plan") as report, _no_collection():
         result = action.make_plan(request, report)
     if html:
-        write_page(html, action.plan_html(result.shared, result.advice))
+        write_page(html, action.plan_html(result.shared, result.advice, result.notes))
     planned = action.write_pipeline(pipeline, members, request, result) if pipeline else None
     if as_json:
         commands = {"build": planned.commands} if planned else {}

@@ -33,8 +33,12 @@ WIDTH, ROW, LEFT = 860.0, 30.0, 56.0
 SHADES = ("s0", "s1", "s2", "s3", "s4", "s5")
 
 
-def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str:
-    """Return the page; everything is inside it."""
+def plan_html(
+    shared: SharedPlan,
+    advice: Mapping[str, Sequence[Advice]],
+    notes: Mapping[str, Sequence[str]],
+) -> str:
+    """Return the page, with advice and notes by model; everything is inside it."""
     names = ", ".join(plan.name for plan in shared.plans)
     first = shared.plans[0]
     lead = (
@@ -46,6 +50,7 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
         parts += [
             heading(plan.name),
             paragraph(verdict(plan)),
+            *(paragraph(f"Note: {note}") for note in notes[plan.name]),
             plan_graph(plan, candidate),
             heading("Compared"),
             *_compared(plan.figures),

@@ -36,7 +36,7 @@ def trtexec_lines(plan: Plan) -> list[str]:
         takes = "nothing to the DLA" if row.name == GPU_ONLY else "the DLA all that this takes"
         notes.append(
             f"trtexec of TensorRT {plan.tensorrt} cannot place single layers "
-            f"(--layerDeviceTypes is of 8.6): this command, the nearest, gives {takes}"
+            f"(`layerDeviceTypes` came with 8.6): this command, the nearest, gives {takes}"
         )
     if row.name != GPU_ONLY:
         options += ["--useDLACore=0", *(["--allowGPUFallback"] if on_gpu else [])]
