@@ -5,6 +5,7 @@ The foreign cache is the documented case: the shipped detector, three box ranges
 
 import json
 from pathlib import Path
+from typing import ClassVar, cast
 
 import numpy as np
 import onnx
@@ -27,7 +28,15 @@ from pipelines.config import load_model
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.evaluate.compare.compare import Comparer, Comparison
-from toolkit.evaluate.compare.gap import ARITHMETIC, CLIPPING, ROUNDING, SHARED, Gap, Stages
+from toolkit.evaluate.compare.gap import (
+    ARITHMETIC,
+    CLIPPING,
+    ROUNDING,
+    SHARED,
+    Gap,
+    GapTally,
+    Stages,
+)
 from toolkit.evaluate.compare.gpu import GpuNetwork, int8_on_gpu
 from toolkit.evaluate.compare.report import comparison_builtins, comparison_text, gap_text
 from toolkit.export.network import Network, network_of
@@ -35,6 +44,7 @@ from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.loss.parts import OutputPart, output_parts
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 from toolkit.quantize.ranges.observe import ActivationRunner
@@ -93,13 +103,42 @@ def compare(*arguments: object) -> str:
     return done.stdout
 
 
+def scene() -> Sample:
+    """A held-out scene as the detector's input."""
+    settings = load_model(SETTINGS)
+    specs = input_specs(import_model(MODEL).model)
+    return next(iter(open_data(SCENES / "heldout", specs, settings.preprocess, 1)))
+
+
+def test_clipped_boxes_are_the_cause_where_rounding_costs_little(on_dla: Path) -> None:
+    """The engine's graph in onnxruntime stands for the DLA."""
+    graph, _ = run_passes(import_model(MODEL).model)
+    x = scene()
+    exact = ActivationRunner(graph, ["boxes", "scores"])(x)
+    with open_engine(on_dla) as engine, open_session(on_dla) as session:
+        network = network_of(engine)
+        leaving = {name.removesuffix("_int8") for name in engine.manifest.segments[0].outputs}
+        gpu = GpuNetwork(network, network.amax, leaving)
+        tally = GapTally(gpu, gpu, output_parts(graph))
+        found = dict(session.infer(x))
+        tally.add(x, exact, found, found)
+    gap = tally.worst()
+    assert gap is not None
+    assert gap.measure == "SQNR of boxes"
+    assert gap.stages.gpu > 20
+    assert gap.stages.dla < 5
+    assert gap.stages.causes[0][0] == CLIPPING
+    assert gap.stages.causes[0][1] > 0.9 * gap.stages.lost
+    assert {one.tensor for one in gap.clipped} == BOXES
+    assert leaving > BOXES  # scores leave too, and are not clipped
+
+
+@pytest.mark.slow
 def test_boxes_that_the_dla_clips_are_whole_on_a_gpu_and_one_line_names_them(
     cache: Path, on_dla: Path
 ) -> None:
-    data = open_data(SCENES / "heldout", input_specs(import_model(MODEL).model),
-                     load_model(SETTINGS).preprocess, 1)  # fmt: skip
     sample = on_dla.parent / "sample.npz"
-    np.savez(sample, allow_pickle=False, **next(iter(data)))
+    np.savez(sample, allow_pickle=False, **scene())
     command = [on_dla, "--model", MODEL, "--data", sample, "--table", cache]
     found = json.loads(compare(*command, "--json"))
     (boxes,) = [row for row in found["outputs"] if row["tensor"] == "boxes"]
@@ -213,6 +252,34 @@ def test_an_engine_that_gives_int8_has_no_graph_for_a_gpu_and_says_why(tmp_path:
     assert row.gpu.sqnr_db < 5  # the graph of the engine clips 100 to 12.7
 
 
+def test_scores_beside_boxes_in_pixels_are_judged_by_themselves() -> None:
+    """Each part of y loses alone: its boxes nothing, its scores all but 2 dB."""
+    parts = (
+        OutputPart("y[0:1]", "y", "values", 1, 0, 1),
+        OutputPart("y[1:2]", "y", "values", 1, 1, 2),
+    )
+
+    class Same:
+        """A GPU that gives what FP32 gives."""
+
+        scales: ClassVar[dict[str, float]] = {}
+        outputs = ("y",)
+
+        def run(self, feeds: Sample, clipped: object = ()) -> Sample:
+            return {"y": y}
+
+    y = np.array([[300.0, 0.9]], np.float32)
+    low = np.array([[300.0, 0.2]], np.float32)
+    gpu = cast(GpuNetwork, Same())
+    tally = GapTally(gpu, gpu, parts)
+    tally.add({}, {"y": y}, {"y": y}, {"y": low})
+    gap = tally.worst()
+    assert gap is not None
+    assert gap.measure == "SQNR of y[1:2]"
+    assert gap.stages.dla == pytest.approx(20 * np.log10(0.9 / 0.7), rel=1e-4)
+    assert gap.stages.causes[0][0] == ARITHMETIC
+
+
 def random_engine(seed: int, folder: Path) -> tuple[Path, Path, list[Sample]]:
     """An engine of a small random network, as much of it on the DLA as may, and three samples.
 
@@ -253,7 +320,7 @@ def check_comparison(found: Comparison, exact: list[Sample]) -> None:
         assert largest == sorted(largest, reverse=True)
         (output,) = found.outputs
         assert output.gpu is not None
-        if abs(output.gpu.sqnr_db) < 60:
+        if found.gap.measure == f"SQNR of {output.tensor}" and abs(output.gpu.sqnr_db) < 60:
             assert stages.gpu == pytest.approx(output.gpu.sqnr_db)
     text = comparison_text(found, None, every=True)
     assert all(name in text for name in (found.engine, found.model))

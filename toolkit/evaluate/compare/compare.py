@@ -32,6 +32,7 @@ from toolkit.evaluate.compare.traces import (
     exact_result,
 )
 from toolkit.export.network import network_of
+from toolkit.quantize.loss.parts import OutputPart, output_parts
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 Array = NDArray[Any]
@@ -235,7 +236,7 @@ class Comparer:
         self._rows: dict[tuple[str, str], _Row] = {}
         self._of_outputs: dict[str, _Row] = {}
         self._samples: list[str] = []
-        self.gap, self.notes = _gap_tally(engine, self.traces, ranges)
+        self.gap, self.notes = _gap_tally(engine, self.traces, output_parts(graph), ranges)
 
     def add(self, feeds: Mapping[str, Array], name: str = "") -> None:
         """Run one sample through all three; `name`: what reports call it."""
@@ -365,7 +366,10 @@ class Comparer:
 
 
 def _gap_tally(
-    engine: Engine, traces: Sequence[SegmentTrace], ranges: Mapping[str, float] | None
+    engine: Engine,
+    traces: Sequence[SegmentTrace],
+    parts: Sequence[OutputPart],
+    ranges: Mapping[str, float] | None,
 ) -> tuple[GapTally | None, tuple[str, ...]]:
     """Return the GPU beside a DLA in INT8; notes say why there is none.
 
@@ -386,14 +390,15 @@ def _gap_tally(
     except BuildError as error:
         return None, (NO_GPU.format(why=error),)
     if ranges is None:
-        return GapTally(gpu, gpu), ()
+        return GapTally(gpu, gpu, parts), ()
     known = {name: amax for name, amax in ranges.items() if name in network.amax}
     if not known:
         raise BuildError(
             f"The table has {len(ranges)} tensors, but none of the {len(network.amax)} of "
             f"{engine.path} that have a range; give the --table that the engine was built with."
         )
-    return GapTally(gpu, GpuNetwork(network, {**network.amax, **known})), ()
+    own = GpuNetwork(network, {**network.amax, **known})
+    return GapTally(gpu, own, parts), ()
 
 
 def _real(numbers: Array, scale: float | None) -> Array:

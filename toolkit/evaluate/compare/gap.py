@@ -17,6 +17,7 @@ from calibration.table import QMAX
 from toolkit.evaluate.compare.causes import clipping_cost_db
 from toolkit.evaluate.compare.gpu import GpuNetwork
 from toolkit.evaluate.compare.measures import UNHEARD_DB
+from toolkit.quantize.loss.parts import OutputPart, split_outputs
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -83,10 +84,15 @@ class Gap:
 class GapTally:
     """Runs the GPU's graph on samples beside the engine's, and adds up what each step loses."""
 
-    def __init__(self, gpu: GpuNetwork, with_own_ranges: GpuNetwork) -> None:
-        """`gpu` has the ranges of the engine; `with_own_ranges` those that a GPU would take."""
-        self._gpu, self._own = gpu, with_own_ranges
-        self._outputs: dict[str, _Output] = {}
+    def __init__(
+        self, gpu: GpuNetwork, with_own_ranges: GpuNetwork, parts: Sequence[OutputPart]
+    ) -> None:
+        """`gpu` has the ranges of the engine; `with_own_ranges` those that a GPU would take.
+
+        `parts` are judged each by itself: boxes in pixels would hide what scores lose.
+        """
+        self._gpu, self._own, self._parts = gpu, with_own_ranges, parts
+        self._outputs: dict[str, _Output] = {}  # by the names of the parts
         self._largest: dict[str, float] = {}
 
     @property
@@ -111,14 +117,17 @@ class GapTally:
                 largest = float(np.max(np.abs(shared[tensor])))
                 self._largest[tensor] = max(self._largest.get(tensor, 0.0), largest)
                 alone[tensor] = self._outputs_of(feeds, (tensor,))
-        for name in self._gpu.outputs:
-            real = [values[name] for values in (own, shared, clipped, graph, dla)]
-            expected = exact.get(name)
-            if expected is None or expected.dtype.kind != "f":
-                continue
-            if all(values.shape == expected.shape for values in real):
-                of_tensor = {tensor: outputs[name] for tensor, outputs in alone.items()}
-                self._outputs.setdefault(name, _Output()).add(expected, real, of_tensor)
+        parts = [part for part in self._parts if part.output in exact]
+        expected = split_outputs(parts, exact)
+        real = [split_outputs(parts, run) for run in (own, shared, clipped, graph, dla)]
+        of_tensor = {tensor: split_outputs(parts, run) for tensor, run in alone.items()}
+        for name, values in expected.items():
+            if all(run[name].shape == values.shape for run in real):
+                self._outputs.setdefault(name, _Output()).add(
+                    values,
+                    [run[name] for run in real],
+                    {tensor: run[name] for tensor, run in of_tensor.items()},
+                )
         return own
 
     def _outputs_of(self, feeds: Mapping[str, Array], clipped: Collection[str]) -> Arrays:
@@ -127,7 +136,7 @@ class GapTally:
         return {name: values[name] for name in self._gpu.outputs}
 
     def worst(self) -> Gap | None:
-        """Return the gap of the output that loses most, in dB; None: FP32 has none of them."""
+        """Return the gap of the part that loses most, in dB; None: FP32 has none of them."""
         gaps = [
             Gap(f"SQNR of {name}", "dB", output.stages(), self._clipped(output))
             for name, output in self._outputs.items()
@@ -152,7 +161,7 @@ class GapTally:
 
 
 class _Output:
-    """Energies of one output: its own, and those of the errors of each run."""
+    """Energies of one part of an output: its own, and those of the errors of each run."""
 
     def __init__(self) -> None:
         self._signal = 0.0
