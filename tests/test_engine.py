@@ -262,6 +262,30 @@ def test_a_section_is_checked_at_the_speed_of_memory(path: Path) -> None:
     assert 2**26 / min(seconds) > 5e9
 
 
+def test_a_large_section_is_checked_beside_its_use(path: Path) -> None:
+    manifest, entries = engine_parts(split_network())
+    entries["large"] = np.zeros(2**21, np.uint8)
+    write_engine(path, manifest, entries)
+    data = bytearray(path.read_bytes())
+    with open_engine(path) as engine:
+        data[place_of(engine, "large")[0]] ^= 4
+    path.write_bytes(data)
+    with open_engine(path) as engine:
+        with pytest.raises(EngineError, match="section 'large'"), engine.checking_beside():
+            assert engine.entry("large").size == 2**21  # the end of the block says it
+
+        def load() -> None:
+            with engine.checking_beside():
+                engine.entry("large")
+                raise ValueError("what came of the damage")
+
+        with pytest.raises(EngineError, match="section 'large'") as caught:
+            load()
+        assert isinstance(caught.value.__context__, ValueError)
+        with pytest.raises(EngineError, match="section 'large'"):
+            engine.entry("large")
+
+
 def test_an_engine_of_an_earlier_tandem_opens_without_checksums(path: Path) -> None:
     path.write_bytes(without_checksums(write_network(path, split_network()).read_bytes()))
     with open_engine(path) as engine:

@@ -97,11 +97,12 @@ class Session:
         self._closed = False
         with undisturbed(), ExitStack() as stack:
             loaded = []
-            for segment in manifest.segments:
-                context = SegmentContext(engine, segment, self._tensors, options)
-                executor, report = load_segment(context)
-                stack.callback(executor.close)
-                loaded.append((executor, report))
+            with engine.checking_beside():
+                for segment in manifest.segments:
+                    context = SegmentContext(engine, segment, self._tensors, options)
+                    executor, report = load_segment(context)
+                    stack.callback(executor.close)
+                    loaded.append((executor, report))
             self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
             self._stages = open_stages(engine, self._executors)
             for stage in self._stages:
