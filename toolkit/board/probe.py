@@ -150,7 +150,7 @@ def check_probe(probe: Probe, name: str) -> None:
         python = ".".join(map(str, probe.python))
         raise BoardError(
             f"{name} has Python {python}, the agent needs 3.10: JetPack 6 or newer has it; for "
-            "an older one see the export for trtexec"
+            "an older one see the page on JetPack 5"
         )
     if not probe.systemd:
         raise BoardError(
