@@ -52,6 +52,7 @@ ROWS = (
         sockets="the control socket lies there",
         jit="~/.nv/ComputeCache can be written",
     ),
+    Row("StateDirectoryMode", "0700", "slots and keys are the agent's alone; 0755 would be told"),
     Row("WatchdogSec", "300", "a hung agent is started again"),
     Row("Restart", "always", "whatever ended it"),
     Row("RestartSec", "2", "no tight loop"),
