@@ -145,7 +145,7 @@ install -d -m 700 -o {LOGIN} -g {LOGIN} /home/{LOGIN}/.ssh
 echo '{key}' > /home/{LOGIN}/.ssh/authorized_keys
 chown {LOGIN}: /home/{LOGIN}/.ssh/authorized_keys
 echo vivid > /etc/modules-load.d/board.conf
-echo 'options vivid n_devs=1 node_types=0x1' > /etc/modprobe.d/board.conf
+echo 'options vivid n_devs=1' > /etc/modprobe.d/board.conf
 rm -f /etc/machine-id && touch /etc/machine-id
 """
 
