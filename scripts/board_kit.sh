@@ -33,14 +33,19 @@ if [[ ! -x $venv/bin/python ]]; then
     "$python" -m venv --system-site-packages "$venv" ||
         fail "no environment could be made: sudo apt-get install python3-venv"
 fi
+# The board's cv2 says which NumPy it loads beside; pip would bring NumPy 2 beside JetPack's.
+constraints=$kit/constraints.txt
+"$venv/bin/python" "$kit/numpy_bound.py" >"$constraints" ||
+    fail "$kit/numpy_bound.py does not run: copy the whole folder of the kit again"
 shopt -s nullglob
 wheels=("$kit"/wheels/*.whl)
 if ((${#wheels[@]})); then
     # What the wheels lack is looked for beside them first, and then where pip looks.
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check --find-links "$kit/wheels" \
-        "${wheels[@]}" || fail "pip could not install $kit/wheels: add the wheels that it names there"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c "$constraints" \
+        --find-links "$kit/wheels" "${wheels[@]}" || fail "pip could not install $kit/wheels: add the wheels that it names there"
 elif ! "$venv/bin/python" -c 'import device.selftest.__main__' 2>/dev/null; then
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check tandem-edge ||
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c "$constraints" \
+        tandem-edge ||
         fail "pip could not install tandem-edge: put its wheel into $kit/wheels"
 fi
 exec "$venv/bin/python" -m device.agent selftest --kit "$kit" "$@"

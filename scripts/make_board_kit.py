@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from device import numpy_bound
 from device.engine.manifest import Precision
 from device.errors import TandemError
 from device.selftest.kit import RuleCase
@@ -197,9 +198,10 @@ def _rule_model(
 
 
 def copy_script(folder: Path, wheels: Sequence[Path]) -> None:
-    """Put the script for the board, and wheels, into the kit."""
+    """Put the scripts for the board, and wheels, into the kit."""
     try:
         shutil.copy(Path(__file__).with_name("board_kit.sh"), folder)
+        shutil.copy(numpy_bound.__file__, folder)
         if wheels:
             (folder / "wheels").mkdir(exist_ok=True)
         for wheel in wheels:

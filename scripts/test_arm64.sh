@@ -3,12 +3,12 @@
 # portable pipeline on a file, takes an update, and rolls one back. Needs root, and Debian's
 # debootstrap and qemu-user-static. It takes half an hour the first time; the root is kept.
 #   scripts/test_arm64.sh
-# TANDEM_ARM64_ROOT: where the root is (default: ~/.cache/tandem/arm64).
+# TANDEM_ARM64_ROOT: where the root is (default: ~/.cache/tandem/arm64). TANDEM_MIRROR: where its
+# packages come from (default: where apt takes those of this machine).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 suite=bookworm
-mirror=http://deb.debian.org/debian
 root=${TANDEM_ARM64_ROOT:-$HOME/.cache/tandem/arm64}
 
 fail() {
@@ -37,6 +37,7 @@ if [[ $(uname -m) != aarch64 && ! -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]]; t
 fi
 
 if [[ ! -e $root/.tandem-$suite ]]; then
+    mirror=$(scripts/apt_mirror.sh "$suite")
     echo "debootstrap $suite arm64 into $root" >&2
     rm -rf "$root"
     mkdir -p "$root"

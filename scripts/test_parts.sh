@@ -26,6 +26,7 @@ debian_packages=(
     rabbitmq-server
     shellcheck
     sudo
+    systemd
 )
 
 install_debian_packages() {

@@ -18,7 +18,7 @@ from board_fixtures import colour_bundle
 from mqtt_fixtures import Mosquitto, Watcher
 from video_fixtures import COLOUR_TOML, scene, write_video
 
-from toolkit.board.probe import SCRIPT, SYSTEM_PACKAGES, Probe
+from toolkit.board.probe import Probe, probe_script
 from toolkit.board.wheels import gather, own_wheel, pip_wheel
 from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
 
@@ -76,8 +76,8 @@ def arm64(tmp_path_factory: pytest.TempPathFactory) -> Arm64:
     import msgspec
 
     board, work = Arm64(Path(ROOT)), tmp_path_factory.mktemp("wheels")
-    script = f"PACKAGES = {SYSTEM_PACKAGES!r}\n{SCRIPT}"
-    probe = msgspec.json.decode(board.run("python3", "-", stdin=script), type=Probe)
+    answer = board.run("python3", "-s", "-", stdin=probe_script())
+    probe = msgspec.json.decode(answer, type=Probe)
     assert probe.machine == "aarch64"
     wheels = gather(own_wheel(work), EXTRAS, probe, work, None)
     assert any("aarch64" in path.name for path in wheels)

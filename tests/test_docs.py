@@ -89,6 +89,40 @@ def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
     assert "1 of 9 nodes are left" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_jetpack_5_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs/jetpack5.md").read_text()
+    assert len(text.splitlines()) <= 40, "one screen"
+    link_configs(tmp_path, pictures=4)
+    (block,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        ["bash", "-ec", f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}\n{block}'],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # What the board is told: the scripts are there, and trtexec is given what the page says.
+    trtexec = tmp_path / "bin/trtexec"
+    trtexec.parent.mkdir()
+    trtexec.write_text('#!/bin/sh\necho "$@"\n')
+    trtexec.chmod(0o755)
+    commands = re.findall(r"^board\$ (?:sh|trtexec) .*", text, re.MULTILINE)
+    lines = []
+    for command in commands:
+        done = subprocess.run(
+            ["sh", "-ec", command.removeprefix("board$ ")],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+            env={**os.environ, "PATH": f"{trtexec.parent}:{os.environ['PATH']}"},
+        )  # fmt: skip
+        lines.append(done.stdout.split())
+    built, loaded, on_dla = lines
+    assert {"--int8", "--calib=calibration-8.5.2.cache", "--saveEngine=model-8.5.2.plan"} <= {
+        *built
+    }
+    assert loaded == ["--loadEngine=jetpack5-trtexec/implicit/model-8.5.2.plan"]
+    assert on_dla == [*built, "--useDLACore=0", "--allowGPUFallback"]
+
+
 def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text()
     assert all(f"tandem {name}" in text for name in COMMANDS)

@@ -22,6 +22,7 @@ from mqtt_fixtures import Mosquitto
 from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
 
+from device.numpy_bound import ANY_NUMPY, NUMPY_1
 from toolkit.board import wheels
 from toolkit.board.line import (
     MAX_ROWS,
@@ -220,7 +221,7 @@ def probe(**changes: object) -> Probe:
         "compatible": "nvidia,p3768-0000+p3767-0000-super\0nvidia,p3767-0000\0nvidia,tegra234",
         "nv_release": "# R36 (release), REVISION: 4.3, GCID: 1", "systemd": True,
         "packages": {"numpy": Package(version="1.26.4", path="/usr/n", digest="a")},
-        "distributions": {"numpy": "1.26.4", "click": "8.0.3"},
+        "distributions": {"numpy": "1.26.4", "click": "8.0.3"}, "numpy": NUMPY_1,
     }  # fmt: skip
     return Probe(**{**values, **changes})
 
@@ -342,6 +343,12 @@ def test_an_old_numpy_of_the_system_gets_one_of_its_generation_beside_it(
         empty_wheel(place, "numpy", version, "cp310-cp310-manylinux2014_aarch64")
     names = [path.name for path in gather(wheel, (), board, work, place)]
     assert names[1:] == ["numpy-1.26.4-cp310-cp310-manylinux2014_aarch64.whl"]
+    # One that is too new for cv2 already is no reason to send none.
+    board = probe(distributions={**present, "numpy": "2.2.6"})
+    names = [path.name for path in gather(wheel, (), board, work, place)]
+    assert names[1:] == ["numpy-1.26.4-cp310-cp310-manylinux2014_aarch64.whl"]
+    board = probe(distributions={**present, "numpy": "2.2.6"}, numpy=ANY_NUMPY)
+    assert gather(wheel, (), board, work, place) == (wheel,)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

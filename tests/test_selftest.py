@@ -42,7 +42,7 @@ from device.selftest.report import (
 from device.selftest.runner import Work, not_reached, run_step
 from device.selftest.sensors import clocks_locked, clocks_mhz, rails_watts
 from device.selftest.steps import MINUTES, STEPS, deadlines_s
-from scripts.make_board_kit import check_agent_runs, rule_models
+from scripts.make_board_kit import check_agent_runs, copy_script, rule_models
 from scripts.read_board_report import lines
 from toolkit.board_kit.corrections import summarize_rules
 from toolkit.board_kit.make import (
@@ -376,6 +376,7 @@ def test_the_command_makes_a_kit_with_its_script_and_wheels(tmp_path: Path) -> N
     kit = load_kit(tmp_path / "kit")
     assert kit.networks[0].model_sha256 == hashlib.sha256(own.read_bytes()).hexdigest()
     assert (tmp_path / "kit/board_kit.sh").exists()
+    assert (tmp_path / "kit/numpy_bound.py").exists()
     assert (tmp_path / "kit/wheels/tandem_edge-0.whl").read_bytes() == b"wheel"
 
 
@@ -547,7 +548,7 @@ def test_the_script_makes_an_environment_and_runs_the_kit(laptop_kit: Path, tmp_
     folder.mkdir()
     for name in ("kit.json", "kit.zip"):
         (folder / name).symlink_to(laptop_kit / name)
-    (folder / "board_kit.sh").write_bytes((ROOT / "scripts/board_kit.sh").read_bytes())
+    copy_script(folder, ())
     out = tmp_path / "r.tandem-report"
     packages = next(p for p in sys.path if p.endswith("site-packages"))
     done = subprocess.run(

@@ -6,13 +6,7 @@ from pathlib import Path
 from toolkit.board.probe import NEEDED_MB
 from toolkit.board.setup import Setup, State, packed, stamp_of
 from toolkit.board.texts import AGENT, VENV
-from toolkit.board.wheels import (
-    NUMPY_1,
-    content_digest,
-    gather,
-    locked_versions,
-    pip_wheel,
-)
+from toolkit.board.wheels import content_digest, gather, locked_versions, pip_wheel
 
 STAMP = f"{VENV}/tandem.installed"
 _WHEELS = f"{VENV}/wheels"
@@ -75,8 +69,6 @@ def install_packages(setup: Setup) -> str:
     run = f"{VENV}/bin/python {_WHEELS}/{pip.name}/pip"
     wheel = f"{_WHEELS}/{options.wheel.name}"
     extras = f"[{','.join(options.extras)}]" if options.extras else ""
-    # NumPy 2 would not carry what JetPack built with NumPy 1.
-    bound = NUMPY_1 if _system_numpy(setup).startswith("1.") else "numpy>=1.23"
     # A version of the system's that fits is kept: pip would put the tested one before it.
     tested = [
         f"{name}=={version}"
@@ -84,7 +76,7 @@ def install_packages(setup: Setup) -> str:
         if options.packages == "board" and name != "numpy" and name not in probe.distributions
     ]
     script = f"""set -e
-printf '%s\\n' {shlex.join((bound, *tested))} > {_WHEELS}/constraints.txt
+printf '%s\\n' {shlex.join((probe.numpy, *tested))} > {_WHEELS}/constraints.txt
 {run} install {_PIP} {index} -c {_WHEELS}/constraints.txt {shlex.quote(wheel + extras)}
 {run} install {_PIP} --no-index --no-deps --force-reinstall {wheel}
 {AGENT} --help > /dev/null
@@ -92,8 +84,3 @@ rm -rf {_WHEELS}"""
     setup.shell.must(script, root=True, what="install the packages")
     setup.write(STAMP, _stamp(setup), mode="644")
     return f"{len(wheels)} wheels, {len(content) / 1e6:.1f} MB sent"
-
-
-def _system_numpy(setup: Setup) -> str:
-    package = setup.probe.packages.get("numpy")
-    return "" if package is None else package.version

@@ -1,7 +1,10 @@
 """What a board has before anything is installed: asked of its own Python, in one go."""
 
+from pathlib import Path
+
 import msgspec
 
+from device import numpy_bound
 from device.agent.facts import jetpack_of
 from device.board_files import l4t_of
 from device.profile import profile_of_parts
@@ -22,7 +25,10 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """A board as it is. `distributions`: version by name, of its own Python; MB are 10^6 bytes."""
+    """A board as it is. `distributions`: version by name, of its own Python; MB are 10^6 bytes.
+
+    `numpy`: the constraint that its cv2 puts on NumPy.
+    """
 
     python: tuple[int, int, int]
     abi: str  # cp310
@@ -37,6 +43,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     systemd: bool
     packages: dict[str, Package]
     distributions: dict[str, str]
+    numpy: str
 
     @property
     def jetpack(self) -> str:
@@ -111,14 +118,21 @@ print(json.dumps({
                    for path in os.environ["PATH"].split(os.pathsep)),
     "packages": {name: package(name, found) for name in PACKAGES},
     "distributions": found,
+    "numpy": numpy_bound(),
 }))
 """
 
 
+def probe_script() -> str:
+    """Return what a board's Python is asked, with all that it needs for the answer."""
+    own = Path(numpy_bound.__file__).read_text().partition('if __name__ == "__main__"')[0]
+    return f"{own}\nPACKAGES = {SYSTEM_PACKAGES!r}\n{SCRIPT}"
+
+
 def probe_board(shell: Shell) -> Probe:
     """Ask a board what it has. BoardError: it has no Python 3, or its answer is not understood."""
-    script = f"PACKAGES = {SYSTEM_PACKAGES!r}\n{SCRIPT}"
-    done = shell.run("exec python3 -", script.encode())
+    # -s: what the login has below ~/.local is not there for the agent's user.
+    done = shell.run("exec python3 -s -", probe_script().encode())
     if done.status != 0:
         raise BoardError(f"{shell.name} has no Python 3 that runs: {done.last_line}")
     try:
@@ -136,7 +150,7 @@ def check_probe(probe: Probe, name: str) -> None:
         python = ".".join(map(str, probe.python))
         raise BoardError(
             f"{name} has Python {python}, the agent needs 3.10: JetPack 6 or newer has it; for "
-            "an older one see the export for trtexec"
+            "an older one see the page on JetPack 5"
         )
     if not probe.systemd:
         raise BoardError(

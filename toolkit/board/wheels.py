@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 import configs
-from toolkit.board.probe import Package, Probe
+from toolkit.board.probe import Probe
 from toolkit.errors import BoardError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,6 @@ SOURCES = (
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[co]", "build", "*.egg-info")
 MAX_ROUNDS = 12  # of packages that ask for packages
 OLDEST_GLIBC = {"aarch64": 17, "x86_64": 5}  # the minor of 2.x that the first wheels were for
-NUMPY_1 = "numpy>=1.23,<2"  # beside JetPack's OpenCV and TensorRT, which were built with NumPy 1
 BOARD_LOCKS = {(3, 10): "jetpack6", (3, 12): "jetpack7"}  # by the Python that JetPack brings
 BUILD_REQUIRES = ("setuptools>=77",)  # as pyproject.toml says
 # Constraints that hold for what builds packages, too: pip has two names for that.
@@ -122,14 +121,12 @@ def gather(
     """
     environment, present = environment_of(probe), dict(probe.distributions)
     tested = locked_versions(probe)
-    requirements = list(requirements_of(wheel, extras))
+    requirements = [*requirements_of(wheel, extras), (Requirement(probe.numpy), "")]
     wheels: dict[str, Path] = {}
     for _ in range(MAX_ROUNDS):
         lacking = missing(requirements, present, environment)
         if not lacking:
             return (wheel, *wheels.values())
-        if "numpy" in lacking and _has_numpy_1(probe):
-            lacking["numpy"] = Requirement(NUMPY_1)
         if source is None:
             lacking = {name: _as_tested(row, tested.get(name)) for name, row in lacking.items()}
         for path in _download(lacking.values(), probe, folder, source):
@@ -166,10 +163,6 @@ def _as_tested(row: Requirement, version: str | None) -> Requirement:
     tested = Requirement(str(row))
     tested.specifier = SpecifierSet(f"=={version}")
     return tested
-
-
-def _has_numpy_1(probe: Probe) -> bool:
-    return probe.packages.get("numpy", Package()).version.startswith("1.")
 
 
 def _download(
