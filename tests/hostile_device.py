@@ -57,7 +57,8 @@ def unanswered(folder: Path, port: int, device: str, tls: TlsFiles) -> set[str]:
     not answered."""
     topics, events = Topics(device), queue.Queue[LinkEvent]()
     subscriptions = ((topics.chunks, 1), (topics.tuf_replies, 1))
-    link = Link(LinkSettings("127.0.0.1", port, "honest", subscriptions, tls=tls), events.put)
+    name = f"tandem-agent-{device}"  # RabbitMQ gives a device queues of such names alone
+    link = Link(LinkSettings("127.0.0.1", port, name, subscriptions, tls=tls), events.put)
     ids = [f"{number:x}" for number in range(FILES)]
     blobs = [f"{number:064x}" for number in range(BLOBS)]
     asks = [(topics.tuf_get, TufGet(id=one, path="metadata/9.root.json")) for one in ids]
@@ -103,5 +104,6 @@ def _until_served(link: Link, topics: Topics, events: "queue.Queue[LinkEvent]") 
 
 
 def _take(events: "queue.Queue[LinkEvent]", fits: Callable[[LinkEvent], bool]) -> None:
-    while not fits(events.get(timeout=WAIT_S)):
-        pass
+    until_s = time.monotonic() + WAIT_S
+    while not fits(event := events.get(timeout=WAIT_S)):
+        assert time.monotonic() < until_s, event

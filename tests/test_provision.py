@@ -317,7 +317,12 @@ def test_the_closure_is_made_by_the_boards_python_and_machine(tmp_path: Path, wh
     empty_wheel(place, "msgspec", "0.21.0", "cp310-cp310-manylinux_2_17_x86_64")
     empty_wheel(place, "click", "8.2.0", "py3-none-any", 'inner; python_version < "3.11"')
     empty_wheel(place, "inner", "1.0", "cp310-abi3-manylinux_2_28_aarch64")
-    for name, version in (("paho_mqtt", "2.2"), ("rich", "14.0"), ("tomli", "2.0")):
+    for name, version in (
+        ("paho_mqtt", "2.2"),
+        ("rich", "14.0"),
+        ("tomli", "2.0"),
+        ("xxhash", "3.0"),
+    ):
         empty_wheel(place, name, version, "py3-none-any")
     sent = [path.name for path in gather(wheel, (), probe(), work, place)]
     assert sent[0] == wheel.name
@@ -334,7 +339,7 @@ def test_an_old_numpy_of_the_system_gets_one_of_its_generation_beside_it(
     tmp_path: Path, wheel: Path
 ) -> None:
     old = Package(version="1.21.5", path="/usr/n", digest="a")
-    present = dict.fromkeys(("click", "msgspec", "paho-mqtt", "rich", "tomli"), "99")
+    present = dict.fromkeys(("click", "msgspec", "paho-mqtt", "rich", "tomli", "xxhash"), "99")
     board = probe(packages={"numpy": old}, distributions={**present, "numpy": "1.21.5"})
     place, work = tmp_path / "wheels", tmp_path / "work"
     place.mkdir()

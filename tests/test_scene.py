@@ -181,7 +181,7 @@ def test_the_engine_sees_every_nth_frame_and_tracks_fill_in(tmp_path):
             stop=threading.Event(),
         )
     )
-    assert len(runs) == 1 + 3  # one to warm up
+    assert len(runs) == 2 + 3  # two to warm up
     assert [result.event.predicted for result in results] == [UNSET, True, True] * 3
     assert [len(result.event.detections) for result in results] == [1, 0, 0, 1, 1, 1, 1, 1, 1]
     assert results[4].event.processors == ()

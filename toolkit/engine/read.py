@@ -115,8 +115,8 @@ def _precision(
         return precision
     if not has_ranges:
         raise BuildError(
-            "INT8 needs activation ranges: give calibration data with --data, a table with "
-            "--table, build with --precision fp16, or time only with --dummy-ranges."
+            "INT8 needs activation ranges: give calibration data with `tandem build --data`, a "
+            "table with --table, build with --precision fp16, or time only with --dummy-ranges."
         )
     _refuse_int8(graph, name)
     return precision

@@ -101,7 +101,7 @@ def _problem(network: Network, release: Release, dla_core: int | None) -> str:
     if dla_core is not None and not release.has_dla:
         return (
             "the plan uses the DLA, and this TensorRT has none on Jetson; build the engine again "
-            f"with --jetpack {release.jetpack.split()[0]}, or without the DLA"
+            f"with `tandem build --jetpack {release.jetpack.split()[0]}`, or without the DLA"
         )
     return ""
 
