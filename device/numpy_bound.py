@@ -17,11 +17,8 @@ NEW_HEADERS = b"numpy._core"
 
 
 def numpy_bound() -> str:
-    """Return the constraint for the Python that runs this; without a cv2 its own NumPy stays."""
-    built = cv2_numpy()
-    if built == 0:
-        built = 1 if _version_of_numpy().startswith("1.") else 2
-    return NUMPY_1 if built == 1 else ANY_NUMPY
+    """Return the constraint for the Python that runs this; without a cv2 any NumPy will do."""
+    return NUMPY_1 if cv2_numpy() == 1 else ANY_NUMPY
 
 
 def cv2_numpy() -> int:
@@ -45,15 +42,6 @@ def cv2_numpy() -> int:
                 return 1
         found = 2
     return found
-
-
-def _version_of_numpy() -> str:
-    try:
-        from importlib.metadata import version
-
-        return version("numpy")
-    except ImportError:  # also where there is no NumPy
-        return ""
 
 
 if __name__ == "__main__":
