@@ -168,7 +168,8 @@ def test_a_wrong_password_and_a_board_that_does_not_fit_are_refused(
     old.write_text("#!/bin/sh\nexec cat /var/lib/double/answer\n")
     answer = {"python": [3, 8, 10], "abi": "cp38", "machine": "aarch64", "glibc": "2.31",
         "free_mb": 9000, "model": "Jetson", "compatible": "", "serial": "", "nv_release": "",
-        "host": "b", "systemd": True, "packages": {}, "distributions": {}}  # fmt: skip
+        "host": "b", "systemd": True, "packages": {}, "distributions": {},
+            "numpy": "numpy>=1.23"}  # fmt: skip
     path = fresh.folder / "var_lib/double/answer"
     for change, words in (
         ({}, "has Python 3.8.10, the agent needs 3.10"),
