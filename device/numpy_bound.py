@@ -33,15 +33,15 @@ def cv2_numpy() -> int:
     if spec.submodule_search_locations:
         folders = os.walk(os.path.dirname(spec.origin))
         files = [os.path.join(folder, name) for folder, _, names in folders for name in names]
-    found = 0
+    generation = 0
     for path in files:
         if not os.path.basename(path).startswith("cv2.") or not path.endswith(".so"):
             continue
         with open(path, "rb") as file:
             if NEW_HEADERS not in file.read():
                 return 1
-        found = 2
-    return found
+        generation = 2
+    return generation
 
 
 if __name__ == "__main__":

@@ -82,11 +82,11 @@ def checksums_of(head: bytes, header: Header, where: str) -> Checksums | None:
             "again"
         )
     place = head.find(_MARK) + len(_MARK)
-    found = checksum(head[:place] + _UNKNOWN.encode() + head[place + _DIGITS :])
-    if head[place : place + _DIGITS] != found.encode():
+    actual = checksum(head[:place] + _UNKNOWN.encode() + head[place + _DIGITS :])
+    if head[place : place + _DIGITS] != actual.encode():
         raise DamagedEngineError(
             f"{where} is damaged: its header at byte 0 ({len(head)} bytes) has the checksum "
-            f"{found}, written was {digits[0]}; copy or build it again"
+            f"{actual}, written was {digits[0]}; copy or build it again"
         )
     return Checksums(header.data_start, dict(zip(header.entries, digits[1:], strict=True)))
 
@@ -98,11 +98,11 @@ def check_section(data: mmap, name: str, entry: Entry, checksums: Checksums, whe
     """
     start, stop = checksums.data_start + entry.start, checksums.data_start + entry.stop
     with memoryview(data) as view, view[start:stop] as part:
-        found = checksum(part)
-    if found != checksums.sections[name]:
+        actual = checksum(part)
+    if actual != checksums.sections[name]:
         raise DamagedEngineError(
             f"{where} is damaged: section {name!r} at byte {start} ({stop - start} bytes) has the "
-            f"checksum {found}, written was {checksums.sections[name]}; copy or build it again"
+            f"checksum {actual}, written was {checksums.sections[name]}; copy or build it again"
         )
 
 
