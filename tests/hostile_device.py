@@ -25,9 +25,11 @@ WAIT_S = 60.0
 class HostileDevice:
     """Joins each shared subscription that a server might have, over and over."""
 
-    def __init__(self, port: int, tls: TlsFiles) -> None:
+    def __init__(self, port: int, device: str, tls: TlsFiles) -> None:
+        """`device`: whose certificate it is; RabbitMQ lets that connect by its agent's name alone,
+        so one of the connections has it, and what ends that one are the rights."""
         self.events: queue.Queue[LinkEvent] = queue.Queue()
-        names = [f"thief-{number}" for number in range(CONNECTIONS)]
+        names = [f"tandem-agent-{device}", *(f"thief-{number}" for number in range(1, CONNECTIONS))]
         subscriptions = tuple((topic, 1) for topic in (*STOLEN, BLOB_GET_OF_ALL, TUF_GET_OF_ALL))
         rows = [LinkSettings("127.0.0.1", port, name, subscriptions, tls=tls) for name in names]
         self._links = [Link(row, self.events.put) for row in rows]

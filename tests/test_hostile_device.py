@@ -52,7 +52,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
 
 
 def test_who_joins_every_shared_subscription_takes_no_request_away(stand: Stand) -> None:
-    with closing(HostileDevice(stand.port, stand.tls("board-2"))) as thief:
+    with closing(HostileDevice(stand.port, "board-2", stand.tls("board-2"))) as thief:
         assert not unanswered(stand.folder, stand.port, "board-1", stand.tls("board-1"))
         assert thief.stolen() == []
         certificates.revoke_device(stand.authority, "board-2", stand.files)
@@ -69,5 +69,5 @@ def test_the_thief_of_these_tests_would_stop_servers_that_share(
 ) -> None:
     for module, name in ((answers, "TUF_GET_OF_ALL"), (chunk_server, "BLOB_GET_OF_ALL")):
         monkeypatch.setattr(module, name, f"$share/fleet/{getattr(module, name)}")
-    with closing(HostileDevice(stand.port, stand.tls("board-2"))):
+    with closing(HostileDevice(stand.port, "board-2", stand.tls("board-2"))):
         assert unanswered(stand.folder, stand.port, "board-1", stand.tls("board-1"))

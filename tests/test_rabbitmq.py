@@ -236,7 +236,7 @@ def test_another_device_s_client_id_gives_nothing_of_that_device(node: Node) -> 
 
 def test_who_joins_every_shared_subscription_takes_no_request_away(node: Node) -> None:
     port = node.rabbit.files.port
-    with closing(HostileDevice(port, node.tls("board-2"))) as thief:
+    with closing(HostileDevice(port, "board-2", node.tls("board-2"))) as thief:
         assert not unanswered(node.folder, port, "board-1", node.tls("board-1"))
         assert thief.stolen() == []
         for _ in range(CONNECTIONS):  # RabbitMQ ends the connection of who oversteps
