@@ -61,19 +61,19 @@ from device.trust.exchange import Trusted
 from device.update.bundle import write_bundle
 from device.update.chunk_table import ChunkTable
 from scripts.light_devices import Birth, Client, connect
-from toolkit.fleet import operations, views
-from toolkit.fleet.admission import release_of
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
-from toolkit.fleet.certificates import init_identity, issue_device
-from toolkit.fleet.director import addressed, next_counter, sign_desired
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, write_mosquitto
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server import operations, views
+from toolkit.fleet.trust.certificates import init_identity, issue_device
+from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository
 
 PROFILE = "bench"
 PROBE = "probe"  # asks until the server answers

@@ -36,8 +36,8 @@ from scripts.transfer_parts import (
     mosquitto,
     result_of,
 )
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.delta import DeltaEncoder
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
 
 Tensors = dict[str, npt.NDArray[Any]]
 MIB = 1024**2

@@ -28,10 +28,10 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.topics import CAST, Topics, cast_topic
 from device.update.fetching import Fetching, FetchOptions
 from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.deploy import BrokerAddress
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.server.broadcast import cast_bundle
 
 HOST = "127.0.0.1"
 DEVICE = "bench-1"
@@ -75,7 +75,7 @@ def _await_port(port: int) -> None:
 @contextmanager
 def chunk_server(folder: Path, port: int, qos: int = 0) -> Iterator[None]:
     """A chunk server in a process of its own."""
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--folder", str(folder))
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--folder", str(folder))
     process = subprocess.Popen(
         (*command, "--broker", f"{HOST}:{port}", "--qos", str(qos)),
         stdout=subprocess.PIPE,

@@ -36,20 +36,20 @@ from device.protocol.documents import (
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import Topics
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import start_broker
-from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer, reach, serve
-from toolkit.fleet.deploy import BrokerAddress
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.library import Library
-from toolkit.fleet.request_gate import RequestGate, gated
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import start_broker
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.library import Library
+from toolkit.fleet.server.broadcast import cast_bundle
+from toolkit.fleet.server.chunks import MAX_PENDING, READY, ChunkServer, reach, serve
+from toolkit.fleet.server.request_gate import RequestGate, gated
 
 
 @contextmanager
 def chunk_server(folder: Path, port: int, *more: str) -> Iterator["subprocess.Popen[str]"]:
     """A chunk server in a process of its own, once it serves."""
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--folder", str(folder))
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--folder", str(folder))
     process = subprocess.Popen(
         (*command, "--broker", f"127.0.0.1:{port}", *more), stdout=subprocess.PIPE, text=True
     )
@@ -259,10 +259,10 @@ def test_what_a_link_listens_to_holds_until_it_changes(broker: Mosquitto) -> Non
     ],
 )
 def test_a_server_that_cannot_serve_says_why(words: tuple[str, str], message: str) -> None:
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--broker", "127.0.0.1:9")
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--broker", "127.0.0.1:9")
     ended = subprocess.run((*command, *words), capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("chunk_server: ")
+    assert ended.stderr.startswith("chunks: ")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -363,7 +363,7 @@ def test_the_queue_of_a_server_is_bounded(
     tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_PENDING < 10**6
-    monkeypatch.setattr("toolkit.fleet.chunk_server.MAX_PENDING", 20)
+    monkeypatch.setattr("toolkit.fleet.server.chunks.MAX_PENDING", 20)
     sha256, sent = sha256_of(library, tmp_path), Sent()
     server = ChunkServer(library, sent)
     for number in range(9):
@@ -400,7 +400,7 @@ def test_a_flood_is_dropped_before_it_is_queued_and_said_once(
 def test_one_device_fills_neither_the_queue_nor_the_disk_s_time(
     tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.fleet.chunk_server.MAX_PENDING_EACH", 3)
+    monkeypatch.setattr("toolkit.fleet.server.chunks.MAX_PENDING_EACH", 3)
     looked: list[str] = []
     find = library._find
     monkeypatch.setattr(library, "_find", lambda sha256: looked.append(sha256) or find(sha256))

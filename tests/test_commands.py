@@ -41,11 +41,12 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
-from toolkit.fleet.commands import payload_of
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.repository import make_repository
+from toolkit.fleet.server.commands import payload_of
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.trust.repository import make_repository
 
 TOPICS = Topics(DEVICE)
 MQTT_SINK = '[[sinks]]\nkind = "mqtt"\n'

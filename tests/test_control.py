@@ -18,7 +18,7 @@ from device.protocol.control import AskProgress, Cancel, Install, Rollback, conn
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from device.update.bundle import read_bundle_info
 from device.update.versions import is_older
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 
 @pytest.fixture

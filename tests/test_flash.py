@@ -25,13 +25,19 @@ from device.protocol.control import Answer, AskProgress
 from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Update
 from device.update.bundle import BundleInfo, write_bundle
 from toolkit.cli.main import tandem
-from toolkit.flash import ssh
-from toolkit.flash.board import Flashed, Progress, RefusedError, RolledBackError, WayError
-from toolkit.flash.checks import Wishes, refusal
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.transports import ssh
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.checks import Wishes, refusal
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.transport import (
+    Flashed,
+    Progress,
+    RefusedError,
+    RolledBackError,
+    WayError,
+)
 
 MEGABYTE = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/FLASHING.md", "docs/flash_serial.md", "docs/flash_cable.md")
-RAISED_IN = ("toolkit/flash", "toolkit/board", "toolkit/cli/commands/board")
+RAISED_IN = ("toolkit/fleet/transports", "toolkit/fleet/boards", "toolkit/cli/commands/board")
 SAID_IN = (*RAISED_IN, "toolkit/cli/options", "device", "toolkit/fleet")
 # What only passes on what another part said, whose own row is the one to read.
 PASSED_ON = {"...", "...: ...", "--to ...: ...", "... refused ...: ..."}

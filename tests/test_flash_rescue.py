@@ -16,11 +16,11 @@ from test_control import client_of
 from test_flash import MEGABYTE, bundle_of
 from test_flash_serial import roles
 
-from toolkit.flash import ways
-from toolkit.flash.board import Flashed, OnProgress, Progress, RefusedError, WayError
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
+from toolkit.fleet.transports import addresses as ways
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.transport import Flashed, OnProgress, Progress, RefusedError, WayError
 
 # Stands for getty and login, which only root may run; the shell behind it is bash.
 LOGIN = """
@@ -194,7 +194,7 @@ def test_a_board_without_an_agent_keeps_both_files_for_later(
 def test_a_line_where_nobody_answers_is_told(
     tmp_path: Path, wire: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.shell.PROMPT_S", 0.3)
-    monkeypatch.setattr("toolkit.flash.shell.ALIVE_S", 0.3)
+    monkeypatch.setattr("toolkit.fleet.transports.login_shell.PROMPT_S", 0.3)
+    monkeypatch.setattr("toolkit.fleet.transports.login_shell.ALIVE_S", 0.3)
     with pytest.raises(WayError, match="is a login shell there"):
         rescue(way_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)

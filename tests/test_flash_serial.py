@@ -26,18 +26,18 @@ from device.protocol.control import AskProgress, Rollback
 from device.smp.intake import RECORD, ChunkList
 from device.smp.message import HEADER, SmpError
 from device.smp.server import UdpServer
-from toolkit.flash import smp_board
-from toolkit.flash.bases import difference_encoder
-from toolkit.flash.board import Progress, RefusedError, WayError
-from toolkit.flash.lines import SerialLine, UdpLine
-from toolkit.flash.records import Records, numbers_of
-from toolkit.flash.rescue import RescueBoard
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.smp_board import SmpBoard
-from toolkit.flash.smp_client import TRIES, SmpClient
-from toolkit.flash.ssh import ControlBoard
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.transports import smp as smp_board
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.bases import difference_encoder
+from toolkit.fleet.transports.console import RescueBoard
+from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.smp import SmpBoard
+from toolkit.fleet.transports.smp_client import TRIES, SmpClient
+from toolkit.fleet.transports.smp_links import SerialLine, UdpLine
+from toolkit.fleet.transports.smp_records import Records, numbers_of
+from toolkit.fleet.transports.ssh import ControlBoard
+from toolkit.fleet.transports.transport import Progress, RefusedError, WayError
 
 Told = Callable[[Progress], None]
 
@@ -113,8 +113,8 @@ def test_a_bad_line_costs_time_and_nothing_else(
     framing: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.8)
-    monkeypatch.setattr("toolkit.flash.smp_client.TRIES", 40)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.8)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.TRIES", 40)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     server = serve(board, wire, framing, buffer_bytes=8192)
     wire.change = damaged(kind, 7)
@@ -215,7 +215,7 @@ def test_a_cable_that_is_pulled_and_plugged_again_loses_nothing(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.5)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.5)
     bundle = bundle_of(tmp_path / "in", rng.bytes(3 * MEGABYTE), "1")
     server = serve(board, wire)
     pulled = threading.Event()
@@ -307,8 +307,8 @@ class BadNetwork:
 def test_datagrams_that_are_lost_doubled_and_swapped_are_sent_again(
     tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.3)
-    monkeypatch.setattr("toolkit.flash.smp_client.TRIES", 60)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.3)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.TRIES", 60)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     udp = UdpServer("127.0.0.1", 0, board.service.handle)
     udp.start()
@@ -363,7 +363,7 @@ def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None
 def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
     tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.2)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     ends = 0
 
@@ -539,7 +539,7 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return kept
 
     monkeypatch.setattr(SerialLine, "read", lossy)
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.4)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.4)
     yield left
     assert left[0] == 0, "so many were not sent"
 
@@ -578,7 +578,7 @@ def test_a_commit_that_does_not_arrive_is_said(
     first, second = (make_bundle(tmp_path / "in", version=version) for version in "12")
     assert run(str(first), *to).exit_code == 0
     assert run(str(second), *to, "--no-commit").exit_code == 0
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.2)
     monkeypatch.setattr(smp_board, "COMMIT_S", 0.2)
     act: list[Callable[[], object]] = []
     write = SerialLine.write

@@ -10,14 +10,15 @@ from click.testing import CliRunner, Result
 from mqtt_fixtures import free_port
 
 from toolkit.cli.main import tandem
-from toolkit.fleet import certificates, endings, repository
-from toolkit.fleet.endings import RULES, Ending, most_urgent, read_endings, sentence, urgency
+from toolkit.fleet.authority import Authority
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.refresher import Refresher
+from toolkit.fleet.server import expiry
+from toolkit.fleet.server.expiry import RULES, Ending, most_urgent, read_endings, sentence, urgency
+from toolkit.fleet.server.refresher import Refresher
+from toolkit.fleet.trust import certificates, repository
 
-NOW = endings.utc_now()
+NOW = expiry.utc_now()
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,8 @@ def status(fleet: Path, *words: str) -> Result:
 def test_a_timer_learns_it_by_the_exit_status(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, days: int, exit_code: int, state: str
 ) -> None:
-    monkeypatch.setattr(endings, "utc_now", lambda: NOW)
-    monkeypatch.setattr(endings, "read_endings", lambda _folder: (ends_in("root", days),))
+    monkeypatch.setattr(expiry, "utc_now", lambda: NOW)
+    monkeypatch.setattr(expiry, "read_endings", lambda _folder: (ends_in("root", days),))
     checked = status(fleet, "--check", "--due")
     assert checked.exit_code == exit_code, checked.output
     assert ("tandem fleet keys rotate root" in checked.output) == (state != "fine")
@@ -107,7 +108,7 @@ def test_the_server_says_once_a_day_what_a_person_has_to_renew(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = next(row.ends for row in read_endings(fleet) if row.kind == "root")
-    monkeypatch.setattr(endings, "utc_now", lambda: root - timedelta(days=6))
+    monkeypatch.setattr(expiry, "utc_now", lambda: root - timedelta(days=6))
     refresher = Refresher(load_fleet(fleet))
     with caplog.at_level(logging.WARNING, "tandem.fleet"):
         refresher._warn()

@@ -29,7 +29,7 @@ from device.protocol.documents import (
 )
 from device.trust.exchange import Trusted
 from device.update.slot_store import SlotStore
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 
 class Board:

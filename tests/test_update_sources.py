@@ -24,7 +24,7 @@ from device.update.sources.http import HttpSource
 from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, is_source
 from device.update.sources.source import SourceReadError, file_names
 from device.update.transfer import CAST_BEGIN_S
-from toolkit.fleet.blob import Blob, write_index
+from toolkit.fleet.bundles.blob import Blob, write_index
 
 TARGET = "robot/1/test-board.bundle"
 

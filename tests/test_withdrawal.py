@@ -30,13 +30,13 @@ from device.protocol.documents import (
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
-from toolkit.flash.board import Progress
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet import withdrawal
-from toolkit.fleet.deployment import Before
-from toolkit.fleet.withdrawal import document_before
+from toolkit.fleet.transports import withdrawal
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.deployment import Before
+from toolkit.fleet.transports.transport import Progress
+from toolkit.fleet.transports.withdrawal import document_before
 
 LARGE = 8_000_000
 DESIRED, END = Topics(DEVICE).desired, "tests/end"

@@ -20,12 +20,12 @@ from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.search import found_way, search_of, search_options
 from toolkit.cli.phases import phase_text
-from toolkit.flash.board import Board, Flashed, Progress
-from toolkit.flash.flash import flash_board
-from toolkit.flash.many import INTERRUPTED
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet.deploy import BrokerAddress, parse_broker
+from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.transport import Board, Flashed, Progress
 
 STAYS = "the board stays on its old release, and keeps what has arrived"
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
