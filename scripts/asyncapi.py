@@ -18,7 +18,7 @@ from device.protocol import documents
 from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats
 from device.protocol.topics import PipelineTopics, Topics, cast_topic
 from pipelines.sinks.events import Event
-from pipelines.sinks.lives import ObjectEvent
+from pipelines.sinks.track_lifecycle import ObjectEvent
 
 PATH = Path(__file__).parents[1] / "docs" / "schema" / "asyncapi.json"
 TOPICS = Topics("{device}")

@@ -23,7 +23,7 @@ from test_control import client_of
 from test_flash_serial import roles, wait_for
 from zeroconf import ServiceInfo, Zeroconf
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts

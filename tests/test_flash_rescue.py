@@ -19,8 +19,14 @@ from test_flash_serial import roles
 from toolkit.fleet.transports import addresses as ways
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
-from toolkit.fleet.transports.delivery import Shipment
-from toolkit.fleet.transports.transport import Flashed, OnProgress, Progress, RefusedError, WayError
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.transport import (
+    Flashed,
+    OnProgress,
+    Progress,
+    RefusedError,
+    TransportError,
+)
 
 # Stands for getty and login, which only root may run; the shell behind it is bash.
 LOGIN = """
@@ -104,14 +110,14 @@ def rescue(
         return password
 
     monkeypatch.setattr(ways, "_ask", answer)
-    shipment, board = Shipment(bundle, None), open_board(parse_address(way))
+    delivery, board = Delivery(bundle, None), open_board(parse_address(way))
     try:
         return flash_board(
-            board, way, shipment, on_facts=lambda _facts: None, on_progress=on_progress
+            board, way, delivery, on_facts=lambda _facts: None, on_progress=on_progress
         )
     finally:
         board.close()
-        shipment.close()
+        delivery.close()
         assert asked in ([], [True], [True, True])
 
 
@@ -196,5 +202,5 @@ def test_a_line_where_nobody_answers_is_told(
 ) -> None:
     monkeypatch.setattr("toolkit.fleet.transports.login_shell.PROMPT_S", 0.3)
     monkeypatch.setattr("toolkit.fleet.transports.login_shell.ALIVE_S", 0.3)
-    with pytest.raises(WayError, match="is a login shell there"):
+    with pytest.raises(TransportError, match="is a login shell there"):
         rescue(way_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)

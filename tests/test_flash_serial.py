@@ -31,13 +31,13 @@ from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.bases import difference_encoder
 from toolkit.fleet.transports.console import RescueBoard
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp import SmpBoard
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
 from toolkit.fleet.transports.smp_links import SerialLine, UdpLine
 from toolkit.fleet.transports.smp_records import Records, numbers_of
 from toolkit.fleet.transports.ssh import ControlBoard
-from toolkit.fleet.transports.transport import Progress, RefusedError, WayError
+from toolkit.fleet.transports.transport import Progress, RefusedError, TransportError
 
 Told = Callable[[Progress], None]
 
@@ -55,15 +55,15 @@ def board(tmp_path: Path) -> Board:
 
 def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = None) -> int:
     """Send a bundle as `tandem flash` does; return the bytes that were sent for it."""
-    shipment, client = Shipment(bundle, None), SmpClient(line)
-    sender = smp_board._Sender(client, shipment, on_progress or (lambda _progress: None))
+    delivery, client = Delivery(bundle, None), SmpClient(line)
+    sender = smp_board._Sender(client, delivery, on_progress or (lambda _progress: None))
     try:
         client.connect()
         sender.send(b"{}")
         return sender.sent_bytes
     finally:
         client.close()
-        shipment.close()
+        delivery.close()
 
 
 @pytest.mark.parametrize("framing", ["console", "raw"])
@@ -250,7 +250,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
             return
         for line, kind in (
             (UdpLine("127.0.0.1", udp.port), RefusedError),
-            (SerialLine(wire.host, 115200, "console"), WayError),
+            (SerialLine(wire.host, 115200, "console"), TransportError),
         ):
             with pytest.raises(kind) as error:
                 send(line, other)
@@ -352,12 +352,12 @@ class ServiceLine:
 
 def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None:
     """Send a bundle as `tandem flash` does, to what answers each message."""
-    shipment, flasher = Shipment(bundle, None), SmpBoard(ServiceLine(answer))
+    delivery, flasher = Delivery(bundle, None), SmpBoard(ServiceLine(answer))
     try:
         flasher._client.connect()
-        flasher._send_patiently(shipment, b"{}", lambda _progress: None)
+        flasher._send_patiently(delivery, b"{}", lambda _progress: None)
     finally:
-        shipment.close()
+        delivery.close()
 
 
 def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
@@ -409,7 +409,7 @@ def test_a_line_that_is_gone_before_the_first_chunk_is_waited_for(
         nonlocal count
         count += 1
         if count == 2:  # after the parameters
-            raise WayError("line was unplugged")
+            raise TransportError("line was unplugged")
         return board.service.handle(message, "host", 512)
 
     flash_service(answer, bundle)
@@ -427,13 +427,13 @@ def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: B
             raise KeyboardInterrupt
         return board.service.handle(message, "host")
 
-    shipment = Shipment(make_bundle(tmp_path / "in"), None)
+    delivery = Delivery(make_bundle(tmp_path / "in"), None)
     flasher = SmpBoard(ServiceLine(answer))
     flasher._device = "cam"
     flasher._client.connect()
     with pytest.raises(KeyboardInterrupt):
-        flasher.deliver(shipment, lambda _progress: None)
-    shipment.close()
+        flasher.deliver(delivery, lambda _progress: None)
+    delivery.close()
     assert asked_to_install
 
 
@@ -653,16 +653,16 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
     for bundle in (first, second):
         board = SmpBoard(SerialLine(wire.host, 115200, "raw"))
         peak = PeakBytes(bench.state_dir)
-        shipment = Shipment(bundle, None)
+        delivery = Delivery(bundle, None)
         try:
             if way == "serial":
-                board.deliver(shipment, lambda _progress: None)
+                board.deliver(delivery, lambda _progress: None)
             else:
                 ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
-                    shipment, lambda _progress: None
+                    delivery, lambda _progress: None
                 )
         finally:
-            shipment.close()
+            delivery.close()
             board.close()
             most_bytes = peak.close()
     assert 1.9 * 12 * MEGABYTE < most_bytes < (2 * 12 + 3 * 1 + 2) * MEGABYTE

@@ -14,7 +14,14 @@ from toolkit.fleet.authority import Authority
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server import expiry
-from toolkit.fleet.server.expiry import RULES, Ending, most_urgent, read_endings, sentence, urgency
+from toolkit.fleet.server.expiry import (
+    RULES,
+    ExpiringItem,
+    most_urgent,
+    read_expiry,
+    sentence,
+    urgency,
+)
 from toolkit.fleet.server.refresher import Refresher
 from toolkit.fleet.trust import certificates, repository
 
@@ -29,8 +36,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ends_in(kind: str, days: float) -> Ending:
-    return Ending(kind, kind, NOW + timedelta(days=days))
+def ends_in(kind: str, days: float) -> ExpiringItem:
+    return ExpiringItem(kind, kind, NOW + timedelta(days=days))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -63,7 +70,7 @@ def test_the_most_urgent_of_all_counts() -> None:
 
 
 def test_all_that_ends_is_listed_with_what_to_do(fleet: Path) -> None:
-    rows = read_endings(fleet)
+    rows = read_expiry(fleet)
     assert {row.kind for row in rows} == set(RULES)
     assert [row.ends for row in rows] == sorted(row.ends for row in rows)
     (device,) = [row for row in rows if row.kind == "device"]
@@ -72,7 +79,7 @@ def test_all_that_ends_is_listed_with_what_to_do(fleet: Path) -> None:
     assert "tandem fleet identity expect board-1" in said
     assert "ended on" in sentence(device, device.ends + timedelta(days=1))
     (bench := fleet.parent / "bench").mkdir(exist_ok=True)
-    assert read_endings(bench) == ()
+    assert read_expiry(bench) == ()
 
 
 def status(fleet: Path, *words: str) -> Result:
@@ -88,7 +95,7 @@ def test_a_timer_learns_it_by_the_exit_status(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, days: int, exit_code: int, state: str
 ) -> None:
     monkeypatch.setattr(expiry, "utc_now", lambda: NOW)
-    monkeypatch.setattr(expiry, "read_endings", lambda _folder: (ends_in("root", days),))
+    monkeypatch.setattr(expiry, "read_expiry", lambda _folder: (ends_in("root", days),))
     checked = status(fleet, "--check", "--due")
     assert checked.exit_code == exit_code, checked.output
     assert ("tandem fleet keys rotate root" in checked.output) == (state != "fine")
@@ -107,7 +114,7 @@ def test_devices_that_are_fine_are_not_listed(fleet: Path) -> None:
 def test_the_server_says_once_a_day_what_a_person_has_to_renew(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = next(row.ends for row in read_endings(fleet) if row.kind == "root")
+    root = next(row.ends for row in read_expiry(fleet) if row.kind == "root")
     monkeypatch.setattr(expiry, "utc_now", lambda: root - timedelta(days=6))
     refresher = Refresher(load_fleet(fleet))
     with caplog.at_level(logging.WARNING, "tandem.fleet"):

@@ -24,7 +24,7 @@ import msgspec
 from device.agent.child_task import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig, load_agent_config
-from device.agent.door import Asked, Door, slot_rows
+from device.agent.control_socket import Asked, ControlSocket, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
@@ -50,7 +50,7 @@ from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
-from device.agent.trial import Surroundings
+from device.agent.trial import Environment
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -164,7 +164,7 @@ class Agent:
             put=self._put,
         )
         self._notifier = Notifier()
-        self._door = Door(Path(config.state_dir), self._put)
+        self._control_socket = ControlSocket(Path(config.state_dir), self._put)
         self._version = _version()
         self._facts = Facts(config)
         self._figures = Figures()
@@ -198,7 +198,7 @@ class Agent:
         try:
             self._updater.boot()
             self._start_smp()
-            self._door.open()
+            self._control_socket.open()
             self._notifier.send(READY)
             while not self._restarts:
                 event = self._next_event()
@@ -220,7 +220,7 @@ class Agent:
     def _shut_down(self) -> None:
         LOG.info("stopping")
         self._notifier.send(STOPPING)
-        self._door.close()
+        self._control_socket.close()
         self._check.stop()
         self._verification.stop()
         self._remote.commands.stop()
@@ -373,10 +373,10 @@ class Agent:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict, carried=self._carried)
 
-    def _surroundings(self, now_s: float) -> Surroundings:
+    def _surroundings(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
         latest = self._figures.latest(now_s)
-        return Surroundings(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
+        return Environment(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
 
     # -- the door
 

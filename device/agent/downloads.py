@@ -8,8 +8,8 @@ import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.fetch_options import fetch_options
-from device.agent.kept_state import KeptState
-from device.agent.order import Order
+from device.agent.slot_state_cache import SlotStateCache
+from device.agent.update_status import UpdateStatus
 from device.errors import TandemError
 from device.protocol.documents import BlobGet, Desired
 from device.update.decisions import update_of
@@ -27,8 +27,8 @@ class Downloads:
         self,
         config: AgentConfig,
         store: SlotStore,
-        kept: KeptState,
-        order: Order,
+        kept: SlotStateCache,
+        order: UpdateStatus,
         put: Callable[[SourceEvent], None],
     ) -> None:
         self._config = config

@@ -4,11 +4,11 @@ import shlex
 import time
 from collections.abc import Callable
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from toolkit.errors import BoardError
 from toolkit.fleet.boards.service import UNIT_NAME
 from toolkit.fleet.boards.shell import Shell, UnreachableError
-from toolkit.fleet.transports.transport import WayError
+from toolkit.fleet.transports.transport import TransportError
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 LOOK_S = 2.0
@@ -59,7 +59,7 @@ def wait_for_boot(
                 facts()
                 return waited_s
             heard = "it has not gone down yet"
-        except (BoardError, WayError) as error:
+        except (BoardError, TransportError) as error:
             heard = str(error)
         time.sleep(LOOK_S)
     raise BoardError(f"{shell.name} is not back after {timeout_s:g} s: {heard}")

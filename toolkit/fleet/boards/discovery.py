@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.install_advice import pip_install
 from toolkit.fleet.boards.serial_ports import ask_serial, jetson_ports
 from toolkit.fleet.transports.addresses import WAYS, open_board, parse_address
-from toolkit.fleet.transports.transport import WayError
+from toolkit.fleet.transports.transport import TransportError
 
 USB_HOST = "192.168.55.1"  # a Jetson at a USB port
 SSH_PORT = 22
@@ -76,7 +76,7 @@ class Search:
     boards: tuple[FoundBoard, ...]
 
 
-class NoBoardError(WayError):
+class NoBoardError(TransportError):
     """No board, or several where one was needed."""
 
 

@@ -15,7 +15,7 @@ from device.protocol.documents import InstallPolicy
 from toolkit.fleet.boards.discovery import FoundBoard
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.deploy import DEFAULT_POLICY
 from toolkit.fleet.transports.transport import Cancels, Flashed, Progress
 
@@ -64,8 +64,8 @@ class ManyFlasher:
         Raises BundleError or FleetError: nothing was sent to any. KeyboardInterrupt: each board
         stays on its old release, unless the new one was live by then.
         """
-        with contextlib.closing(Shipment(self._bundle, self._fleet)) as shipment:
-            shipment.metadata()
+        with contextlib.closing(Delivery(self._bundle, self._fleet)) as delivery:
+            delivery.metadata()
         pool = ThreadPoolExecutor(MAX_AT_ONCE)
         try:
             return tuple(pool.map(self._flash, boards))
@@ -99,18 +99,18 @@ class ManyFlasher:
         # Each has its own request, by which it alone is cancelled.
         with (
             contextlib.closing(
-                Shipment(self._bundle, self._fleet, erase=self._erase, policy=self._policy)
-            ) as shipment,
+                Delivery(self._bundle, self._fleet, erase=self._erase, policy=self._policy)
+            ) as delivery,
             contextlib.closing(open_board(parse_address(board.way))) as way,
         ):
             with self._lock:
-                shipment.metadata()
-            self._requests[board.way] = shipment.request
+                delivery.metadata()
+            self._requests[board.way] = delivery.request
             try:
                 return flash_board(
                     way,
                     board.way,
-                    shipment,
+                    delivery,
                     on_facts=lambda _facts: None,
                     on_progress=lambda state: self._show(board, state),
                 )

@@ -20,7 +20,7 @@ from toolkit.fleet.boards.shell import AskPassword, Shell
 from toolkit.fleet.boards.trust import CERTIFICATE
 from toolkit.fleet.transports.addresses import Address, open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 
 SERIAL_FILE = "/proc/device-tree/serial-number"
 LOOK_S = 2.0
@@ -107,14 +107,14 @@ class Station:
 
     def _flash(self, address: Address, bundle: Path) -> tuple[str, str]:
         """Bring the bundle; return its name with the version, and its SHA-256."""
-        with contextlib.closing(Shipment(bundle, self.fleet)) as shipment:
+        with contextlib.closing(Delivery(bundle, self.fleet)) as delivery:
             with self.lock:  # one at a time writes into the fleet's folder
-                shipment.metadata()
+                delivery.metadata()
             with contextlib.closing(open_board(address)) as board:
                 flashed = flash_board(
                     board,
                     address.text,
-                    shipment,
+                    delivery,
                     on_facts=lambda _facts: None,
                     on_progress=lambda _state: None,
                 )

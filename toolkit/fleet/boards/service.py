@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from toolkit.errors import BoardError
 from toolkit.fleet.boards.packages import STAMP
 from toolkit.fleet.boards.setup import Setup, State

@@ -52,7 +52,7 @@ RULES: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ExpiringItem:
     """Something that ends. `kind`: a row of RULES; `name`: which of these."""
 
     kind: str
@@ -65,7 +65,7 @@ class Ending:
         return RULES[self.kind].remedy.format(name=self.name)
 
 
-def urgency(ending: Ending, now: datetime) -> Urgency:
+def urgency(ending: ExpiringItem, now: datetime) -> Urgency:
     """Return how urgent an ending is."""
     rule, remaining = RULES[ending.kind], ending.ends - now
     if remaining <= timedelta():
@@ -75,12 +75,12 @@ def urgency(ending: Ending, now: datetime) -> Urgency:
     return "soon" if remaining <= timedelta(days=rule.soon_days) else "fine"
 
 
-def most_urgent(endings: Iterable[Ending], now: datetime) -> Urgency:
+def most_urgent(endings: Iterable[ExpiringItem], now: datetime) -> Urgency:
     """Return the highest urgency of all."""
     return max((urgency(row, now) for row in endings), key=URGENCIES.index, default="fine")
 
 
-def sentence(ending: Ending, now: datetime) -> str:
+def sentence(ending: ExpiringItem, now: datetime) -> str:
     """Return one line on an ending that is not fine."""
     what = ending.kind if ending.kind == ending.name else f"{ending.kind} {ending.name}"
     days = (ending.ends - now) / timedelta(days=1)
@@ -88,32 +88,32 @@ def sentence(ending: Ending, now: datetime) -> str:
     return f"the {what} {when} {ending.ends:%Y-%m-%d %H:%M} UTC: {ending.remedy}"
 
 
-def read_endings(folder: Path) -> tuple[Ending, ...]:
+def read_expiry(folder: Path) -> tuple[ExpiringItem, ...]:
     """Return all that ends, the next one first; of a bench without keys, nothing. Of devices, those
     that are enrolled."""
-    endings: list[Ending] = []
+    endings: list[ExpiringItem] = []
     if is_signed(folder):
         from toolkit.fleet.trust.repository import FleetRepository
 
         rows = FleetRepository(folder).expiries()
-        endings += [Ending(row.role, row.role, row.expires) for row in rows]
+        endings += [ExpiringItem(row.role, row.role, row.expires) for row in rows]
     if (folder / IDENTITY / "ca.key").exists():
         endings += _of_identity(Authority(folder / IDENTITY))
     return tuple(sorted(endings, key=lambda row: row.ends))
 
 
-def _of_identity(authority: Authority) -> list[Ending]:
+def _of_identity(authority: Authority) -> list[ExpiringItem]:
     folder = authority.folder
     endings = [
-        Ending("CA", "CA", read_certificate(folder / "ca.crt").not_valid_after_utc),
-        Ending("revocation list", "revocation list", authority.crl_end()),
+        ExpiringItem("CA", "CA", read_certificate(folder / "ca.crt").not_valid_after_utc),
+        ExpiringItem("revocation list", "revocation list", authority.crl_end()),
     ]
     for name in ("server", SERVER, OPERATOR, CLAIM):
         end = read_certificate(folder / f"{name}.crt").not_valid_after_utc
-        endings.append(Ending("certificate", f"{name}.crt", end))
+        endings.append(ExpiringItem("certificate", f"{name}.crt", end))
     for row in identities(authority):
         if row.not_after is not None:
-            endings.append(Ending("device", row.device, row.not_after))
+            endings.append(ExpiringItem("device", row.device, row.not_after))
     return endings
 
 

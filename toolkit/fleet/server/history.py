@@ -13,7 +13,7 @@ from toolkit.fleet.store.database import Database
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class HistoryEntry:
     """Something that happened to a device: when, in which rollout (0: none), and what."""
 
     at_s: float
@@ -21,7 +21,7 @@ class Happened:
     text: str
 
 
-def history_of(database: Database, device: str) -> Iterator[Happened]:
+def history_of(database: Database, device: str) -> Iterator[HistoryEntry]:
     """Yield what the log has on a device, in order."""
     for row in log.rows_after(database, 0):
         if f'"{device}"' not in row.body:
@@ -34,7 +34,7 @@ def history_of(database: Database, device: str) -> Iterator[Happened]:
         elif row.kind == COMMAND:
             text = _command_text(row.body, row.who)
         if text:
-            yield Happened(row.at_s, row.rollout, text)
+            yield HistoryEntry(row.at_s, row.rollout, text)
 
 
 class _CommandRow(msgspec.Struct, frozen=True, kw_only=True):

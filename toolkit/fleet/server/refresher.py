@@ -61,12 +61,12 @@ class Refresher:
                 LOG.info("renewed %s", name)
 
     def _warn(self) -> None:
-        from toolkit.fleet.server.expiry import read_endings, sentence, urgency, utc_now
+        from toolkit.fleet.server.expiry import read_expiry, sentence, urgency, utc_now
 
         if time.monotonic() - self._warned_s < WARN_S:
             return
         self._warned_s, now = time.monotonic(), utc_now()
-        for row in read_endings(self._fleet.folder):
+        for row in read_expiry(self._fleet.folder):
             state = urgency(row, now)
             if state != "fine":
                 LOG.log(logging.WARNING if state == "soon" else logging.ERROR, sentence(row, now))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.protocol.documents import Reported
 from device.update.admission import SPARE_BYTES
 from device.update.bundle import BundleInfo
@@ -15,24 +15,28 @@ COPIES = 2  # as it arrives, and unpacked in the slot
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class FlashOptions:
     """What comes with a bundle: signatures, and the slot that it is for, empty for any."""
 
     signed: bool
     slot: str = ""
 
 
-Rule = Callable[[BoardFacts, Reported, BundleInfo, int, Wishes], str]
+Rule = Callable[[BoardFacts, Reported, BundleInfo, int, FlashOptions], str]
 
 
-def _module(_: BoardFacts, board: Reported, info: BundleInfo, size: int, wishes: Wishes) -> str:
+def _module(
+    _: BoardFacts, board: Reported, info: BundleInfo, size: int, options: FlashOptions
+) -> str:
     if info.profile == board.profile:
         return ""
     return other_profile(info.name, info.version, info.profile, board.profile)
 
 
-def _signature(_: BoardFacts, board: Reported, info: BundleInfo, size: int, wishes: Wishes) -> str:
-    if wishes.signed or board.dev:
+def _signature(
+    _: BoardFacts, board: Reported, info: BundleInfo, size: int, options: FlashOptions
+) -> str:
+    if options.signed or board.dev:
         return ""
     return (
         f"the release {info.name} {info.version} is not signed and this device takes only signed "
@@ -41,12 +45,16 @@ def _signature(_: BoardFacts, board: Reported, info: BundleInfo, size: int, wish
     )
 
 
-def _floor(facts: BoardFacts, _: Reported, info: BundleInfo, size: int, wishes: Wishes) -> str:
+def _floor(
+    facts: BoardFacts, _: Reported, info: BundleInfo, size: int, options: FlashOptions
+) -> str:
     floor = facts.answer.min_version
     return too_old(info.name, info.version, floor) if is_older(info.version, floor) else ""
 
 
-def _room(facts: BoardFacts, _: Reported, info: BundleInfo, size: int, wishes: Wishes) -> str:
+def _room(
+    facts: BoardFacts, _: Reported, info: BundleInfo, size: int, options: FlashOptions
+) -> str:
     needed_mb = (COPIES * size + SPARE_BYTES) // _MEBIBYTE
     free_mb = facts.facts.free_mb
     if not free_mb or free_mb >= needed_mb:
@@ -57,22 +65,24 @@ def _room(facts: BoardFacts, _: Reported, info: BundleInfo, size: int, wishes: W
     )
 
 
-def _slot(facts: BoardFacts, board: Reported, info: BundleInfo, size: int, wishes: Wishes) -> str:
+def _slot(
+    facts: BoardFacts, board: Reported, info: BundleInfo, size: int, options: FlashOptions
+) -> str:
     active = "" if board.running is None else board.running.slot
     idle = "b" if active == "a" else "a"
-    return "" if wishes.slot in ("", idle) else wrong_slot(wishes.slot, active or None)
+    return "" if options.slot in ("", idle) else wrong_slot(options.slot, active or None)
 
 
 # The first that has a sentence refuses the bundle.
 RULES: tuple[Rule, ...] = (_module, _signature, _floor, _slot, _room)
 
 
-def refusal(facts: BoardFacts, info: BundleInfo, size: int, wishes: Wishes) -> str:
+def refusal(facts: BoardFacts, info: BundleInfo, size: int, options: FlashOptions) -> str:
     """Return why the board would not take a bundle of `size` bytes, empty if it would."""
     reported = facts.answer.reported
     if reported is None:
         return ""
-    sentences = (rule(facts, reported, info, size, wishes) for rule in RULES)
+    sentences = (rule(facts, reported, info, size, options) for rule in RULES)
     return next((sentence for sentence in sentences if sentence), "")
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from device.control.parcel import DESIRED, DESIRED_OF, BoardFacts
+from device.control.upload_request import DESIRED, DESIRED_OF, BoardFacts
 from device.protocol.control import Answer
 from toolkit.fleet.transports.addresses import Address
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.login_shell import Ask, Shell
 from toolkit.fleet.transports.ssh import AGENT, CONFIG, settled
 from toolkit.fleet.transports.transport import (
@@ -26,7 +26,7 @@ from toolkit.fleet.transports.transport import (
     OnProgress,
     Progress,
     RefusedError,
-    WayError,
+    TransportError,
 )
 
 FOLDER = "tandem-rescue"  # in the home of the user
@@ -69,13 +69,13 @@ class RescueBoard:
         try:
             facts = msgspec.json.decode(lines[-1], type=BoardFacts)
         except (IndexError, ValueError) as error:
-            raise WayError(f"{self.name}: {lines[-1] if lines else 'no answer'}") from error
+            raise TransportError(f"{self.name}: {lines[-1] if lines else 'no answer'}") from error
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Send both files whole, and run the installer."""
-        if shipment.signed and not self._device:
+        if delivery.signed and not self._device:
             raise RefusedError(
                 f"the board behind {self.name} has no agent that says who it is: name it with "
                 "--device, so that the release can be signed for it"
@@ -85,16 +85,16 @@ class RescueBoard:
             raise RefusedError(
                 f"rz is missing on the board behind {self.name}: `apt-get install lrzsz` there"
             )
-        erase = f"rm -rf ~/{FOLDER}; " if shipment.erase else ""
+        erase = f"rm -rf ~/{FOLDER}; " if delivery.erase else ""
         shell.run(f"{erase}mkdir -p ~/{FOLDER}; rm -f ~/{FOLDER}/{INSTALLER}")
-        sent_bytes = self._send(shell, shipment, on_progress)
+        sent_bytes = self._send(shell, delivery, on_progress)
         if not self._has_agent:
             return Delivered(sent_bytes)
         try:
-            last = settled(self._installed(shell), shipment, self.name, on_progress)
+            last = settled(self._installed(shell), delivery, self.name, on_progress)
         except KeyboardInterrupt:
             shell.interrupt()
-            shell.run(f"{self._control} cancel {shipment.request}")
+            shell.run(f"{self._control} cancel {delivery.request}")
             raise
         assert last.reported is not None
         shell.run(f"cd; rm -rf ~/{FOLDER}")
@@ -120,9 +120,9 @@ class RescueBoard:
             self._shell.log_in(self._user)
         return self._shell
 
-    def _send(self, shell: Shell, shipment: Shipment, on_progress: OnProgress) -> int:
+    def _send(self, shell: Shell, delivery: Delivery, on_progress: OnProgress) -> int:
         """Send both files; return their bytes on the line."""
-        spec = shipment.blob.spec
+        spec = delivery.blob.spec
         sent: dict[str, int] = {}
 
         def show(name: str, sent_bytes: int) -> None:
@@ -131,18 +131,20 @@ class RescueBoard:
 
         with tempfile.TemporaryDirectory() as folder:
             bundle, script = Path(folder) / f"{spec.sha256}.bundle", Path(folder) / INSTALLER
-            bundle.symlink_to(shipment.bundle.resolve())
-            script.write_bytes(installer(shipment, self._device, self._control))
+            bundle.symlink_to(delivery.bundle.resolve())
+            script.write_bytes(installer(delivery, self._device, self._control))
             for path in (bundle, script):
                 shell.send(path, f"~/{FOLDER}", partial(show, path.name))
         status, lines = shell.run(f"sha256sum ~/{FOLDER}/{spec.sha256}.bundle", INSTALL_S)
         if status or not lines or not lines[0].startswith(spec.sha256):
             shell.run(f"rm -f ~/{FOLDER}/{spec.sha256}.bundle")
-            raise WayError(f"what arrived behind {self.name} has another SHA-256: flash again")
+            raise TransportError(
+                f"what arrived behind {self.name} has another SHA-256: flash again"
+            )
         return sum(sent.values())
 
     def _installed(self, shell: Shell) -> Iterator[bytes]:
-        """Yield the lines of the installer; WayError if it says why it cannot."""
+        """Yield the lines of the installer; TransportError if it says why it cannot."""
         for line in shell.lines(f"sh ~/{FOLDER}/{INSTALLER} 2>&1", INSTALL_S):
             if isinstance(line, int):
                 return
@@ -151,14 +153,14 @@ class RescueBoard:
             yield line
 
 
-def installer(shipment: Shipment, device: str, control: str) -> bytes:
+def installer(delivery: Delivery, device: str, control: str) -> bytes:
     """Return a script of the shell that installs the bundle which lies beside it."""
     name = DESIRED_OF.format(device=device) if device else DESIRED
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, content in {name: shipment.desired(device), **shipment.metadata()}.items():
+        for path, content in {name: delivery.desired(device), **delivery.metadata()}.items():
             entry = tarfile.TarInfo(path)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    script = SCRIPT.format(installer=INSTALLER, sha256=shipment.blob.spec.sha256, control=control)
+    script = SCRIPT.format(installer=INSTALLER, sha256=delivery.blob.spec.sha256, control=control)
     return script.encode() + base64.encodebytes(packed.getvalue())

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from device.control.parcel import REPOSITORY
+from device.control.upload_request import REPOSITORY
 from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
 from device.update.bundle import BundleInfo, check_bundle
 from toolkit.errors import FleetError
 from toolkit.fleet.bundles.blob import Blob
-from toolkit.fleet.transports.checks import Wishes
+from toolkit.fleet.transports.checks import FlashOptions
 from toolkit.fleet.transports.deploy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _VERSIONED = re.compile(r"(\d+)\.(\w+)\.json\Z")
 
 
-class Shipment:
+class Delivery:
     """A checked bundle, with the keys of a fleet's folder that sign for it; `close` it."""
 
     def __init__(
@@ -49,9 +49,9 @@ class Shipment:
         return self.fleet is not None
 
     @property
-    def wishes(self) -> Wishes:
+    def options(self) -> FlashOptions:
         """What the board is asked for beside the bundle."""
-        return Wishes(signed=self.signed, slot=self.policy.slot)
+        return FlashOptions(signed=self.signed, slot=self.policy.slot)
 
     @property
     def named(self) -> str:

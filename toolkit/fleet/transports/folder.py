@@ -5,16 +5,16 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from device.control.parcel import DESIRED, DESIRED_OF, REPOSITORY
+from device.control.upload_request import DESIRED, DESIRED_OF, REPOSITORY
 from device.files import make_folder, sync_folder, write_synced
 from device.protocol.control import Answer
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
     Delivered,
     OnProgress,
     Progress,
     RefusedError,
-    WayError,
+    TransportError,
 )
 
 
@@ -29,9 +29,9 @@ class FolderBoard:
     def facts(self) -> None:
         """Nobody answers."""
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Write what the folder lacks; a bundle that is there whole is not written again."""
-        if shipment.signed and not self._devices:
+        if delivery.signed and not self._devices:
             raise RefusedError(
                 "a signed release is for a device by its name: name each that shall take it from "
                 f"{self._folder} with `tandem flash --device`"
@@ -39,21 +39,21 @@ class FolderBoard:
         names = [DESIRED_OF.format(device=device) for device in self._devices] or [DESIRED]
         owners = self._devices or ("",)
         documents = {
-            name: shipment.desired(device) for name, device in zip(names, owners, strict=True)
+            name: delivery.desired(device) for name, device in zip(names, owners, strict=True)
         }
         if not self._folder.is_dir():
-            raise WayError(f"{self._folder} is no folder: is the stick there, and mounted?")
+            raise TransportError(f"{self._folder} is no folder: is the stick there, and mounted?")
         try:
-            sent_bytes = self._write_bundle(shipment, on_progress)
+            sent_bytes = self._write_bundle(delivery, on_progress)
             for old in (DESIRED, "desired", REPOSITORY):
                 _remove(self._folder / old)
-            for name, content in {**shipment.metadata(), **documents}.items():
+            for name, content in {**delivery.metadata(), **documents}.items():
                 path = self._folder / name
                 make_folder(path.parent)
                 write_synced(path, [content])
             sync_folder(self._folder)
         except OSError as error:
-            raise WayError(f"cannot write to {self._folder}: {error.strerror}") from error
+            raise TransportError(f"cannot write to {self._folder}: {error.strerror}") from error
         return Delivered(sent_bytes)
 
     def commit(self) -> Answer:
@@ -66,11 +66,11 @@ class FolderBoard:
     def close(self) -> None:
         """There is nothing to end."""
 
-    def _write_bundle(self, shipment: Shipment, on_progress: OnProgress) -> int:
+    def _write_bundle(self, delivery: Delivery, on_progress: OnProgress) -> int:
         """Copy the bundle chunk by chunk over what is there; return the bytes written."""
-        blob, sent_bytes, present_bytes = shipment.blob, 0, 0
+        blob, sent_bytes, present_bytes = delivery.blob, 0, 0
         path = self._folder / f"{blob.spec.sha256}.bundle"
-        if shipment.erase:
+        if delivery.erase:
             path.unlink(missing_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import serial
 
-from toolkit.fleet.transports.transport import RefusedError, WayError
+from toolkit.fleet.transports.transport import RefusedError, TransportError
 
 READ_S = 0.05
 PROMPT_S = 10.0  # a getty may start again before it says "login:"
@@ -29,7 +29,7 @@ Ask = Callable[[str, bool], str]  # a question, and whether the answer is hidden
 
 
 class Shell:
-    """One shell; `log_in` first. All raise WayError: the line is gone, or nobody answers."""
+    """One shell; `log_in` first. All raise TransportError: the line is gone, or nobody answers."""
 
     def __init__(self, device: str, baud: int, ask: Ask) -> None:
         """`ask` is asked for the user and the password, if the board wants them."""
@@ -43,7 +43,7 @@ class Shell:
                 device, baud, timeout=READ_S, write_timeout=30.0, exclusive=True
             )
         except (OSError, ValueError) as error:
-            raise WayError(f"{device} cannot be opened: {error}") from error
+            raise TransportError(f"{device} cannot be opened: {error}") from error
 
     def log_in(self, user: str) -> None:
         """Get to a shell that echoes nothing; log in if it asks. RefusedError: wrong password."""
@@ -69,8 +69,8 @@ class Shell:
         self._write(b"stty -echo; unset HISTFILE; PS1=; PS2=\r")
         try:
             self.run("true", ALIVE_S)
-        except WayError as error:
-            raise WayError(
+        except TransportError as error:
+            raise TransportError(
                 f"nobody answers on {self.name}: is a login shell there, and the rate right? An "
                 "agent that serves SMP there needs no ?rescue="
             ) from error
@@ -83,7 +83,7 @@ class Shell:
             if isinstance(line, int):
                 return line, lines
             lines.append(line.decode(errors="replace"))
-        raise WayError(f"{self.name} does not answer any more")
+        raise TransportError(f"{self.name} does not answer any more")
 
     def lines(self, command: str, timeout_s: float = COMMAND_S) -> Iterator[bytes | int]:
         """Yield the lines of a command as they come, and at last its exit status."""
@@ -107,7 +107,7 @@ class Shell:
                     until_s = time.monotonic() + timeout_s
                     yield line
                 begun = begun or line.endswith(begin)
-        raise WayError(f"{self.name} said nothing for {timeout_s:g} s")
+        raise TransportError(f"{self.name} said nothing for {timeout_s:g} s")
 
     def interrupt(self) -> None:
         """End the command that runs, as Ctrl-C does."""
@@ -153,7 +153,9 @@ class Shell:
                 sender.stdin.close()
         if status:
             self._give_up(sender, pump)
-            raise WayError(f"ZMODEM to {self.name} was broken off: flash again, it goes on there")
+            raise TransportError(
+                f"ZMODEM to {self.name} was broken off: flash again, it goes on there"
+            )
         self._await_shell()
 
     def close(self) -> None:
@@ -166,7 +168,7 @@ class Shell:
     def _await_shell(self) -> None:
         """Ask until the shell answers: rz, which ends later, may have dropped what came before."""
         for _ in range(SHELL_TRIES - 1):
-            with contextlib.suppress(WayError):
+            with contextlib.suppress(TransportError):
                 self.run("true", ALIVE_S)
                 return
         self.run("true", ALIVE_S)
@@ -176,7 +178,7 @@ class Shell:
         sender.kill()
         sender.wait()
         pump.join()
-        with contextlib.suppress(WayError):  # it was unplugged: the board's end times out
+        with contextlib.suppress(TransportError):  # it was unplugged: the board's end times out
             self._write(CANCEL)
             time.sleep(SETTLE_S)  # it drops what comes before it has ended
             self.run("true", ALIVE_S)
@@ -205,10 +207,10 @@ class Shell:
         try:
             self._seen += self._port.read(max(1, self._port.in_waiting))
         except (OSError, TypeError) as error:
-            raise WayError(f"{self.name} was unplugged: {error}") from error
+            raise TransportError(f"{self.name} was unplugged: {error}") from error
 
     def _write(self, data: bytes) -> None:
         try:
             self._port.write(data)
         except OSError as error:
-            raise WayError(f"{self.name} takes nothing any more: {error}") from error
+            raise TransportError(f"{self.name} takes nothing any more: {error}") from error

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.errors import BrokerError
 from device.protocol.control import Answer
 from device.protocol.documents import Reported
@@ -12,7 +12,7 @@ from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, Messag
 from device.protocol.signed import open_reported
 from device.protocol.topics import Topics
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.deploy import deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress
 from toolkit.fleet.transports.transport import (
@@ -21,7 +21,7 @@ from toolkit.fleet.transports.transport import (
     Progress,
     RefusedError,
     RolledBackError,
-    WayError,
+    TransportError,
 )
 
 REPORT_S = 20.0  # a retained report comes at once; a slow broker may take longer
@@ -41,13 +41,13 @@ class MqttBoard:
         reported = _read_report(self._broker, self.name)
         return BoardFacts(facts=reported.facts, answer=Answer(device=self.name, reported=reported))
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Deploy, and take the report at the end.
 
         The text of KeyboardInterrupt says what has become of the release: see
         `toolkit.fleet.transports.withdrawal`.
         """
-        if shipment.erase:
+        if delivery.erase:
             raise RefusedError(
                 "what a board has received is not erased through a broker: leave out `tandem flash "
                 "--erase-cache`, or flash over ssh:// or serial://"
@@ -58,23 +58,23 @@ class MqttBoard:
             on_progress(Progress(progress.phase, received, progress.total_bytes))
 
         result = deploy_bundle(
-            shipment.bundle,
+            delivery.bundle,
             self.name,
             self._broker,
             timeout_s=self._timeout_s,
             retry=True,
-            fleet=shipment.fleet,
-            policy=shipment.policy,
+            fleet=delivery.fleet,
+            policy=delivery.policy,
             withdraw=True,
             on_progress=show,
         )
         if result.phase == "refused":
-            raise RefusedError(f"{self.name} refused {shipment.named}: {result.reason}")
+            raise RefusedError(f"{self.name} refused {delivery.named}: {result.reason}")
         if result.phase == "rolled_back":
-            raise RolledBackError(f"{self.name} rolled {shipment.named} back: {result.reason}")
+            raise RolledBackError(f"{self.name} rolled {delivery.named} back: {result.reason}")
         waits = result.phase == "trial"
         if not result.live and not waits:
-            raise WayError(f"{shipment.named} is not live on {self.name}: {result.reason}")
+            raise TransportError(f"{delivery.named} is not live on {self.name}: {result.reason}")
         return Delivered(result.sent_bytes, _read_report(self._broker, self.name).measured, waits)
 
     def commit(self) -> Answer:
@@ -113,12 +113,12 @@ def _read_report(broker: BrokerAddress, device: str) -> Reported:
             if isinstance(event, Message) and event.payload:
                 return open_reported(event.payload)
     except queue.Empty as error:
-        raise WayError(
+        raise TransportError(
             f"no agent ever connected to this broker as {device}: compare the id with device in "
             "its agent.toml, and look whether tandem-agent runs"
         ) from error
     except ValueError as error:
-        raise WayError(f"the report of {device} is not understood: {error}") from error
+        raise TransportError(f"the report of {device} is not understood: {error}") from error
     finally:
         ended.set()
         link.close()

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from device.control.parcel import REPOSITORY, BoardFacts
+from device.control.upload_request import REPOSITORY, BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import Reported
@@ -16,7 +16,7 @@ from device.smp.inbox import Statement
 from device.smp.intake import ChunkList
 from device.smp.message import READ, WRITE
 from toolkit.fleet.transports.bases import difference_encoder
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp_client import IMAGE, TANDEM, SmpClient, SmpRefusedError
 from toolkit.fleet.transports.smp_links import Line
 from toolkit.fleet.transports.smp_records import Records, numbers_of
@@ -26,7 +26,7 @@ from toolkit.fleet.transports.transport import (
     Progress,
     RefusedError,
     RolledBackError,
-    WayError,
+    TransportError,
 )
 
 STATUS, PLAN, CHUNKS, INSTALL, CANCEL = range(5)  # commands of Tandem's own group
@@ -55,23 +55,23 @@ class SmpBoard:
         self._device = answer.device
         return BoardFacts(facts=_reported(answer).facts, answer=answer)
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Send, install and follow; see `toolkit.fleet.transports.transport.Board`."""
         if not self._device:
             self.facts()
-        if shipment.erase:
+        if delivery.erase:
             self._client.ask(WRITE, IMAGE, 5, {"slot": 1})
-        statement = _statement(shipment, self._device)
-        self._send_patiently(shipment, statement, on_progress)
+        statement = _statement(delivery, self._device)
+        self._send_patiently(delivery, statement, on_progress)
         try:
-            self._install(shipment)
-            waits = self._follow(shipment, on_progress)
+            self._install(delivery)
+            waits = self._follow(delivery, on_progress)
         except KeyboardInterrupt:
             with suppress(SmpRefusedError):  # it has not begun
                 self._client.ask(WRITE, TANDEM, CANCEL, {})
             raise
         except SmpRefusedError as error:
-            raise RefusedError(f"{self._device} refused {shipment.named}: {error}") from error
+            raise RefusedError(f"{self._device} refused {delivery.named}: {error}") from error
         return Delivered(self._sent_bytes, _reported(self._report()).measured, waits)
 
     def commit(self) -> Answer:
@@ -83,7 +83,7 @@ class SmpBoard:
         lost: TandemError | None = None
         try:
             self._client.ask(WRITE, TANDEM, INSTALL, {"confirm": True})
-        except (WayError, SmpRefusedError) as error:
+        except (TransportError, SmpRefusedError) as error:
             # It may have committed, and its answer was lost: asked again it calls itself busy.
             lost = error
         return self._committed(update.sha256, lost)
@@ -117,12 +117,12 @@ class SmpBoard:
     def _report_patiently(self) -> Answer:
         try:
             return self._report()
-        except WayError:  # the line may be gone for a moment
+        except TransportError:  # the line may be gone for a moment
             try:
                 self._reconnect(time.monotonic() + PATIENCE_S)
                 return self._report()
-            except WayError as error:
-                raise WayError(
+            except TransportError as error:
+                raise TransportError(
                     f"whether {self.name} has kept the release is not known: look with `tandem "
                     f"board info` at the same address ({error})"
                 ) from error
@@ -131,32 +131,34 @@ class SmpBoard:
         try:
             answer = msgspec.json.decode(self._client.download(REPORT), type=Answer)
         except ValueError as error:
-            raise WayError(
+            raise TransportError(
                 f"the report of {self.name} is not understood ({error}): its agent must be of this "
                 "version"
             ) from error
         if answer.reported is None:
-            raise WayError(f"the agent behind {self.name} reports nothing: is it of this version?")
+            raise TransportError(
+                f"the agent behind {self.name} reports nothing: is it of this version?"
+            )
         return answer
 
     # -- sending
 
     def _send_patiently(
-        self, shipment: Shipment, statement: bytes, on_progress: OnProgress
+        self, delivery: Delivery, statement: bytes, on_progress: OnProgress
     ) -> None:
         """Send; a line that is gone is waited for, as long as it brings something each time."""
-        total, most, silent_s = shipment.blob.spec.bytes, -1, float("inf")
+        total, most, silent_s = delivery.blob.spec.bytes, -1, float("inf")
         while True:
-            sender = _Sender(self._client, shipment, on_progress)
+            sender = _Sender(self._client, delivery, on_progress)
             try:
                 sender.send(statement)
                 return
-            except WayError as error:
+            except TransportError as error:
                 now_s = time.monotonic()
                 silent_s = now_s if sender.on_board_bytes > most else min(silent_s, now_s)
                 most = max(most, sender.on_board_bytes)
                 if now_s - silent_s > PATIENCE_S:
-                    raise WayError(
+                    raise TransportError(
                         f"{error}; the board keeps what has arrived: flash again, it goes on there"
                     ) from error
                 on_progress(Progress("reconnecting", max(0, most), total, str(error)))
@@ -169,43 +171,43 @@ class SmpBoard:
             try:
                 self._client.connect()
                 return
-            except WayError as error:
+            except TransportError as error:
                 if time.monotonic() >= until_s:
-                    raise WayError(
+                    raise TransportError(
                         f"{error}; the board keeps what has arrived: flash again, it goes on there"
                     ) from error
                 time.sleep(LOOK_S)
 
     # -- installing
 
-    def _install(self, shipment: Shipment) -> None:
-        """Ask for the release. Raises SmpRefusedError, or WayError: no answer comes."""
-        digest = bytes.fromhex(shipment.blob.spec.sha256)
+    def _install(self, delivery: Delivery) -> None:
+        """Ask for the release. Raises SmpRefusedError, or TransportError: no answer comes."""
+        digest = bytes.fromhex(delivery.blob.spec.sha256)
         try:
             self._client.ask(WRITE, TANDEM, INSTALL, {"hash": digest})
-        except (WayError, SmpRefusedError):
+        except (TransportError, SmpRefusedError):
             # It may have begun, and its answer was lost: asked again it calls itself busy.
-            if self._status().get("request") != shipment.request:
+            if self._status().get("request") != delivery.request:
                 raise
 
-    def _follow(self, shipment: Shipment, on_progress: OnProgress) -> bool:
+    def _follow(self, delivery: Delivery, on_progress: OnProgress) -> bool:
         """Follow the update until it is live; return whether it waits for a commit instead."""
-        total, begun_s = shipment.blob.spec.bytes, time.monotonic()
+        total, begun_s = delivery.blob.spec.bytes, time.monotonic()
         while True:
             status = self._status()
             phase, reason = str(status.get("phase")), str(status.get("reason"))
-            if status.get("request") == shipment.request:
+            if status.get("request") == delivery.request:
                 on_progress(Progress(phase, total, total, reason))
                 if phase == "refused":
-                    raise RefusedError(f"{self._device} refused {shipment.named}: {reason}")
+                    raise RefusedError(f"{self._device} refused {delivery.named}: {reason}")
                 if phase == "rolled_back":
-                    raise RolledBackError(f"{self._device} rolled {shipment.named} back: {reason}")
+                    raise RolledBackError(f"{self._device} rolled {delivery.named} back: {reason}")
                 if phase == "live" or status.get("waits"):
                     return phase != "live"
                 begun_s = time.monotonic()
             elif time.monotonic() - begun_s > PATIENCE_S:
                 raise RefusedError(
-                    f"another release took the place of {shipment.named}: somebody else updates "
+                    f"another release took the place of {delivery.named}: somebody else updates "
                     f"{self._device}"
                 )
             time.sleep(LOOK_S)
@@ -213,7 +215,7 @@ class SmpBoard:
     def _status(self) -> Mapping[str, Scalar]:
         try:
             return self._client.ask(READ, TANDEM, STATUS, {})
-        except WayError:  # the agent may start again, or the line be gone for a moment
+        except TransportError:  # the agent may start again, or the line be gone for a moment
             self._reconnect(time.monotonic() + PATIENCE_S)
             return self._client.ask(READ, TANDEM, STATUS, {})
 
@@ -221,11 +223,11 @@ class SmpBoard:
 class _Sender:
     """One connection that brings what the board lacks."""
 
-    def __init__(self, client: SmpClient, shipment: Shipment, on_progress: OnProgress) -> None:
+    def __init__(self, client: SmpClient, delivery: Delivery, on_progress: OnProgress) -> None:
         self.sent_bytes = 0
         self.on_board_bytes = -1
         self._client = client
-        self._shipment = shipment
+        self._shipment = delivery
         self._on_progress = on_progress
 
     def send(self, statement: bytes) -> None:
@@ -255,7 +257,7 @@ class _Sender:
                 TANDEM, CHUNKS, _Shown(self, records), _number(plan, "off"), self._count
             )
         if answer.get("match") is not True:
-            raise WayError("what the board put together has another SHA-256: flash again")
+            raise TransportError("what the board put together has another SHA-256: flash again")
 
     def show(self, missing_bytes: int) -> None:
         """Tell how much is on the board."""
@@ -274,7 +276,7 @@ class _Sender:
             plan = self._client.ask(READ, TANDEM, PLAN, content, patience_s=PLAN_S)
             page = plan.get("missing")
             if plan.get("sha") != bytes.fromhex(self._shipment.blob.spec.sha256):
-                raise WayError("somebody else sends a bundle to this board: flash again")
+                raise TransportError("somebody else sends a bundle to this board: flash again")
             bitmap += page if isinstance(page, bytes) else b""
             if len(bitmap) >= _number(plan, "bytes") or not page:
                 return plan, bitmap
@@ -292,13 +294,13 @@ class _Shown:
         self._sender.show(self._records.missing_bytes)
 
 
-def _statement(shipment: Shipment, device: str) -> bytes:
+def _statement(delivery: Delivery, device: str) -> bytes:
     """Return what makes the board install the bundle (`device.smp.inbox`)."""
     files = {
         name.removeprefix(f"{REPOSITORY}/"): content.decode()
-        for name, content in shipment.metadata().items()
+        for name, content in delivery.metadata().items()
     }
-    desired = shipment.desired(device).decode()
+    desired = delivery.desired(device).decode()
     return msgspec.json.encode(Statement(desired=desired, files=files))
 
 
@@ -315,7 +317,7 @@ def _role_of(sha256: str, answer: Answer) -> str:
 def _number(answer: Mapping[str, Scalar], key: str) -> int:
     value = answer.get(key)
     if not isinstance(value, int):
-        raise WayError(f"the board's answer has no {key}: its agent must be of this version")
+        raise TransportError(f"the board's answer has no {key}: its agent must be of this version")
     return value
 
 

@@ -16,7 +16,7 @@ from device.smp.message import (
     request,
 )
 from toolkit.fleet.transports.smp_links import Line
-from toolkit.fleet.transports.transport import RefusedError, WayError
+from toolkit.fleet.transports.transport import RefusedError, TransportError
 
 OS, IMAGE, FILES, TANDEM = 0, 1, 8, 65
 ANSWER_S = 3.0  # beside the time that the bytes take on the line
@@ -48,7 +48,7 @@ class Stream(Protocol):
         """The board has all before this offset."""
 
     def rejected(self, offset: int) -> None:
-        """What begins at this offset was damaged. Raises WayError: too often."""
+        """What begins at this offset was damaged. Raises TransportError: too often."""
 
 
 class SmpClient:
@@ -65,8 +65,8 @@ class SmpClient:
         self._buffer_bytes, self._buffers = 512, 1
         try:
             parameters = self.ask(READ, OS, 6, {}, tries=tries)
-        except WayError as error:
-            raise WayError(
+        except TransportError as error:
+            raise TransportError(
                 f"nobody answers SMP on {self._line.name}: compare device, framing and baud with "
                 "[smp] of the board's agent.toml; a login shell there needs ?rescue=zmodem"
             ) from error
@@ -89,7 +89,7 @@ class SmpClient:
         patience_s: float = 0.0,
         tries: int | None = None,
     ) -> dict[str, Scalar]:
-        """Ask until an answer comes; return it. Raises WayError or SmpRefusedError.
+        """Ask until an answer comes; return it. Raises TransportError or SmpRefusedError.
 
         `patience_s`: how long the board may think; `tries`: TRIES by default.
         """
@@ -108,7 +108,7 @@ class SmpClient:
                 garbled += 1
                 if error.code not in _GARBLED or garbled == TRIES:
                     raise
-        raise WayError(f"{self._line.name} does not answer any more")
+        raise TransportError(f"{self._line.name} does not answer any more")
 
     def upload(self, image: int, data: bytes, digest: bytes) -> None:
         """Upload a small file as an image; what the board has of it is not sent again."""
@@ -119,7 +119,7 @@ class SmpClient:
         if offset < len(data):
             answer = self.stream(IMAGE, 1, _Bytes(data), offset)
         if answer.get("match") is False:
-            raise WayError(f"what {self._line.name} received is damaged: flash again")
+            raise TransportError(f"what {self._line.name} received is damaged: flash again")
 
     def download(self, name: str) -> bytes:
         """Return a file of the board."""
@@ -130,7 +130,7 @@ class SmpClient:
             data, length = answer.get("data"), answer.get("len")
             total = length if offset == 0 and isinstance(length, int) else total
             if not isinstance(data, bytes) or not data:
-                raise WayError(f"the board gives nothing of {name} behind {offset} bytes")
+                raise TransportError(f"the board gives nothing of {name} behind {offset} bytes")
             parts.append(data)
             offset += len(data)
         return b"".join(parts)
@@ -147,7 +147,7 @@ class SmpClient:
 
         Several requests are on their way at once. The board takes bytes in order alone and answers
         with the offset that it waits for, so what a bad line has lost is sent again from there.
-        Raises SmpRefusedError, or WayError: the line is gone, or the board knows nothing of it.
+        Raises SmpRefusedError; TransportError: the line is gone, or the board knows nothing of it.
         """
         flight, silent = _Flight(start), 0
         while True:
@@ -159,11 +159,13 @@ class SmpClient:
                 flight.sent(sequence, len(data))
                 on_sent(len(data))
             if not flight.waiting:
-                raise WayError(f"{self._line.name} waits for bytes that there are not: flash again")
+                raise TransportError(
+                    f"{self._line.name} waits for bytes that there are not: flash again"
+                )
             messages = self._line.read(ANSWER_S + self._line_s(flight.bytes))
             silent = 0 if messages else silent + 1
             if silent == TRIES:
-                raise WayError(f"{self._line.name} does not answer any more")
+                raise TransportError(f"{self._line.name} does not answer any more")
             if not messages:
                 flight.rewind(flight.acknowledged)
             for message in messages:
@@ -212,7 +214,7 @@ class SmpClient:
             return _checked(answered[1])
         except SmpRefusedError as error:
             if error.code == _FORGOTTEN:
-                raise WayError(str(error)) from error
+                raise TransportError(str(error)) from error
             if error.code not in _GARBLED or flight.garbled():
                 raise
             return {"off": flight.acknowledged}
@@ -277,7 +279,7 @@ class _Bytes:
         """Nothing is kept for it."""
 
     def rejected(self, offset: int) -> None:
-        raise WayError(f"the board rejects the bytes at {offset}: flash again")
+        raise TransportError(f"the board rejects the bytes at {offset}: flash again")
 
 
 def _opened(message: bytes) -> tuple[int, dict[str, Scalar]] | None:
@@ -304,5 +306,5 @@ def _checked(answer: dict[str, Scalar]) -> dict[str, Scalar]:
 def _offset_of(answer: dict[str, Scalar]) -> int:
     offset = answer.get("off")
     if not isinstance(offset, int) or offset < 0:
-        raise WayError("the board's answer has no offset: its agent must be of this version")
+        raise TransportError("the board's answer has no offset: its agent must be of this version")
     return offset

@@ -9,7 +9,7 @@ import serial
 
 from device.smp.framing import ConsoleFraming, Framing, FramingName, RawFraming
 from device.smp.message import ANSWERS
-from toolkit.fleet.transports.transport import WayError
+from toolkit.fleet.transports.transport import TransportError
 
 READ_S = 0.05  # a serial port is looked at so often while nothing comes
 WRITE_S = 30.0
@@ -17,7 +17,7 @@ UDP_PORT = 1337
 
 
 class Line(Protocol):
-    """One line to a board. All raise WayError: it is gone."""
+    """One line to a board. All raise TransportError: it is gone."""
 
     name: str
     bytes_per_s: float | None
@@ -55,14 +55,14 @@ class SerialLine:
             )
             self._port.reset_input_buffer()
         except (OSError, ValueError) as error:
-            raise WayError(_cannot_open(self.name, error)) from error
+            raise TransportError(_cannot_open(self.name, error)) from error
 
     def write(self, message: bytes) -> None:
         """Send a message."""
         try:
             self._opened().write(self._framing.encode(message))
         except OSError as error:
-            raise WayError(f"{self.name} takes nothing any more: {error}") from error
+            raise TransportError(f"{self.name} takes nothing any more: {error}") from error
 
     def read(self, timeout_s: float) -> list[bytes]:
         """Return the messages that have come, none after a time without one."""
@@ -74,7 +74,7 @@ class SerialLine:
                 if messages or time.monotonic() >= until_s:
                     return messages
         except (OSError, TypeError) as error:  # TypeError: of pyserial, where it was closed
-            raise WayError(f"{self.name} was unplugged: {error}") from error
+            raise TransportError(f"{self.name} was unplugged: {error}") from error
 
     def close(self) -> None:
         """Close the port."""
@@ -84,7 +84,7 @@ class SerialLine:
 
     def _opened(self) -> serial.Serial:
         if self._port is None:
-            raise WayError(f"{self.name} is closed")
+            raise TransportError(f"{self.name} is closed")
         return self._port
 
 
@@ -106,7 +106,7 @@ class UdpLine:
             self._socket = socket.socket(family, socket.SOCK_DGRAM)
             self._socket.connect(address)
         except OSError as error:
-            raise WayError(f"{self.name} cannot be reached: {error.strerror}") from error
+            raise TransportError(f"{self.name} cannot be reached: {error.strerror}") from error
 
     def write(self, message: bytes) -> None:
         """Send a message."""
@@ -115,7 +115,7 @@ class UdpLine:
         except ConnectionRefusedError:
             pass  # of an earlier datagram; an agent that starts again comes back
         except OSError as error:
-            raise WayError(f"{self.name} cannot be reached: {error.strerror}") from error
+            raise TransportError(f"{self.name} cannot be reached: {error.strerror}") from error
 
     def read(self, timeout_s: float) -> list[bytes]:
         """Return the message that has come, none after a time without one."""
@@ -128,7 +128,7 @@ class UdpLine:
             time.sleep(READ_S)
             return []
         except OSError as error:
-            raise WayError(f"{self.name} cannot be reached: {error.strerror}") from error
+            raise TransportError(f"{self.name} cannot be reached: {error.strerror}") from error
 
     def close(self) -> None:
         """Give the port back."""
@@ -138,7 +138,7 @@ class UdpLine:
 
     def _opened(self) -> socket.socket:
         if self._socket is None:
-            raise WayError(f"{self.name} is closed")
+            raise TransportError(f"{self.name} is closed")
         return self._socket
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from device.smp.intake import DELTA, PLAIN, RECORD
 from toolkit.fleet.bundles.blob import Blob
-from toolkit.fleet.transports.transport import WayError
+from toolkit.fleet.transports.transport import TransportError
 
 MAX_REJECTED = 20  # times that one record may be damaged
 Differ = Callable[[int], bytes | None]  # the number of a chunk -> its difference from a base
@@ -48,7 +48,7 @@ class Records:
             if start == offset:
                 count = self._rejected[row] = self._rejected.get(row, 0) + 1
                 if count > MAX_REJECTED:
-                    raise WayError(
+                    raise TransportError(
                         f"chunk {self._missing[row]} arrived damaged {count} times: take console "
                         "framing, a shorter cable or a lower rate"
                     )

@@ -13,25 +13,25 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from device.control.parcel import (
+from device.control.upload_request import (
     DESIRED_OF,
     BoardFacts,
     Missing,
-    Parcel,
     Reply,
     Taken,
+    UploadRequest,
 )
 from device.errors import TransferError
 from device.protocol.control import Answer
 from toolkit.fleet.transports.addresses import Address
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
     Delivered,
     OnProgress,
     Progress,
     RefusedError,
     RolledBackError,
-    WayError,
+    TransportError,
 )
 
 AGENT = "tandem-agent"
@@ -130,24 +130,24 @@ class ControlBoard:
         with self._running("facts") as child:
             line = _stdout(child).readline()
             if not line:
-                raise WayError(self._cause(child))
+                raise TransportError(self._cause(child))
         facts = _decoded(line, BoardFacts)
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Send, install and follow; see `toolkit.fleet.transports.transport.Board`."""
         if not self._device:
             self.facts()
         files = {
-            DESIRED_OF.format(device=self._device): shipment.desired(self._device),
-            **shipment.metadata(),
+            DESIRED_OF.format(device=self._device): delivery.desired(self._device),
+            **delivery.metadata(),
         }
-        folder, sent_bytes = self._send_patiently(shipment, files, on_progress)
+        folder, sent_bytes = self._send_patiently(delivery, files, on_progress)
         try:
-            last = self._install(folder, shipment, on_progress)
+            last = self._install(folder, delivery, on_progress)
         except KeyboardInterrupt:
-            self.cancel(shipment.request)
+            self.cancel(delivery.request)
             raise
         assert last.reported is not None
         waits = last.reported.update.waits_for_commit
@@ -172,47 +172,47 @@ class ControlBoard:
     # -- sending
 
     def _send_patiently(
-        self, shipment: Shipment, files: dict[str, bytes], on_progress: OnProgress
+        self, delivery: Delivery, files: dict[str, bytes], on_progress: OnProgress
     ) -> tuple[str, int]:
         """Send; a connection that breaks is made again, as long as each brings something."""
         sent_bytes, most_bytes, tries = 0, -1, 0
-        spec = shipment.blob.spec
-        parcel = Parcel(
+        spec = delivery.blob.spec
+        request = UploadRequest(
             blob=spec,
-            index_bytes=len(shipment.blob.index),
+            index_bytes=len(delivery.blob.index),
             files=files,
-            erase=shipment.erase,
+            erase=delivery.erase,
         )
         while True:
-            transfer = _Transfer(shipment, parcel, on_progress)
+            transfer = _Transfer(delivery, request, on_progress)
             try:
                 with self._running("receive") as child:
                     folder = transfer.run(child)
                     if not folder:
-                        raise WayError(self._cause(child))
+                        raise TransportError(self._cause(child))
                 return folder, sent_bytes + transfer.sent_bytes
-            except WayError as error:
+            except TransportError as error:
                 sent_bytes += transfer.sent_bytes
                 tries = 1 if transfer.received_bytes > most_bytes else tries + 1
                 most_bytes = max(most_bytes, transfer.received_bytes)
                 if tries >= MAX_TRIES:
-                    raise WayError(
+                    raise TransportError(
                         f"{error}; the board keeps what has arrived: flash again, it goes on there"
                     ) from error
                 on_progress(Progress("reconnecting", max(0, most_bytes), spec.bytes, str(error)))
-                parcel = msgspec.structs.replace(parcel, erase=False)
+                request = msgspec.structs.replace(request, erase=False)
                 time.sleep(PAUSE_S * 2 ** (tries - 1))
 
     # -- installing
 
-    def _install(self, folder: str, shipment: Shipment, on_progress: OnProgress) -> Answer:
+    def _install(self, folder: str, delivery: Delivery, on_progress: OnProgress) -> Answer:
         """Hand over and follow until it is live."""
         with self._running("install", folder) as child:
             lines = iter(_stdout(child).readline, b"")
             first = next(lines, b"")
             if not first:
-                raise WayError(self._cause(child))
-            return settled(itertools.chain((first,), lines), shipment, self.name, on_progress)
+                raise TransportError(self._cause(child))
+            return settled(itertools.chain((first,), lines), delivery, self.name, on_progress)
 
     # -- the child
 
@@ -226,7 +226,7 @@ class ControlBoard:
                 (*self._prefix, line), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
             )
         except OSError as error:
-            raise WayError(f"cannot start {self._prefix[0]}: {error.strerror}") from error
+            raise TransportError(f"cannot start {self._prefix[0]}: {error.strerror}") from error
         errors: list[bytes] = []
         assert child.stderr is not None
         drain = threading.Thread(target=_drain, args=(child.stderr, errors), daemon=True)
@@ -260,33 +260,35 @@ class ControlBoard:
 
 
 def settled(
-    lines: Iterable[bytes], shipment: Shipment, name: str, on_progress: OnProgress
+    lines: Iterable[bytes], delivery: Delivery, name: str, on_progress: OnProgress
 ) -> Answer:
     """Follow what `tandem-agent control install` says; return the last of it once it is live.
 
-    Raises RefusedError, RolledBackError, or WayError: it ended before.
+    Raises RefusedError, RolledBackError, or TransportError: it ended before.
     """
-    total, last = shipment.blob.spec.bytes, None
+    total, last = delivery.blob.spec.bytes, None
     for line in lines:
         last = _decoded(line, Answer)
         assert last.reported is not None
         update = last.reported.update
-        if update.request == shipment.request:
+        if update.request == delivery.request:
             on_progress(Progress(update.phase, total, total, update.reason))
     if last is None or last.reported is None:
-        raise WayError(f"{name} did not say what became of {shipment.named}: flash again to see")
+        raise TransportError(
+            f"{name} did not say what became of {delivery.named}: flash again to see"
+        )
     update = last.reported.update
-    if update.request != shipment.request:
+    if update.request != delivery.request:
         raise RefusedError(
-            f"another release took the place of {shipment.named}: somebody else updates {name}"
+            f"another release took the place of {delivery.named}: somebody else updates {name}"
         )
     if update.phase == "refused":
-        raise RefusedError(f"{name} refused {shipment.named}: {update.reason}")
+        raise RefusedError(f"{name} refused {delivery.named}: {update.reason}")
     if update.phase == "rolled_back":
-        raise RolledBackError(f"{name} rolled {shipment.named} back: {update.reason}")
+        raise RolledBackError(f"{name} rolled {delivery.named} back: {update.reason}")
     if update.phase != "live" and not update.waits_for_commit:
-        raise WayError(
-            f"the connection to {name} was lost while {shipment.named} was in the phase "
+        raise TransportError(
+            f"the connection to {name} was lost while {delivery.named} was in the phase "
             f"{update.phase}: the board goes on by itself; flash again to see how it ended"
         )
     return last
@@ -295,11 +297,11 @@ def settled(
 class _Transfer:
     """One connection that sends what the board lacks."""
 
-    def __init__(self, shipment: Shipment, parcel: Parcel, on_progress: OnProgress) -> None:
+    def __init__(self, delivery: Delivery, request: UploadRequest, on_progress: OnProgress) -> None:
         self.sent_bytes = 0
         self.received_bytes = -1  # on the board, as far as it said so
-        self._blob = shipment.blob
-        self._parcel = parcel
+        self._blob = delivery.blob
+        self._parcel = request
         self._on_progress = on_progress
         self._folder = ""
         self._error = ""
@@ -342,7 +344,7 @@ class _Transfer:
 
     def _read(self, stdout: IO[bytes]) -> None:
         """Note what the board says until the connection ends."""
-        with contextlib.suppress(OSError, ValueError, WayError):  # it was closed
+        with contextlib.suppress(OSError, ValueError, TransportError):  # it was closed
             for line in stdout:
                 self._reply(line)
 
@@ -376,11 +378,11 @@ R = TypeVar("R")
 
 
 def _decoded(line: bytes, kind: type[R]) -> R:
-    """Return what a line of the board says; WayError if that is not understood."""
+    """Return what a line of the board says; TransportError if that is not understood."""
     try:
         return msgspec.json.decode(line, type=kind)
     except (ValueError, RecursionError) as error:
-        raise WayError(
+        raise TransportError(
             f"the board answers {line[:80]!r}, which is not understood: its shell must print "
             "nothing of its own, and its agent must be of this version"
         ) from error

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import Measured
-from toolkit.fleet.transports.delivery import Shipment
+from toolkit.fleet.transports.delivery import Delivery
 
 Phase = Literal["live", "same", "written", "trial"]
 
 
-class WayError(TandemError):
+class TransportError(TandemError):
     """The board cannot be reached, or the connection was lost: the next try may go well."""
 
 
@@ -69,14 +69,14 @@ OnProgress = Callable[[Progress], None]
 
 
 class Board(Protocol):
-    """One board behind one way. All raise WayError; `close` it."""
+    """One board behind one way. All raise TransportError; `close` it."""
 
     name: str
 
     def facts(self) -> BoardFacts | None:
         """Return what the board is; None: nobody answers there, as on a stick."""
 
-    def deliver(self, shipment: Shipment, on_progress: OnProgress) -> Delivered:
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
         """Send what is missing, install it and follow that until it is live, or works and waits to
         be committed.
 
@@ -96,4 +96,4 @@ class Cancels(Protocol):
     """A way by which another thread ends an update."""
 
     def cancel(self, request: str) -> None:
-        """End the update of this request, unless it is live; WayError."""
+        """End the update of this request, unless it is live; TransportError."""

@@ -5,13 +5,13 @@ import sys
 import click
 import msgspec
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from toolkit.cli.options.board import address_argument, open_shell, ssh_address
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
 from toolkit.fleet.boards.many import INTERRUPTED
 from toolkit.fleet.transports.addresses import USB, open_board, parse_address
-from toolkit.fleet.transports.transport import WayError
+from toolkit.fleet.transports.transport import TransportError
 
 LEVELS = ("err", "warning", "info", "debug")
 
@@ -27,7 +27,7 @@ def info(address: str, as_json: bool) -> None:
     finally:
         board.close()
     if facts is None:
-        raise WayError(f"{address}: nobody answers there who could say what the board is")
+        raise TransportError(f"{address}: nobody answers there who could say what the board is")
     if as_json:
         click.echo(msgspec.json.encode(facts).decode())
         return

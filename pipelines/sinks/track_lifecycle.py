@@ -51,7 +51,7 @@ class ObjectEvent(msgspec.Struct, frozen=True, kw_only=True):
     after: ObjectState
 
 
-class Lives:
+class TrackLifecycle:
     """Follows the objects of one camera. Those without a number are not followed."""
 
     def __init__(self, camera: str, labels: Sequence[str], lost_s: float) -> None:

@@ -18,7 +18,7 @@ LOG = logging.getLogger("tandem.agent")
 RETRY_S = 1.0  # between two tries to write to a disk that took nothing
 
 
-class KeptState:
+class SlotStateCache:
     """The state that is in force. What has happened is in force even if the disk is full."""
 
     def __init__(self, store: SlotStore) -> None:

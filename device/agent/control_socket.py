@@ -33,7 +33,7 @@ class Asked:
     reply: Callable[[Answer], None]
 
 
-class Door:
+class ControlSocket:
     """Takes connections until `close`. `put` takes requests, from other threads."""
 
     def __init__(self, folder: Path, put: Callable[[Asked], None]) -> None:

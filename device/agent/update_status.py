@@ -12,7 +12,7 @@ LOG = logging.getLogger("tandem.agent")
 
 
 @dataclass(slots=True)
-class Order:
+class UpdateStatus:
     """The desired state (None: none is known), what its signatures say, and the report on it.
 
     `carried`: somebody brought it to the board, by cable, stick or SSH.

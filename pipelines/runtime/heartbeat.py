@@ -37,7 +37,7 @@ class Dropper(Protocol):
     def dropped(self) -> Mapping[str, int]: ...
 
 
-class Heart:
+class HeartbeatSender:
     """Emits a heartbeat at each change of state, and every HEARTBEAT_S while the loop turns."""
 
     def __init__(

@@ -30,7 +30,7 @@ EARLY_S = 0.0005  # and this much more: an engine that waits costs more than a f
 UNHURRIED = 1.5  # times the time of a frame from its reading to its result
 
 
-class _Usual:
+class _RunningMedian:
     """The median of the last times, in seconds: one that the machine held up does not count."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Progress:
 
 
 @dataclass(slots=True)
-class _Flying:
+class _PendingBatch:
     """A batch that was started at `begin_s`, for which the loop took `own_s` so far."""
 
     started: Started
@@ -62,7 +62,7 @@ class _Flying:
     @property
     def size(self) -> int:
         """The frames of the batch."""
-        return len(self.started.looks)
+        return len(self.started.inferences)
 
 
 @dataclass(slots=True)
@@ -70,24 +70,24 @@ class _Costs:
     """What batches take: the engines by the number of frames, all that the loop does itself, and of
     that reading, and making inputs."""
 
-    engines: dict[int, _Usual] = field(default_factory=dict)
-    own: _Usual = field(default_factory=_Usual)
-    read: _Usual = field(default_factory=_Usual)
-    prepare: _Usual = field(default_factory=_Usual)
+    engines: dict[int, _RunningMedian] = field(default_factory=dict)
+    own: _RunningMedian = field(default_factory=_RunningMedian)
+    read: _RunningMedian = field(default_factory=_RunningMedian)
+    prepare: _RunningMedian = field(default_factory=_RunningMedian)
 
     def ahead_s(self) -> float:
         """Return how long before the engine is free a batch is begun."""
         return EARLY * (self.read.value_s + self.prepare.value_s) + EARLY_S
 
 
-class Flight:
+class InFlightQueue:
     """The batches in flight of one runner: as many as it runs at the same time, and one more."""
 
     def __init__(self, runner: BatchRunner, waiting: Waiting) -> None:
         """`waiting.arrived` is notified when a batch is done."""
         self._runner = runner
         self._arrived = waiting.arrived
-        self._flying: deque[_Flying] = deque()
+        self._flying: deque[_PendingBatch] = deque()
         self._done_s: deque[float] = deque(maxlen=RECENT)  # when the last batches were done
         self._costs = _Costs()
 
@@ -116,7 +116,7 @@ class Flight:
             return inf
         return self._engine_from_s(oldest) + engine.value_s - self._costs.ahead_s()
 
-    def _engine_from_s(self, oldest: _Flying) -> float:
+    def _engine_from_s(self, oldest: _PendingBatch) -> float:
         """Return when the oldest batch got its engine."""
         lanes = self._runner.lanes  # another network may have more or fewer
         # The engine had the batch before which so many others were begun, as batches take turns.
@@ -134,7 +134,7 @@ class Flight:
         now_s = time.monotonic()
         futures = started.futures
         progress = _Progress(len(futures))
-        self._flying.append(_Flying(started, begin_s, now_s - begin_s, progress))
+        self._flying.append(_PendingBatch(started, begin_s, now_s - begin_s, progress))
         for future in futures:  # which keeps what it is given: not the batch, with its arrays
             future.add_done_callback(partial(self._model_done, progress))
 
@@ -174,14 +174,14 @@ class Flight:
         while self._flying:
             yield from self.finish(sinks())
 
-    def _learn(self, flying: _Flying) -> float:
+    def _learn(self, flying: _PendingBatch) -> float:
         """Learn from a batch that the first model has seen; return how long engines took."""
         started = flying.started
         done_s = flying.progress.done_s
         engine_s = done_s - self._engine_from_s(flying)
         if started.here:
             engine_s = started.infer_s()
-        self._costs.engines.setdefault(flying.size, _Usual()).add(engine_s)
+        self._costs.engines.setdefault(flying.size, _RunningMedian()).add(engine_s)
         self._costs.prepare.add(started.prepare_s())
         self._done_s.append(done_s)
         return engine_s
@@ -210,7 +210,7 @@ def run_frames(
 ) -> Iterator[FrameResult]:
     """Run the frames of sources until they end, the stop event is set or `frames` were taken; yield
     each result once the sinks have it. All frames that were taken have one."""
-    flight = Flight(runner, waiting)
+    flight = InFlightQueue(runner, waiting)
     count = 0
     batches = batches_of(*(sources, waiting, runner.room, runner.pace, admission), engines=flight)
     try:

@@ -13,20 +13,20 @@ from dataclasses import replace
 import msgspec
 
 from device.agent.config import UpdateTable
-from device.agent.kept_state import RETRY_S, KeptState, utc_now
-from device.agent.order import Order
 from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
+from device.agent.slot_state_cache import RETRY_S, SlotStateCache, utc_now
 from device.agent.trial import (
     Confirm,
     Crashes,
+    Environment,
     Postpone,
     RollBack,
-    Surroundings,
     Trial,
     Wait,
     judge,
     trial_limits,
 )
+from device.agent.update_status import UpdateStatus
 from device.errors import BundleError, StateError
 from device.protocol.messages import ChildMessage, Failure
 from device.update import slots
@@ -39,7 +39,7 @@ from device.update.slots import MAX_POSTPONED, Slot
 LOG = logging.getLogger("tandem.agent")
 
 
-class Runs:
+class TrialController:
     """The pipeline of the slot that runs. `on_end`: a trial has ended; is the one before back?
 
     `waits_for_preparation`: a trial that was interrupted does, and the active release runs.
@@ -51,11 +51,11 @@ class Runs:
         config: UpdateTable,
         *,
         store: SlotStore,
-        kept: KeptState,
+        kept: SlotStateCache,
         pipeline: PipelineRunner,
-        order: Order,
+        order: UpdateStatus,
         on_end: Callable[[bool], None],
-        around: Callable[[float], Surroundings],
+        around: Callable[[float], Environment],
     ) -> None:
         """`around`: tells what is beside the pipeline, at a time."""
         self.waits_for_preparation = False

@@ -1,8 +1,8 @@
-"""What a way to a board carries: one side of a conversation of lines of JSON and raw chunks.
+"""An upload to a board: a conversation of lines of JSON and raw chunks, over any stream.
 
-The sender writes a `Parcel` line and the bytes of the index; the board answers with `Missing`. The
-sender writes those chunks in that order, each as it is, and the board writes `Taken` lines; the
-last one has the folder in which all lies.
+The sender writes an `UploadRequest` line and the bytes of the index; the board answers with
+`Missing`. The sender writes those chunks in that order, each as it is, and the board writes `Taken`
+lines; the last one has the folder in which all lies.
 
 A folder (a USB stick, or `inbox` in the state folder) holds
 
@@ -25,11 +25,11 @@ from device.protocol.documents import MAX_INDEX_BYTES, BlobSpec, DeviceFacts
 DESIRED = "desired.json"
 DESIRED_OF = "desired/{device}.json"
 REPOSITORY = "repository"
-MAX_PARCEL_BYTES = 16 * 1024**2
+MAX_REQUEST_BYTES = 16 * 1024**2
 _PATH = re.compile(r"[A-Za-z0-9_.+-]{1,200}(/[A-Za-z0-9_.+-]{1,200}){0,8}\Z")
 
 
-class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+class UploadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What comes: the blob, the length of its index in bytes, and small files by their paths.
 
     `erase`: forget what an earlier transfer has left.

@@ -12,20 +12,20 @@ from pipelines.runtime.network import Model, Network
 from pipelines.sinks.rate import RateLimit
 
 
-class Seat:
+class ModelStage:
     """A model of the pipeline: which frames it takes, and the network that runs it now."""
 
     def __init__(
         self,
         config: PipelineModel,
-        spares: Sequence[PipelineModel],
+        fallbacks: Sequence[PipelineModel],
         models: Mapping[str, Model],
         most: int,
     ) -> None:
         """`models`: by name; `most`: the most images of one inference."""
         self.config = config
         self._networks = {
-            one.name: Network(one, models[one.name], most) for one in (config, *spares)
+            one.name: Network(one, models[one.name], most) for one in (config, *fallbacks)
         }
         self.network = self._networks[config.name]
         self._counts: dict[str, int] = {}
@@ -48,8 +48,8 @@ class Seat:
 
     def use(self, names: Sequence[str]) -> None:
         """Let the network of these that belongs here run from now on, or the model's own."""
-        spare = next((name for name in names if name in self._networks), self.config.name)
-        self.network = self._networks[spare]
+        fallback = next((name for name in names if name in self._networks), self.config.name)
+        self.network = self._networks[fallback]
 
     def takes(self, frame: Frame) -> bool:
         """Count a frame; return whether the model is to see it."""
@@ -65,31 +65,31 @@ class Seat:
         limit = self._limits.setdefault(frame.camera, RateLimit(config.max_hz))
         return limit.allows(frame.t_recv.mono_ns / 1e9)
 
-    def change(self, config: PipelineModel, spares: Sequence[PipelineModel]) -> None:
+    def change(self, config: PipelineModel, fallbacks: Sequence[PipelineModel]) -> None:
         """Take other thresholds and another rate; all else is as before."""
         if config.max_hz != self.config.max_hz:
             self._limits.clear()
         self.config = config
-        for one in (config, *spares):
+        for one in (config, *fallbacks):
             self._networks[one.name].decode = one.reading
 
 
-def seats_of(
+def model_stages_of(
     networks: Sequence[PipelineModel], models: Mapping[str, Model], most: int
-) -> dict[str, Seat]:
-    """Return a seat for each model that does not replace another one, by name, in their order.
+) -> dict[str, ModelStage]:
+    """Return a stage for each model that does not replace another one, by name, in their order.
 
     `most`: the most frames of one inference.
     """
     return {
-        one.name: Seat(
-            one, spares_of(one.name, networks), models, one.max_crops if one.on else most
+        one.name: ModelStage(
+            one, fallbacks_of(one.name, networks), models, one.max_crops if one.on else most
         )
         for one in networks
         if not one.replaces
     }
 
 
-def spares_of(name: str, networks: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
+def fallbacks_of(name: str, networks: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
     """Return the models that replace a model."""
     return tuple(one for one in networks if one.replaces == name)
