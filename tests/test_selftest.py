@@ -236,13 +236,13 @@ def test_a_selftest_that_is_ended_leaves_the_report_of_what_was_done(
     kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     install("10.3.0", tmp_path, monkeypatch)
-    monkeypatch.setenv("TENSORRT_DOUBLE_TIMES", "1 0 1")
+    monkeypatch.setenv("TENSORRT_DOUBLE_TIMES", "2 0 2")
     out = tmp_path / "r.tandem-report"
     with start_selftest(
         kit, out, "--only", "machine", "--only", "rules", "--only", "networks"
     ) as run:
         wait_for(lambda: out.exists() and read_report(out).report.steps[0].done == 1, 30, "machine")
-        time.sleep(2.5)  # of rules
+        time.sleep(3.0)  # of the 16 s of rules
         run.send_signal(number)
         assert run.wait(20) == 0
     report = read_report(out).report
