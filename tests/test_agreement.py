@@ -414,6 +414,7 @@ def test_other_shapes_differ(tmp_path: Path) -> None:
         ),
         (("other.onnx", "net.onnx"), "no output of the same name: p, q and y"),
         (("y.npz", "z.npz", "--bisect"), "neither A nor B is one"),
+        (("two.onnx", "net.onnx"), "two.onnx takes x, w, net.onnx takes x: compare models with"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -427,6 +428,8 @@ def test_what_cannot_be_compared_is_refused(
     nodes = [helper.make_node("Relu", ["x"], ["p"]), helper.make_node("Abs", ["x"], ["q"])]
     shape = [1, 3, 32, 32]
     save(tmp_path / "other.onnx", nodes, {"x": shape}, {"p": shape, "q": shape})
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    save(tmp_path / "two.onnx", [add], {"x": shape, "w": shape}, {"y": shape})
     with pytest.raises(TandemError, match=message) as refused:
         run(*arguments)
     assert refused.value.exit_status == 2

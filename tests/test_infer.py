@@ -165,11 +165,17 @@ def test_names_of_tensorflow_are_no_samples(tmp_path: Path) -> None:
     assert set(sample) == {"0:x", "0:y", "input:0"}
 
 
+def test_random_samples_beyond_the_limit_are_refused_by_the_name_of_the_file() -> None:
+    huge = (Input("x", "float32", (1, 2**31, 32, 32)),)
+    with pytest.raises(TandemError, match=r"^m\.onnx: 1 random samples of 8\.0 TiB each, .* 'x'"):
+        make_samples(InputRequest(), huge, "m.onnx")
+
+
 def test_random_numbers_keep_to_type_and_range() -> None:
     inputs = tuple(
         Input(name, name, (4000,)) for name in ("float32", "uint8", "int8", "bool", "int64")
     )
-    (sample,) = make_samples(InputRequest(seed=5), inputs)
+    (sample,) = make_samples(InputRequest(seed=5), inputs, "m.onnx")
     assert {name: array.dtype.name for name, array in sample.items()} == {n: n for n in sample}
     assert abs(sample["float32"].mean()) < 0.1
     assert abs(sample["float32"].std() - 1) < 0.1
@@ -179,7 +185,7 @@ def test_random_numbers_keep_to_type_and_range() -> None:
     }
     assert set(sample["int64"]) == {0, 1}
     request = InputRequest(ranges={"int64": (7, 9), "float32": (2, 3)})
-    (sample,) = make_samples(request, inputs)
+    (sample,) = make_samples(request, inputs, "m.onnx")
     assert set(sample["int64"]) == {7, 8, 9}
     assert 2 <= sample["float32"].min() < sample["float32"].max() <= 3
 

@@ -47,7 +47,7 @@ def infer_file(
     """Run a file on every sample. Raises TandemError."""
     runner = open_runner(path, dla=dla, plugins=plugins)
     try:
-        samples = make_samples(request, runner.inputs)
+        samples = make_samples(request, runner.inputs, runner.title)
         outputs, times_ms = [], []
         for sample in samples:
             begin = time.perf_counter()

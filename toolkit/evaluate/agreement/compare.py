@@ -75,7 +75,14 @@ def samples_for(a: Side, b: Side, request: InputRequest) -> tuple[list[Arrays], 
                 "of the same inputs"
             )
         return [{} for _ in range(counts[0])], f"{counts[0]} saved samples"
-    samples = make_samples(request, running[0].inputs)
+    names = [[tensor.name for tensor in side.inputs] for side in running]
+    is_paired = len(names[0]) == len(names[-1]) and not {*names[0]} & {*names[-1]}
+    if {*names[0]} != {*names[-1]} and not is_paired:
+        raise CompareError(
+            f"{a.title} takes {', '.join(names[0]) or 'nothing'}, {b.title} takes "
+            f"{', '.join(names[1]) or 'nothing'}: compare models with the same inputs"
+        )
+    samples = make_samples(request, running[0].inputs, running[0].title)
     return samples, describe(request, len(samples))
 
 

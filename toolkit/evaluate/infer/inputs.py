@@ -44,8 +44,8 @@ class InputRequest:
         return bool(self.files) or self.data is not None or self.seed is not None
 
 
-def make_samples(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]:
-    """Return the samples to run on, each a feed by input name.
+def make_samples(request: InputRequest, inputs: Sequence[Input], title: str) -> list[Arrays]:
+    """Return the samples to run on, each a feed by input name. `title`: whose inputs they are.
 
     Raises TandemError: a file cannot be read, or names, shapes or ranges do not fit the inputs.
     """
@@ -60,10 +60,10 @@ def make_samples(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]
     if count * sum(sizes) > max_memory_bytes():
         largest = inputs[sizes.index(max(sizes))]
         raise InferError(
-            f"{count} random samples of {size_text(sum(sizes))} each, of which {largest.text} is "
-            f"the largest part, are above the limit of {size_text(max_memory_bytes())}; give "
-            "smaller sizes with --shape, fewer --samples, or raise the limit with "
-            "`tandem infer --max-memory`"
+            f"{title}: {count} random samples of {size_text(sum(sizes))} each, of which "
+            f"{largest.text} is the largest part, are above the limit of "
+            f"{size_text(max_memory_bytes())}; give smaller sizes with --shape, fewer --samples, "
+            "or raise the limit with `tandem infer --max-memory`"
         )
     return [_random_sample(request, inputs, number) for number in range(count)]
 
