@@ -62,8 +62,8 @@ def make_samples(request: InputRequest, inputs: Sequence[Input], title: str) -> 
         raise InferError(
             f"{title}: {count} random samples of {size_text(sum(sizes))} each, of which "
             f"{largest.text} is the largest part, are above the limit of "
-            f"{size_text(max_memory_bytes())}; give smaller sizes with --shape, fewer --samples, or "
-            "raise the limit with `tandem infer --max-memory`"
+            f"{size_text(max_memory_bytes())}; give smaller sizes with --shape, fewer --samples, "
+            "or raise the limit with `tandem infer --max-memory`"
         )
     return [_random_sample(request, inputs, number) for number in range(count)]
 
