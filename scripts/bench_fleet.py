@@ -495,37 +495,6 @@ async def _await_chunks(fleet: SignedFleet) -> None:
     probe.close()
 
 
-async def broadcast(count: int, port: int, folder: Path) -> Measured:
-    """Publish 1 MiB once, to all devices."""
-    content = secrets.token_bytes(MIB)
-    chunks = [content[at : at + CHUNK_BYTES] for at in range(0, MIB, CHUNK_BYTES)]
-    missing, done = count * len(chunks), asyncio.Event()
-
-    def on_chunk(_client: Client, topic: str, payload: bytes) -> None:
-        nonlocal missing
-        assert payload == chunks[int(topic.rpartition("/")[2])]
-        missing -= 1
-        if not missing:
-            done.set()
-
-    devices = [Client(name, ((f"{PREFIX}/cast/+/+", 0),), on_chunk) for name in names(count)]
-    caster = Client("caster", ((f"{PREFIX}/caster", 0),), on_chunk)
-    await connect(port, [*devices, caster])
-    begun_s = time.perf_counter()
-    for number, chunk in enumerate(chunks):
-        caster.publish(f"{PREFIX}/cast/{'0' * 64}/{number}", chunk)
-        # Two under way: a broker drops what it cannot keep for a slow device.
-        while missing > count * (len(chunks) - number + 1):
-            await asyncio.sleep(0.005)
-            if time.perf_counter() - begun_s > WAIT_S:
-                raise BrokerError(f"{missing} chunks did not come within {WAIT_S:g} s")
-    await within(done, lambda: f"{missing} chunks did not come")
-    seconds = time.perf_counter() - begun_s
-    for client in (*devices, caster):
-        client.close()
-    return Measured(seconds, f"{count * MIB / seconds / 1e6:.0f} MB/s")
-
-
 async def reconnect(count: int, _port: int, folder: Path) -> Measured:
     """Let all devices connect again, at once, after their broker was killed: mutual TLS with a full
     handshake each, the configuration of `tandem fleet init`, no pause between them."""
@@ -695,7 +664,6 @@ ROWS: tuple[Row, ...] = (
         PLAIN, download),
     Row("reconnect", "all connect again at once, mutual TLS", 2000, 2.5, "-", PLAIN, reconnect),
     Row("signed", "all check a signed release at once, mutual TLS", 60, None, "-", PLAIN, signed),
-    Row("broadcast", "1 MiB to all at once", 2000, 6.5, "6.3 s", PLAIN, broadcast),
 )  # fmt: skip
 
 

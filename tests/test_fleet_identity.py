@@ -131,7 +131,6 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
                 "fleet/v1/board-2/reported",
                 "fleet/v1/board-2/desired",
                 "fleet/v1/board-1/desired",  # not even its own: only the fleet decides
-                "fleet/v1/cast/aa/0",
                 "fleet/provision/v1/aa/response",
                 "other",
             ):
@@ -559,18 +558,15 @@ def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: Fle
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
         server.wait(LinkUp)
         claim = fleet.tls(CLAIM)
-        with Client(
-            fleet, claim, f"{own}/#", "fleet/v1/cast/#", "fleet/provision/v1/+/response"
-        ) as thief:
+        with Client(fleet, claim, f"{own}/#", "fleet/provision/v1/+/response") as thief:
             thief.wait(LinkUp)
             for topic in ("blob/get", "tuf/get", "reported", "state"):
                 thief.link.publish(f"{own}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
             server.link.publish(f"{own}/blob/aa/0", b"a chunk", qos=1)
-            server.link.publish("fleet/v1/cast/aa/0", b"a chunk", qos=1)
             server.link.publish("fleet/provision/v1/ff/response", b"mark", qos=1)
             assert thief.messages("fleet/provision/v1/ff/response") == []
-        server.link.publish("fleet/v1/cast/aa/end", b"mark", qos=1)
-        seen = server.messages("fleet/v1/cast/aa/end")
+        server.link.publish("fleet/v1/end", b"mark", qos=1)
+        seen = server.messages("fleet/v1/end")
     assert not [row for row in seen if b"stolen" in row]
 
 

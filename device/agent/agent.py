@@ -65,7 +65,7 @@ from device.protocol.fitting import fit
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
-from device.protocol.topics import CAST, Topics
+from device.protocol.topics import Topics
 from device.start.command import module_command
 from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
@@ -309,7 +309,6 @@ class Agent:
         self._updater.advance(now_s)
         self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
-        self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
         request = self._updater.downloads.next_request(
             time.monotonic(), online=self._presence.online
@@ -338,9 +337,6 @@ class Agent:
             self._remote.commands.on_reply(request, number, message.payload)
         elif message.topic.startswith(f"{self._topics.root}/cmd/"):
             self._remote.commands.on_message(message.topic, message.payload, time.monotonic())
-        elif message.topic.startswith(f"{CAST}/"):
-            sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
-            self._updater.downloads.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")

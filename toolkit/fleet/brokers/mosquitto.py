@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from device.files import make_folder, replacing
-from device.protocol.topics import CAST, PREFIX, PROVISION
+from device.protocol.topics import PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER
 from toolkit.fleet.brokers.dynamic_security import CONTROL, plugin_state
@@ -122,11 +122,9 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
         "# Made by tandem. A device reads and writes its own tree alone: %u is the common name of",
         "# its certificate. Everything that is not named is denied.",
         *(f"pattern {right} {PREFIX}/%u/{topic}" for right, topic in DEVICE_RIGHTS),
-        f"pattern read {CAST}/#",
         "",
         f"user {SERVER}",
         f"topic readwrite {PREFIX}/#",
-        f"topic readwrite {CAST}/#",
         f"topic readwrite {PROVISION}/#",
         f"topic readwrite {CONTROL}/#",
         "",

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography import x509
 
 from device.files import make_folder, replacing
-from device.protocol.topics import CAST, PREFIX, PROVISION
+from device.protocol.topics import PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, read_certificate
 from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, MAX_MESSAGE_BYTES, BrokerFiles, Roster
@@ -131,7 +131,7 @@ def definitions(roster: Roster) -> str:
     An import changes users and takes none away: a revoked device stays, without any right.
     """
     topics_of: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-        SERVER: ((f"{PREFIX}/#", f"{CAST}/#", f"{PROVISION}/#"),) * 2,
+        SERVER: ((f"{PREFIX}/#", f"{PROVISION}/#"),) * 2,
         OPERATOR: ((f"{PREFIX}/#",),) * 2,
         CLAIM: ((f"{PROVISION}/+/response",), (f"{PROVISION}/+/request",)),
     }
@@ -178,8 +178,7 @@ def _topics(name: str, read: str, write: str) -> dict[str, str]:
 
 def _own(right: str) -> tuple[str, ...]:
     """Return the topics of a device by `DEVICE_RIGHTS`; `%u` is its name."""
-    topics = [f"{PREFIX}/%u/{topic}" for granted, topic in DEVICE_RIGHTS if right in granted]
-    return (*topics, f"{CAST}/#") if right == "read" else tuple(topics)
+    return tuple(f"{PREFIX}/%u/{topic}" for granted, topic in DEVICE_RIGHTS if right in granted)
 
 
 def _own_queues(device: str, devices: Sequence[str]) -> str:
