@@ -121,16 +121,15 @@ def retained(port: int, *topics: str) -> dict[str, bytes]:
     """What the broker retains below these topics."""
     events: queue.Queue[LinkEvent] = queue.Queue()
     ended = threading.Event()
+    mark = f"test/mark/{time.monotonic_ns()}"
     settings = LinkSettings("127.0.0.1", port, f"look-{time.monotonic_ns()}",
-        tuple((topic, 1) for topic in topics))  # fmt: skip
+        tuple((topic, 1) for topic in (*topics, mark)))  # fmt: skip
     link = Link(settings, queue_putter(events, ended))
     link.start()
     seen: dict[str, bytes] = {}
     try:
         while not isinstance(events.get(timeout=WAIT_S), LinkUp):
             pass
-        mark = f"test/mark/{time.monotonic_ns()}"
-        link.listen(((mark, 1),))
         while mark not in seen:
             link.publish(mark, b"x", qos=1)
             try:
