@@ -27,7 +27,7 @@ import configs
 from toolkit.errors import BoardError
 from toolkit.fleet.boards.probe import Probe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # What the wheel is built of.
 SOURCES = (
     *("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit", "tandem.py"),
