@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.table import scale_of
+from device import error_figures
 
 _BLOCK = 1 << 16  # elements
 
@@ -91,8 +92,8 @@ def compare(reference: NDArray[Any], test: NDArray[Any], where: str = "the array
             f"{power:.3g}): compare finite outputs only"
         )
     return Comparison(
-        sqnr_db=_decibels(signal, noise),
-        cosine=_cosine(signal, power, product),
+        sqnr_db=error_figures.sqnr_db(signal, noise),
+        cosine=error_figures.cosine(signal, power, product),
         max_abs_error=worst,
     )
 
@@ -128,18 +129,3 @@ def _blocks(
     for start in range(0, flat_reference.size, _BLOCK):
         block = slice(start, start + _BLOCK)
         yield flat_reference[block].astype(np.float64), flat_test[block].astype(np.float64)
-
-
-def _decibels(signal: float, noise: float) -> float:
-    if noise == 0.0:
-        return math.inf
-    if signal == 0.0:
-        return -math.inf
-    return 10.0 * (math.log10(signal) - math.log10(noise))
-
-
-def _cosine(signal: float, power: float, product: float) -> float:
-    if signal == 0.0 or power == 0.0:
-        return 1.0 if signal == power else 0.0
-    # In this form equal arrays give exactly 1 and opposite ones exactly -1.
-    return min(1.0, max(-1.0, product / signal * math.sqrt(signal / power)))

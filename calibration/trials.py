@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from device.error_figures import sqnr_db
+
 ALL = slice(None)
 QUICK_SHARE = 4
 MIN_QUICK = 4
@@ -87,8 +89,4 @@ def mean_of(errors: NDArray[np.float64]) -> float:
 
 def decibels(numerator: float, denominator: float) -> float:
     """10 log10(numerator / denominator), 0 if both are 0."""
-    if numerator == denominator:
-        return 0.0
-    if numerator == 0.0 or denominator == 0.0:
-        return -math.inf if numerator == 0.0 else math.inf
-    return 10.0 * (math.log10(numerator) - math.log10(denominator))
+    return 0.0 if numerator == denominator else sqnr_db(numerator, denominator)

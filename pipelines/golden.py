@@ -7,7 +7,6 @@ to what was recorded, in dB. It prints a `TaskResult` as one line.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device import error_figures
 from device.errors import BundleError, TandemError
 from device.runtime.golden import GoldenRun, garbage_in, run_golden
 from device.runtime.session import open_session
@@ -103,12 +103,7 @@ def sqnr_db(recorded: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) ->
         with np.errstate(over="ignore"):  # it becomes inf, which is the answer
             signal += float(np.sum(first[finite] ** 2))
             noise += float(np.sum((second[finite] - first[finite]) ** 2))
-    if noise == 0.0:
-        return MAX_SQNR_DB
-    if signal == 0.0 or not math.isfinite(noise):
-        return -MAX_SQNR_DB
-    ratio = 10.0 * (math.log10(signal) - math.log10(noise))  # the quotient may be too small
-    return max(-MAX_SQNR_DB, min(MAX_SQNR_DB, ratio))
+    return max(-MAX_SQNR_DB, min(MAX_SQNR_DB, error_figures.sqnr_db(signal, noise)))
 
 
 def check_folder(

@@ -18,7 +18,7 @@ from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, INFO, LABELS, BundleModel, read_folder_info
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
-from pipelines.runtime.network import Model, Turn
+from pipelines.runtime.network import Model, SessionHandle
 
 
 class Opener(Protocol):
@@ -149,7 +149,7 @@ def open_models(
         # Threads of other models have no context of their own for the kernels of frames.
         has_frames = first in (one.name, one.replaces)
         turns = tuple(
-            Turn(session, frame_opener(engine, session) if has_frames else None)
+            SessionHandle(session, frame_opener(engine, session) if has_frames else None)
             for session in _sessions(engine, core, open_session, stack)
         )
         facts = engine.manifest.preprocessing

@@ -16,9 +16,9 @@ from device.agent.events import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
 from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats
-from device.protocol.topics import PipelineTopics, Topics, cast_topic
+from device.protocol.topics import PipelineTopics, Topics
 from pipelines.sinks.events import Event
-from pipelines.sinks.lives import ObjectEvent
+from pipelines.sinks.track_lifecycle import ObjectEvent
 
 PATH = Path(__file__).parents[1] / "docs" / "schema" / "asyncapi.json"
 TOPICS = Topics("{device}")
@@ -59,8 +59,6 @@ CHANNELS: tuple[Channel, ...] = (
             "Asks for chunks of a bundle."),
     Channel("chunk", TOPICS.chunk("{sha256}", "{part}", "{peer}"), "fleet", BYTES, 0, False,
             "A chunk, or the index of all.", ("device", "sha256", "part", "peer")),
-    Channel("cast", cast_topic("{sha256}", "{part}"), "fleet", BYTES, 0, False,
-            "A chunk for all devices at once.", ("sha256", "part")),
     Channel("metadataRequest", TOPICS.tuf_get, "device", documents.TufGet, 1, False,
             "Asks for a file of the signed repository."),
     Channel("metadata", TOPICS.tuf_reply("{request}", "{part}"), "fleet", BYTES, 1, False,

@@ -32,7 +32,7 @@ import numpy as np
 from pipelines.vision import cv2
 from scripts import chaos_parts as parts
 from scripts.chaos import Watcher
-from toolkit.fleet.broker import free_port
+from toolkit.fleet.brokers.local import free_port
 
 BAD_S = 2.5
 BACK_S = 15.0  # the camera is opened again every 5 s at the longest

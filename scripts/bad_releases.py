@@ -30,8 +30,10 @@ from typing import Literal
 from device.errors import BrokerError
 from device.update.bundle import write_bundle
 from scripts.chaos_parts import START_S, Part, listens
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
 
 LIMIT_S = 5.0  # from the fault to the next frame
 WAIT_S = 60.0

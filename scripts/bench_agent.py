@@ -26,9 +26,10 @@ from pathlib import Path
 
 from device.errors import BrokerError
 from device.update.bundle import write_bundle
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
-from toolkit.fleet.repository import make_repository
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.trust.repository import make_repository
 
 DEVICE, PROFILE = "bench-1", "laptop"
 ENGINE_BYTES = 4 * 1024**2

@@ -61,19 +61,19 @@ from device.trust.exchange import Trusted
 from device.update.bundle import write_bundle
 from device.update.chunk_table import ChunkTable
 from scripts.light_devices import Birth, Client, connect
-from toolkit.fleet import operations, views
-from toolkit.fleet.admission import release_of
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.broker_files import BrokerFiles, write_mosquitto
-from toolkit.fleet.certificates import init_identity, issue_device
-from toolkit.fleet.director import addressed, next_counter, sign_desired
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, write_mosquitto
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server import operations, views
+from toolkit.fleet.trust.certificates import init_identity, issue_device
+from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository
 
 PROFILE = "bench"
 PROBE = "probe"  # asks until the server answers
@@ -495,37 +495,6 @@ async def _await_chunks(fleet: SignedFleet) -> None:
     probe.close()
 
 
-async def broadcast(count: int, port: int, folder: Path) -> Measured:
-    """Publish 1 MiB once, to all devices."""
-    content = secrets.token_bytes(MIB)
-    chunks = [content[at : at + CHUNK_BYTES] for at in range(0, MIB, CHUNK_BYTES)]
-    missing, done = count * len(chunks), asyncio.Event()
-
-    def on_chunk(_client: Client, topic: str, payload: bytes) -> None:
-        nonlocal missing
-        assert payload == chunks[int(topic.rpartition("/")[2])]
-        missing -= 1
-        if not missing:
-            done.set()
-
-    devices = [Client(name, ((f"{PREFIX}/cast/+/+", 0),), on_chunk) for name in names(count)]
-    caster = Client("caster", ((f"{PREFIX}/caster", 0),), on_chunk)
-    await connect(port, [*devices, caster])
-    begun_s = time.perf_counter()
-    for number, chunk in enumerate(chunks):
-        caster.publish(f"{PREFIX}/cast/{'0' * 64}/{number}", chunk)
-        # Two under way: a broker drops what it cannot keep for a slow device.
-        while missing > count * (len(chunks) - number + 1):
-            await asyncio.sleep(0.005)
-            if time.perf_counter() - begun_s > WAIT_S:
-                raise BrokerError(f"{missing} chunks did not come within {WAIT_S:g} s")
-    await within(done, lambda: f"{missing} chunks did not come")
-    seconds = time.perf_counter() - begun_s
-    for client in (*devices, caster):
-        client.close()
-    return Measured(seconds, f"{count * MIB / seconds / 1e6:.0f} MB/s")
-
-
 async def reconnect(count: int, _port: int, folder: Path) -> Measured:
     """Let all devices connect again, at once, after their broker was killed: mutual TLS with a full
     handshake each, the configuration of `tandem fleet init`, no pause between them."""
@@ -695,7 +664,6 @@ ROWS: tuple[Row, ...] = (
         PLAIN, download),
     Row("reconnect", "all connect again at once, mutual TLS", 2000, 2.5, "-", PLAIN, reconnect),
     Row("signed", "all check a signed release at once, mutual TLS", 60, None, "-", PLAIN, signed),
-    Row("broadcast", "1 MiB to all at once", 2000, 6.5, "6.3 s", PLAIN, broadcast),
 )  # fmt: skip
 
 

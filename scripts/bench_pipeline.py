@@ -30,7 +30,7 @@ from pipelines.decode_config import UltralyticsDetect
 from pipelines.frame import Frame, Stamp
 from pipelines.results import Detections
 from pipelines.runtime.batch import BatchRunner, Model
-from pipelines.runtime.flight import run_frames
+from pipelines.runtime.in_flight import run_frames
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import encode_event, make_event

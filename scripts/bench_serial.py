@@ -40,8 +40,8 @@ from device.smp.message import MAX_MESSAGE
 from device.smp.server import UdpServer, serve_file
 from device.smp.service import BoardState, SmpService
 from device.update.slots import SlotState
-from toolkit.flash.lines import Line, SerialLine, UdpLine
-from toolkit.flash.smp_client import SmpClient as OwnClient
+from toolkit.fleet.transports.smp_client import SmpClient as OwnClient
+from toolkit.fleet.transports.smp_links import Line, SerialLine, UdpLine
 
 UDP_PORT = 1337  # the only one that the stock client asks
 

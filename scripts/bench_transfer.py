@@ -1,4 +1,4 @@
-"""Measure downloads: speed, use of a slow line, differences, resumption and broadcast.
+"""Measure downloads: speed, use of a slow line, differences and resumption.
 
     python -m scripts.bench_transfer [--mib 128] [--runs 5] [--parts loopback wan ...] [--json FILE]
 
@@ -29,15 +29,14 @@ from device.update.delta import decode_delta
 from scripts.transfer_parts import (
     Download,
     begin,
-    cast_to,
     chunk_server,
     device,
     line,
     mosquitto,
     result_of,
 )
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.delta import DeltaEncoder
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
 
 Tensors = dict[str, npt.NDArray[Any]]
 MIB = 1024**2
@@ -64,7 +63,6 @@ class Bench:
     mib: int
     runs: int
     tensors: int
-    cast_devices: int
 
 
 # -- models
@@ -227,25 +225,11 @@ def resume(bench: Bench) -> Iterator[Row]:
     blob.close()
 
 
-def cast(bench: Bench) -> Iterator[Row]:
-    """One broadcast to many light receivers on this machine."""
-    blob = Blob(random_bundle(bench.folder / "targets" / "c.bundle", 1))
-    with mosquitto(bench.folder) as port:
-        runs = [cast_to(blob, port, bench.cast_devices) for _ in range(bench.runs)]
-    total_mb = bench.cast_devices * blob.spec.bytes / 1e6
-    rates = [total_mb / seconds for seconds, _missed in runs]
-    missed = 100 * max(share for _seconds, share in runs)
-    note = f"{bench.cast_devices} devices, 1 MiB each, {missed:.1f} % of chunks missed"
-    yield _row("broadcast, all devices", "MB/s", ">= 323", "331", rates, best=max, note=note)
-    blob.close()
-
-
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "loopback": loopback,
     "wan": wan,
     "delta": delta,
     "resume": resume,
-    "cast": cast,
 }
 
 
@@ -336,7 +320,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=128, help="size of a bundle (default: 128)")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--cast-devices", type=int, default=200)
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     arguments = parser.parse_args()
@@ -344,7 +327,7 @@ def main() -> None:
     print("| figure | unit | goal | anchor | best | median | |\n|---|---|---|---|--:|--:|---|")
     for part in arguments.parts:
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(Path(folder), arguments.mib, arguments.runs, 54, arguments.cast_devices)
+            bench = Bench(Path(folder), arguments.mib, arguments.runs, 54)
             for row in PARTS[part](bench):
                 rows.append(row)
                 print(

@@ -29,7 +29,7 @@ from device.protocol.topics import Topics
 from scripts import chaos_parts as parts
 from scripts.chaos_checks import CHECKS, Sight
 from scripts.chaos_schedule import INVARIANTS, Invariant, Step, schedule
-from toolkit.fleet.broker import free_port
+from toolkit.fleet.brokers.local import free_port
 
 TICK_S = 0.25
 RESTART_S = 1.0  # the agent is started again after an exit, as systemd does

@@ -29,7 +29,7 @@ from device.update.bundle import read_bundle_info, write_bundle
 from pipelines.sources.gst import CHILD
 from scripts.chaos_schedule import STALL_S
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.fleet.broker import free_port
+from toolkit.fleet.brokers.local import free_port
 
 MARK = "TANDEM_CHAOS"
 DEVICE = "chaos-board"

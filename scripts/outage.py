@@ -22,12 +22,12 @@ from pathlib import Path
 
 from device.errors import BrokerError
 from scripts.chaos_parts import START_S, Part, listens
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.certificates import issue_device
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.local import free_port
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.views import device_views
+from toolkit.fleet.server.views import device_views
+from toolkit.fleet.trust.certificates import issue_device
 
 PROFILE = "agx-orin-64gb"
 READY_S = 300.0

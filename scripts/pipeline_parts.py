@@ -26,7 +26,7 @@ from pipelines.frame import Stamp
 from pipelines.sink_config import MqttSink
 from pipelines.sources.live import RawFrame
 from pipelines.track_config import TrackerConfig
-from toolkit.fleet.broker import free_port
+from toolkit.fleet.brokers.local import free_port
 
 WIDTH, HEIGHT, FPS = 640, 360, 30
 CELL = 8  # pixels of a bit of the clock

@@ -12,7 +12,7 @@ import msgspec
 
 from device.protocol.messages import Stats
 from pipelines.sinks.events import Event
-from pipelines.sinks.lives import ObjectEvent
+from pipelines.sinks.track_lifecycle import ObjectEvent
 
 PATH = Path(__file__).parents[1] / "docs" / "schema" / "results.json"
 PAYLOADS = (Event, ObjectEvent, Stats)  # of detections, events and stats

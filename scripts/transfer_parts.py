@@ -25,13 +25,10 @@ import msgspec
 
 from device.protocol.documents import BlobSpec, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
-from device.protocol.topics import CAST, Topics, cast_topic
+from device.protocol.topics import Topics
 from device.update.fetching import Fetching, FetchOptions
 from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.deploy import BrokerAddress
+from toolkit.fleet.brokers.local import free_port
 
 HOST = "127.0.0.1"
 DEVICE = "bench-1"
@@ -75,7 +72,7 @@ def _await_port(port: int) -> None:
 @contextmanager
 def chunk_server(folder: Path, port: int, qos: int = 0) -> Iterator[None]:
     """A chunk server in a process of its own."""
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--folder", str(folder))
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--folder", str(folder))
     process = subprocess.Popen(
         (*command, "--broker", f"{HOST}:{port}", "--qos", str(qos)),
         stdout=subprocess.PIPE,
@@ -188,7 +185,6 @@ def device(
     qos: int = 0,
     bases: dict[str, Path] | None = None,
     places: tuple[str, ...] = ("mqtt",),
-    cast: bool = False,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A device in a process of its own, connected; a line on its standard input lets it begin."""
     folder.mkdir(exist_ok=True)
@@ -199,7 +195,6 @@ def device(
         "qos": qos,
         "bases": {sha256: str(path) for sha256, path in (bases or {}).items()},
         "places": places,
-        "cast": cast,
     }
     process = subprocess.Popen(
         (sys.executable, "-m", "scripts.transfer_parts", json.dumps(task)),
@@ -244,8 +239,6 @@ def _run_device(task: dict[str, object]) -> None:
     ended = threading.Event()
     qos = msgspec.convert(task["qos"], int)
     subscriptions = [(topics.chunks, qos)]
-    if task["cast"]:
-        subscriptions.append((cast_topic(spec.sha256, "+"), 0))
     settings = LinkSettings(
         HOST, msgspec.convert(task["port"], int), f"bench-{time.time_ns()}", tuple(subscriptions)
     )
@@ -259,7 +252,7 @@ def _run_device(task: dict[str, object]) -> None:
     places = tuple(msgspec.convert(task["places"], list[str]))
     begun_s, cpu_s = time.monotonic(), time.process_time()
     names = (f"{spec.sha256}.bundle",)
-    options = FetchOptions(bases, cast=bool(task["cast"]), places=places, names=names)
+    options = FetchOptions(bases, places=places, names=names)
     fetching.begin(spec, options)
     received = chunks = first_bytes = 0
     first_s = begun_s
@@ -295,91 +288,15 @@ def _take(fetching: Fetching, topics: Topics, event: LinkEvent | SourceEvent) ->
         if isinstance(event, SourcePart | SourceEnded):
             fetching.on_source(event, now_s)
         return
-    if event.topic.startswith(f"{CAST}/"):
-        sha256, _, part = event.topic.removeprefix(f"{CAST}/").partition("/")
-        fetching.take_cast(sha256, part, event.payload, now_s)
-        return
     sha256, _, part = event.topic.removeprefix(f"{topics.root}/blob/").partition("/")
     fetching.take(sha256, part, event.payload, now_s)
 
 
-# -- many light receivers
-
-
-def cast_to(blob: Blob, port: int, devices: int) -> tuple[float, float]:
-    """Broadcast a bundle to receivers that only count; return the seconds until the last byte, and
-    the largest share of bytes that one has missed."""
-    return asyncio.run(_cast_to(blob, port, devices))
-
-
-async def _cast_to(blob: Blob, port: int, devices: int) -> tuple[float, float]:
-    counts = [0] * devices
-    ready = asyncio.Semaphore(0)
-    tasks = [
-        asyncio.create_task(_receive(number, port, blob.spec.sha256, counts, ready))
-        for number in range(devices)
-    ]
-    for _ in range(devices):
-        await ready.acquire()
-    begun_s = time.monotonic()
-    command = (sys.executable, "-m", "scripts.transfer_parts", "cast", str(blob.path), str(port))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    begun_s = float(await process.stdout.readline())  # when the cast began, on the same clock
-    await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
-    seconds = time.monotonic() - begun_s
-    await process.wait()
-    return seconds, 1.0 - min(min(counts) / blob.spec.bytes, 1.0)
-
-
-async def _receive(
-    number: int, port: int, sha256: str, counts: list[int], ready: asyncio.Semaphore
-) -> None:
-    """MQTT 3.1.1 by hand: connect, subscribe, count the bytes until the end is announced."""
-    end = cast_topic(sha256, "end").encode()
-    reader, writer = await asyncio.open_connection(HOST, port, limit=MAX_READ_BYTES)
-    name = f"cast-{number}".encode()
-    head = b"\0\4MQTT\4\2\0\0" + len(name).to_bytes(2, "big") + name
-    topic = cast_topic(sha256, "+").encode()
-    subscribe = b"\0\1" + len(topic).to_bytes(2, "big") + topic + b"\1"
-    writer.write(b"\x10" + bytes([len(head)]) + head)
-    writer.write(b"\x82" + bytes([len(subscribe)]) + subscribe)
-    await reader.readexactly(4 + 5)
-    ready.release()
-    while True:
-        first = (await reader.readexactly(1))[0]
-        size = shift = 0
-        while True:
-            digit = (await reader.readexactly(1))[0]
-            size |= (digit & 127) << shift
-            shift += 7
-            if digit < 128:
-                break
-        body = await reader.readexactly(size)
-        length = int.from_bytes(body[:2], "big")
-        if body[2 : 2 + length] == end:
-            break
-        if first & 0xF0 == 0x30 and not body[2 : 2 + length].endswith(b"index"):
-            counts[number] += size - 2 - length
-    writer.close()
-
-
-def _run_cast(path: Path, port: int) -> None:
-    blob = Blob(path)
-    print(time.monotonic(), flush=True)
-    cast_bundle(BrokerAddress(HOST, port), blob)
-
-
 def main() -> None:
-    """Run a device or a cast; `scripts.bench_transfer` starts it."""
+    """Run a device; `scripts.bench_transfer` starts it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("task")
-    parser.add_argument("rest", nargs="*")
-    arguments = parser.parse_args()
-    if arguments.task == "cast":
-        _run_cast(Path(arguments.rest[0]), int(arguments.rest[1]))
-    else:
-        _run_device(json.loads(arguments.task))
+    _run_device(json.loads(parser.parse_args().task))
 
 
 if __name__ == "__main__":

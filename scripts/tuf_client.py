@@ -33,7 +33,7 @@ from device.trust.exchange import Line, Part, encode_line
 from device.trust.fetchers import FolderFetcher, HttpFetcher, RelayFetcher, WholeFileFetcher
 from device.trust.journal import Journal
 from device.trust.repository import TrustedRepository
-from toolkit.fleet.metadata_server import MetadataServer
+from toolkit.fleet.server.metadata import MetadataServer
 
 TRUSTED = Path("trusted/root.json")  # below the metadata folder, which the suite lists
 WAIT_S = 30.0

@@ -14,7 +14,9 @@ from device.protocol.documents import Reported
 from device.start import keeper
 from device.update.bundle import write_bundle
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
 
 PATIENCE_S = 60.0
 

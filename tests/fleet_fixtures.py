@@ -14,10 +14,10 @@ from device.protocol.signed import sign_document
 from device.trust.exchange import Request, Verdict
 from device.trust.fetchers import FolderFetcher
 from device.trust.verify import verify
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.director import addressed
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository, make_repository
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.trust.director import addressed
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 
 class Fleet:

@@ -10,8 +10,8 @@ from device.protocol.documents import BlobGet, TufGet, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import BLOB_GET_OF_ALL, TUF_GET_OF_ALL, Topics
-from toolkit.fleet.answers import Answers
 from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.server.answers import Answers
 
 GROUPS = ("fleet", "tandem", "chunks", "tuf", "+")
 STOLEN = tuple(

@@ -24,8 +24,8 @@ from device.protocol.documents import BlobGet, Reported, decode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
 from device.update.bundle import write_bundle
-from toolkit.fleet.broker import free_port
-from toolkit.fleet.identity import Authority
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.local import free_port
 
 PROFILE = "test-board"
 DEVICE = "board-1"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from mqtt_fixtures import free_port, wait_for_port
 
-from toolkit.fleet.broker_files import BrokerFiles, Roster
-from toolkit.fleet.rabbitmq_files import write_rabbitmq
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, Roster
+from toolkit.fleet.brokers.rabbitmq import write_rabbitmq
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 START_S = 240.0

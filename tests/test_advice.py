@@ -23,7 +23,7 @@ from device.runtime.tensorrt.__main__ import make_parser as prepare_parser
 from device.selftest.__main__ import make_parser as selftest_parser
 from pipelines.__main__ import make_parser as pipeline_parser
 from toolkit.cli.main import COMMANDS, tandem
-from toolkit.fleet.broker import make_parser as broker_parser
+from toolkit.fleet.brokers.local import make_parser as broker_parser
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("toolkit", "calibration", "device", "pipelines")
@@ -59,9 +59,9 @@ SILENT = {
 }
 # Modules whose texts are commands for the shell of a board; those of Tandem in them name it.
 SHELL = frozenset(
-    {"toolkit.flash.shell"}
+    {"toolkit.fleet.transports.login_shell"}
     | {
-        f"toolkit.board.{name}"
+        f"toolkit.fleet.boards.{name}"
         for name in ("packages", "service", "steps", "texts", "trust", "wheels")
     }
 )
@@ -72,7 +72,7 @@ PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
     "tandem-agent selftest": ("device.selftest.__main__", selftest_parser()),
     "python -m pipelines": ("pipelines.__main__", pipeline_parser()),
-    "python -m toolkit.fleet.broker": ("toolkit.fleet.broker", broker_parser()),
+    "python -m toolkit.fleet.brokers.local": ("toolkit.fleet.brokers.local", broker_parser()),
 }
 
 

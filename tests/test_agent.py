@@ -40,7 +40,9 @@ from device.protocol.documents import (
 from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
-from toolkit.fleet.deploy import BrokerAddress, DeployProgress, DeployResult, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 TOPICS = Topics(DEVICE)
 

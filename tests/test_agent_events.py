@@ -21,7 +21,8 @@ from device.agent.events import events_of
 from device.agent.outbox import MAX_TOLD, Outbox
 from device.protocol.cloud_events import CloudEvent
 from device.protocol.documents import PipelineReport, Reported, Update
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
 
 SHA = "a" * 64
 SOURCE = "fleet/v1/board-1"

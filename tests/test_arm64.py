@@ -18,9 +18,11 @@ from board_fixtures import colour_bundle
 from mqtt_fixtures import Mosquitto, Watcher
 from video_fixtures import COLOUR_TOML, scene, write_video
 
-from toolkit.board.probe import Probe, probe_script
-from toolkit.board.wheels import gather, own_wheel, pip_wheel
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.boards.probe import Probe, probe_script
+from toolkit.fleet.boards.wheels import gather, own_wheel, pip_wheel
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
 
 ROOT = os.environ.get("TANDEM_ARM64_ROOT", "")
 WAIT_S = 900.0  # an emulator on a busy machine

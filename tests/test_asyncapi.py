@@ -15,7 +15,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from device.protocol.documents import Signed
 from device.protocol.topics import PipelineTopics, Topics
 from scripts import asyncapi
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
 
 SPECIFICATION = Path(__file__).parent / "data" / "asyncapi-3.0.0.schema.json.gz"
 PAGE: dict[str, Any] = json.loads(asyncapi.PATH.read_text())

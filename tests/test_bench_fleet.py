@@ -7,9 +7,7 @@ import pytest
 from scripts import bench_fleet
 
 
-@pytest.mark.parametrize(
-    "name", ["reported", "rollout", "download", "reconnect", "signed", "broadcast"]
-)
+@pytest.mark.parametrize("name", ["reported", "rollout", "download", "reconnect", "signed"])
 def test_a_row_measures_light_devices(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = [row for row in bench_fleet.ROWS if row.name == name]
     bench_fleet.main(["--row", name, "--scale", str(4 / row.devices), "--json"])

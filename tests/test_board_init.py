@@ -14,12 +14,12 @@ from fresh_board import LOGIN, PASSWORD, FreshBoard
 from mqtt_fixtures import Mosquitto
 from ssh_fixtures import ROOT
 
-from toolkit.board.care import reboot_board
-from toolkit.board.power import set_mode
-from toolkit.board.shell import Done, UnreachableError
-from toolkit.board.wheels import own_wheel
 from toolkit.cli.main import tandem
 from toolkit.errors import BoardError
+from toolkit.fleet.boards.care import reboot_board
+from toolkit.fleet.boards.power import set_mode
+from toolkit.fleet.boards.shell import Done, UnreachableError
+from toolkit.fleet.boards.wheels import own_wheel
 from toolkit.fleet.folder import make_fleet
 
 STEPS = [

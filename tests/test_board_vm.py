@@ -26,8 +26,10 @@ from video_fixtures import COLOUR_TOML
 
 from device.protocol.documents import Reported
 from scripts.board_vm import REPORT, SUITES, ImagePlan, parse
-from toolkit.board.texts import UNIT
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.boards.texts import UNIT
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
 
 CHOSEN = os.environ.get("TANDEM_BOARD_VM", "")
 PLAN: ImagePlan = parse(shlex.split(CHOSEN))[0]

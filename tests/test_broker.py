@@ -15,7 +15,7 @@ from mqtt_fixtures import WAIT_S
 from device.errors import BrokerError
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.mqtt_version import probe_version, version_of
-from toolkit.fleet.broker import start_broker
+from toolkit.fleet.brokers.local import start_broker
 
 
 def test_a_large_message_goes_round() -> None:
@@ -75,7 +75,7 @@ def test_it_ends_with_the_block() -> None:
 
 def test_it_does_not_outlive_a_killed_parent() -> None:
     code = (
-        "from toolkit.fleet.broker import start_broker\nb = start_broker()\n"
+        "from toolkit.fleet.brokers.local import start_broker\nb = start_broker()\n"
         "print(b.process.pid, flush=True)\nimport signal; signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:

@@ -16,12 +16,12 @@ from device.update.bundle import extract_bundle, write_bundle
 from device.update.part_file import Fetch
 from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.main import tandem
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.bundles.difference import Change, changes, flattened
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
+from toolkit.fleet.bundles.diff import Change, changes, flattened
 from toolkit.fleet.bundles.fetch_bytes import fetch_bytes
-from toolkit.fleet.delta import DeltaEncoder
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository
 
 
 def run(*arguments: str | Path) -> Result:

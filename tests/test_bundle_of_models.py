@@ -43,9 +43,10 @@ from device.update.bundle import (
 from device.update.members import MAX_MODELS, expected_members
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.repository import FleetRepository
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.trust.repository import FleetRepository
 
 RED = (5, 5, 230)
 MQTT = '[[sinks]]\nkind = "mqtt"\n'

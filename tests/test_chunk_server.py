@@ -1,7 +1,6 @@
-"""Chunk servers: several at once, casts, floods, and bundles that are not there; real broker,
+"""Chunk servers: several at once, floods, and bundles that are not there; real broker,
 real servers and real agents."""
 
-import queue
 import signal
 import subprocess
 import sys
@@ -33,23 +32,22 @@ from device.protocol.documents import (
     Update,
     encode,
 )
-from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
+from device.protocol.mqtt import LinkEvent, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import Topics
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import start_broker
-from toolkit.fleet.cast import cast_bundle
-from toolkit.fleet.chunk_server import MAX_PENDING, READY, ChunkServer, reach, serve
-from toolkit.fleet.deploy import BrokerAddress
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.library import Library
-from toolkit.fleet.request_gate import RequestGate, gated
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import start_broker
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.library import Library
+from toolkit.fleet.server.chunks import MAX_PENDING, READY, ChunkServer, reach, serve
+from toolkit.fleet.server.request_gate import RequestGate, gated
 
 
 @contextmanager
 def chunk_server(folder: Path, port: int, *more: str) -> Iterator["subprocess.Popen[str]"]:
     """A chunk server in a process of its own, once it serves."""
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--folder", str(folder))
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--folder", str(folder))
     process = subprocess.Popen(
         (*command, "--broker", f"127.0.0.1:{port}", *more), stdout=subprocess.PIPE, text=True
     )
@@ -172,25 +170,6 @@ def test_a_broker_of_mqtt_3_has_several_servers_too(tmp_path: Path) -> None:
     assert len(peers - {""}) == 1
 
 
-def test_a_broadcast_reaches_devices_that_then_ask_for_the_rest(
-    tmp_path: Path, broker: Mosquitto, board: AgentBox
-) -> None:
-    bundle = make_bundle(tmp_path / "targets", engine_bytes=3 * 1024**2)
-    with Watcher(broker.port) as watcher, chunk_server(tmp_path / "targets", broker.port):
-        ask_for(watcher, release_of(bundle, cast=True), "cast")
-        while not any(report.update.phase == "downloading" for report in watcher.drain().reports):
-            assert watcher.take(WAIT_S)
-        blob = Blob(bundle)
-        # Two chunks are never sent: the device asks for these alone.
-        lost = {3, 17}
-        cast_bundle(BrokerAddress("127.0.0.1", broker.port), blob, left_out=lost)
-        update = result(watcher, "cast")
-        asked = {number for request in watcher.drain().requests for number in request.chunks}
-        blob.close()
-    assert update.phase == "live", update
-    assert asked == lost
-
-
 def test_the_limit_of_the_desired_document_holds(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
@@ -216,41 +195,6 @@ def test_a_release_comes_from_a_stick_that_the_desired_document_names(
         assert watcher.drain().requests == []
 
 
-def test_what_a_link_listens_to_holds_until_it_changes(broker: Mosquitto) -> None:
-    events: queue.Queue[LinkEvent] = queue.Queue()
-    settings = LinkSettings("127.0.0.1", broker.port, "listener", (("fixed", 0),))
-    link = Link(settings, events.put)
-
-    def heard(*topics: str) -> list[str]:
-        """Publish on topics and then on the fixed one; return what came."""
-        for topic in (*topics, "fixed"):
-            assert link.publish(topic, b"x", qos=1, wait_s=WAIT_S)
-        came = []
-        while not came or came[-1] != "fixed":
-            event = events.get(timeout=WAIT_S)
-            if isinstance(event, Message):
-                came.append(event.topic)
-        return came[:-1]
-
-    def await_up() -> None:
-        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
-            pass
-
-    link.listen((("early", 0),))
-    link.start()
-    await_up()
-    assert heard("early", "late") == ["early"]
-    link.listen((("late", 0),))
-    assert heard("early", "late") == ["late"]
-    broker.kill()
-    broker.start()
-    await_up()
-    assert heard("early", "late") == ["late"]
-    link.listen(())
-    assert heard("early", "late") == []
-    link.close()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -259,10 +203,10 @@ def test_what_a_link_listens_to_holds_until_it_changes(broker: Mosquitto) -> Non
     ],
 )
 def test_a_server_that_cannot_serve_says_why(words: tuple[str, str], message: str) -> None:
-    command = (sys.executable, "-m", "toolkit.fleet.chunk_server", "--broker", "127.0.0.1:9")
+    command = (sys.executable, "-m", "toolkit.fleet.server.chunks", "--broker", "127.0.0.1:9")
     ended = subprocess.run((*command, *words), capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("chunk_server: ")
+    assert ended.stderr.startswith("chunks: ")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -272,8 +216,6 @@ def test_an_address_with_tls_is_never_spoken_to_in_plain(tmp_path: Path, broker:
     files = TlsFiles(tmp_path / "id" / "ca.crt")
     plain = BrokerAddress("127.0.0.1", broker.port, "me", "secret", files)
     blob, library = Blob(make_bundle(tmp_path / "targets")), Library(tmp_path / "targets")
-    with pytest.raises(BrokerError, match="cannot reach the broker"):
-        cast_bundle(plain, blob)
     ended = threading.Event()
     with pytest.raises(BrokerError, match="cannot reach the broker"):
         serve(reach(plain), library, ended, on_up=ended.set)
@@ -337,7 +279,6 @@ def test_devices_are_answered_in_turn(tmp_path: Path, library: Library) -> None:
         Message("fleet/v1/a/blob/get", b"{"),
         Message("fleet/v1/a/blob/get", b""),
         Message("fleet/v1/a/desired", b"{}"),
-        Message("fleet/v1/cast/x/get", b"{}"),
         Message("other", b"{}"),
     ],
 )
@@ -363,7 +304,7 @@ def test_the_queue_of_a_server_is_bounded(
     tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_PENDING < 10**6
-    monkeypatch.setattr("toolkit.fleet.chunk_server.MAX_PENDING", 20)
+    monkeypatch.setattr("toolkit.fleet.server.chunks.MAX_PENDING", 20)
     sha256, sent = sha256_of(library, tmp_path), Sent()
     server = ChunkServer(library, sent)
     for number in range(9):
@@ -400,7 +341,7 @@ def test_a_flood_is_dropped_before_it_is_queued_and_said_once(
 def test_one_device_fills_neither_the_queue_nor_the_disk_s_time(
     tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.fleet.chunk_server.MAX_PENDING_EACH", 3)
+    monkeypatch.setattr("toolkit.fleet.server.chunks.MAX_PENDING_EACH", 3)
     looked: list[str] = []
     find = library._find
     monkeypatch.setattr(library, "_find", lambda sha256: looked.append(sha256) or find(sha256))

@@ -26,7 +26,7 @@ from device.update.chunk_table import (
 from device.update.cuts import cut_bundle
 from device.update.layout import read_layout
 from device.update.part_file import Fetch
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 ROW = struct.Struct("<32sI")
 

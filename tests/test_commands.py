@@ -41,11 +41,12 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
-from toolkit.fleet.commands import payload_of
-from toolkit.fleet.deploy import BrokerAddress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.repository import make_repository
+from toolkit.fleet.server.commands import payload_of
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.trust.repository import make_repository
 
 TOPICS = Topics(DEVICE)
 MQTT_SINK = '[[sinks]]\nkind = "mqtt"\n'
@@ -120,16 +121,15 @@ def retained(port: int, *topics: str) -> dict[str, bytes]:
     """What the broker retains below these topics."""
     events: queue.Queue[LinkEvent] = queue.Queue()
     ended = threading.Event()
+    mark = f"test/mark/{time.monotonic_ns()}"
     settings = LinkSettings("127.0.0.1", port, f"look-{time.monotonic_ns()}",
-        tuple((topic, 1) for topic in topics))  # fmt: skip
+        tuple((topic, 1) for topic in (*topics, mark)))  # fmt: skip
     link = Link(settings, queue_putter(events, ended))
     link.start()
     seen: dict[str, bytes] = {}
     try:
         while not isinstance(events.get(timeout=WAIT_S), LinkUp):
             pass
-        mark = f"test/mark/{time.monotonic_ns()}"
-        link.listen(((mark, 1),))
         while mark not in seen:
             link.publish(mark, b"x", qos=1)
             try:

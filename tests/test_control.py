@@ -12,13 +12,13 @@ import pytest
 from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
 
 from device.control.client import Client
-from device.control.parcel import check_path
+from device.control.upload_request import check_path
 from device.errors import StateError, TransferError
 from device.protocol.control import AskProgress, Cancel, Install, Rollback, connect
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from device.update.bundle import read_bundle_info
 from device.update.versions import is_older
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 
 @pytest.fixture

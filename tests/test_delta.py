@@ -19,8 +19,8 @@ from device.update.bundle import extract_bundle
 from device.update.byte_source import FileBytes
 from device.update.delta import DIFFERENCE, HEAD, OPERATION, PATCH, PLAIN, decode_delta
 from device.update.part_file import Fetch
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.delta import DeltaEncoder
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
 
 CHUNK = 64 * 1024
 

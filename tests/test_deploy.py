@@ -25,16 +25,11 @@ from device.update.bundle import verify_folder
 from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.commands.deploy import deploy as deploy_command
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.broker import start_broker
-from toolkit.fleet.deploy import (
-    BrokerAddress,
-    DeployProgress,
-    DeployResult,
-    deploy_bundle,
-    deploy_to_devices,
-    parse_broker,
-)
+from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
+from toolkit.fleet.brokers.local import start_broker
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.transports.deploy import deploy_bundle, deploy_to_devices
+from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 
 @pytest.fixture

@@ -23,15 +23,14 @@ from test_control import client_of
 from test_flash_serial import roles, wait_for
 from zeroconf import ServiceInfo, Zeroconf
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts
 from device.smp.message import HEADER, READ
 from toolkit.cli.main import tandem
-from toolkit.flash import discovery, serial_ports, smp_client
-from toolkit.flash.board import Progress
-from toolkit.flash.discovery import (
+from toolkit.fleet.boards import discovery, serial_ports
+from toolkit.fleet.boards.discovery import (
     FoundBoard,
     Look,
     Search,
@@ -39,8 +38,10 @@ from toolkit.flash.discovery import (
     announced_paths,
     distinct,
 )
-from toolkit.flash.many import BoardResult, ManyFlasher, exit_status
-from toolkit.flash.smp_client import SmpClient
+from toolkit.fleet.boards.many import BoardResult, ManyFlasher, exit_status
+from toolkit.fleet.transports import smp_client
+from toolkit.fleet.transports.smp_client import SmpClient
+from toolkit.fleet.transports.transport import Progress
 
 NAMES = ("board-1", "board-2")
 
@@ -150,7 +151,7 @@ def test_the_only_board_is_flashed_without_a_word(
 
 INTERRUPTIBLE = """
 import sys
-from toolkit.flash import discovery
+from toolkit.fleet.boards import discovery
 discovery.USB_HOST, discovery.SSH_PORT, discovery.jetson_ports = "127.0.0.2", 1, list
 from toolkit.cli.main import main
 sys.argv[0] = "tandem"

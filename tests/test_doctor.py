@@ -17,7 +17,7 @@ from device.runtime.tensorrt.plans import FORMAT, Comparison, Record
 from toolkit.cli.commands.doctor import doctor
 from toolkit.cli.doctor import CHECKS, Result, examine, job_of
 from toolkit.cli.doctor_probes import PACKAGES, board_of
-from toolkit.fleet.broker import start_broker
+from toolkit.fleet.brokers.local import start_broker
 from toolkit.machine import Machine, Module, mqtt_refusal, tensorrt_version, this_machine
 
 MODULES = {

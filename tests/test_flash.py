@@ -20,18 +20,24 @@ from mqtt_fixtures import PROFILE, WAIT_S, AgentBox, Mosquitto, free_port, make_
 from ssh_fixtures import ROOT, Sshd
 from test_control import client_of
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer, AskProgress
 from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Update
 from device.update.bundle import BundleInfo, write_bundle
 from toolkit.cli.main import tandem
-from toolkit.flash import ssh
-from toolkit.flash.board import Flashed, Progress, RefusedError, RolledBackError, WayError
-from toolkit.flash.checks import Wishes, refusal
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
 from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.transports import ssh
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.checks import FlashOptions, refusal
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.transport import (
+    Flashed,
+    Progress,
+    RefusedError,
+    RolledBackError,
+    TransportError,
+)
 
 MEGABYTE = 1_000_000
 
@@ -66,17 +72,17 @@ def bundle_of(folder: Path, engine: bytes, version: str, behaviour: str = "good"
 
 
 def flash(way: str, bundle: Path, on_progress: Callable[[Progress], None] | None = None) -> Flashed:
-    shipment = Shipment(bundle, None)
+    delivery = Delivery(bundle, None)
     try:
         return flash_board(
             open_board(parse_address(way)),
             way,
-            shipment,
+            delivery,
             on_facts=lambda _facts: None,
             on_progress=on_progress or (lambda _progress: None),
         )
     finally:
-        shipment.close()
+        delivery.close()
 
 
 def run(*words: str) -> Result:
@@ -126,7 +132,9 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
         if progress.phase == "sending" and progress.received_bytes > 8 * MEGABYTE:
             sshd.kill()
 
-    with pytest.raises(WayError, match=r"no SSH server runs there.*flash again, it goes on there"):
+    with pytest.raises(
+        TransportError, match=r"no SSH server runs there.*flash again, it goes on there"
+    ):
         flash(way, bundle, kill)
     sshd.start()
     rest = flash(way, bundle)
@@ -181,10 +189,10 @@ def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
         ("sh", "-c"), parse_address("ssh://board-1"), (sys.executable, str(script))
     )
     board._device = "board-1"
-    shipment = Shipment(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
+    delivery = Delivery(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
     with pytest.raises(RefusedError, match="disk failed: No space left on device"):
-        board.deliver(shipment, lambda _progress: None)
-    shipment.close()
+        board.deliver(delivery, lambda _progress: None)
+    delivery.close()
 
 
 def test_a_host_key_that_has_changed_is_called_that(
@@ -409,7 +417,7 @@ def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> Non
     info = BundleInfo(format=1, name="robot", version="1", profile=PROFILE, files=())
     answer = Answer(device="b", reported=REPORTED)
     facts = BoardFacts(facts=DeviceFacts(free_mb=free_mb), answer=answer)
-    reason = refusal(facts, info, size, Wishes(signed=False))
+    reason = refusal(facts, info, size, FlashOptions(signed=False))
     assert (words in reason, bool(reason)) == (True, bool(words))
 
 

@@ -16,11 +16,17 @@ from test_control import client_of
 from test_flash import MEGABYTE, bundle_of
 from test_flash_serial import roles
 
-from toolkit.flash import ways
-from toolkit.flash.board import Flashed, OnProgress, Progress, RefusedError, WayError
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
+from toolkit.fleet.transports import addresses as ways
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.transport import (
+    Flashed,
+    OnProgress,
+    Progress,
+    RefusedError,
+    TransportError,
+)
 
 # Stands for getty and login, which only root may run; the shell behind it is bash.
 LOGIN = """
@@ -104,14 +110,14 @@ def rescue(
         return password
 
     monkeypatch.setattr(ways, "_ask", answer)
-    shipment, board = Shipment(bundle, None), open_board(parse_address(way))
+    delivery, board = Delivery(bundle, None), open_board(parse_address(way))
     try:
         return flash_board(
-            board, way, shipment, on_facts=lambda _facts: None, on_progress=on_progress
+            board, way, delivery, on_facts=lambda _facts: None, on_progress=on_progress
         )
     finally:
         board.close()
-        shipment.close()
+        delivery.close()
         assert asked in ([], [True], [True, True])
 
 
@@ -194,7 +200,7 @@ def test_a_board_without_an_agent_keeps_both_files_for_later(
 def test_a_line_where_nobody_answers_is_told(
     tmp_path: Path, wire: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.shell.PROMPT_S", 0.3)
-    monkeypatch.setattr("toolkit.flash.shell.ALIVE_S", 0.3)
-    with pytest.raises(WayError, match="is a login shell there"):
+    monkeypatch.setattr("toolkit.fleet.transports.login_shell.PROMPT_S", 0.3)
+    monkeypatch.setattr("toolkit.fleet.transports.login_shell.ALIVE_S", 0.3)
+    with pytest.raises(TransportError, match="is a login shell there"):
         rescue(way_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)

@@ -26,18 +26,18 @@ from device.protocol.control import AskProgress, Rollback
 from device.smp.intake import RECORD, ChunkList
 from device.smp.message import HEADER, SmpError
 from device.smp.server import UdpServer
-from toolkit.flash import smp_board
-from toolkit.flash.bases import difference_encoder
-from toolkit.flash.board import Progress, RefusedError, WayError
-from toolkit.flash.lines import SerialLine, UdpLine
-from toolkit.flash.records import Records, numbers_of
-from toolkit.flash.rescue import RescueBoard
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.smp_board import SmpBoard
-from toolkit.flash.smp_client import TRIES, SmpClient
-from toolkit.flash.ssh import ControlBoard
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.transports import smp as smp_board
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.bases import difference_encoder
+from toolkit.fleet.transports.console import RescueBoard
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.smp import SmpBoard
+from toolkit.fleet.transports.smp_client import TRIES, SmpClient
+from toolkit.fleet.transports.smp_links import SerialLine, UdpLine
+from toolkit.fleet.transports.smp_records import Records, numbers_of
+from toolkit.fleet.transports.ssh import ControlBoard
+from toolkit.fleet.transports.transport import Progress, RefusedError, TransportError
 
 Told = Callable[[Progress], None]
 
@@ -55,15 +55,15 @@ def board(tmp_path: Path) -> Board:
 
 def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = None) -> int:
     """Send a bundle as `tandem flash` does; return the bytes that were sent for it."""
-    shipment, client = Shipment(bundle, None), SmpClient(line)
-    sender = smp_board._Sender(client, shipment, on_progress or (lambda _progress: None))
+    delivery, client = Delivery(bundle, None), SmpClient(line)
+    sender = smp_board._Sender(client, delivery, on_progress or (lambda _progress: None))
     try:
         client.connect()
         sender.send(b"{}")
         return sender.sent_bytes
     finally:
         client.close()
-        shipment.close()
+        delivery.close()
 
 
 @pytest.mark.parametrize("framing", ["console", "raw"])
@@ -113,8 +113,8 @@ def test_a_bad_line_costs_time_and_nothing_else(
     framing: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.8)
-    monkeypatch.setattr("toolkit.flash.smp_client.TRIES", 40)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.8)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.TRIES", 40)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     server = serve(board, wire, framing, buffer_bytes=8192)
     wire.change = damaged(kind, 7)
@@ -215,7 +215,7 @@ def test_a_cable_that_is_pulled_and_plugged_again_loses_nothing(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.5)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.5)
     bundle = bundle_of(tmp_path / "in", rng.bytes(3 * MEGABYTE), "1")
     server = serve(board, wire)
     pulled = threading.Event()
@@ -250,7 +250,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
             return
         for line, kind in (
             (UdpLine("127.0.0.1", udp.port), RefusedError),
-            (SerialLine(wire.host, 115200, "console"), WayError),
+            (SerialLine(wire.host, 115200, "console"), TransportError),
         ):
             with pytest.raises(kind) as error:
                 send(line, other)
@@ -307,8 +307,8 @@ class BadNetwork:
 def test_datagrams_that_are_lost_doubled_and_swapped_are_sent_again(
     tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.3)
-    monkeypatch.setattr("toolkit.flash.smp_client.TRIES", 60)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.3)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.TRIES", 60)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     udp = UdpServer("127.0.0.1", 0, board.service.handle)
     udp.start()
@@ -352,18 +352,18 @@ class ServiceLine:
 
 def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None:
     """Send a bundle as `tandem flash` does, to what answers each message."""
-    shipment, flasher = Shipment(bundle, None), SmpBoard(ServiceLine(answer))
+    delivery, flasher = Delivery(bundle, None), SmpBoard(ServiceLine(answer))
     try:
         flasher._client.connect()
-        flasher._send_patiently(shipment, b"{}", lambda _progress: None)
+        flasher._send_patiently(delivery, b"{}", lambda _progress: None)
     finally:
-        shipment.close()
+        delivery.close()
 
 
 def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
     tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.2)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     ends = 0
 
@@ -409,7 +409,7 @@ def test_a_line_that_is_gone_before_the_first_chunk_is_waited_for(
         nonlocal count
         count += 1
         if count == 2:  # after the parameters
-            raise WayError("line was unplugged")
+            raise TransportError("line was unplugged")
         return board.service.handle(message, "host", 512)
 
     flash_service(answer, bundle)
@@ -427,13 +427,13 @@ def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: B
             raise KeyboardInterrupt
         return board.service.handle(message, "host")
 
-    shipment = Shipment(make_bundle(tmp_path / "in"), None)
+    delivery = Delivery(make_bundle(tmp_path / "in"), None)
     flasher = SmpBoard(ServiceLine(answer))
     flasher._device = "cam"
     flasher._client.connect()
     with pytest.raises(KeyboardInterrupt):
-        flasher.deliver(shipment, lambda _progress: None)
-    shipment.close()
+        flasher.deliver(delivery, lambda _progress: None)
+    delivery.close()
     assert asked_to_install
 
 
@@ -539,7 +539,7 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return kept
 
     monkeypatch.setattr(SerialLine, "read", lossy)
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.4)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.4)
     yield left
     assert left[0] == 0, "so many were not sent"
 
@@ -578,7 +578,7 @@ def test_a_commit_that_does_not_arrive_is_said(
     first, second = (make_bundle(tmp_path / "in", version=version) for version in "12")
     assert run(str(first), *to).exit_code == 0
     assert run(str(second), *to, "--no-commit").exit_code == 0
-    monkeypatch.setattr("toolkit.flash.smp_client.ANSWER_S", 0.2)
+    monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.2)
     monkeypatch.setattr(smp_board, "COMMIT_S", 0.2)
     act: list[Callable[[], object]] = []
     write = SerialLine.write
@@ -653,16 +653,16 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
     for bundle in (first, second):
         board = SmpBoard(SerialLine(wire.host, 115200, "raw"))
         peak = PeakBytes(bench.state_dir)
-        shipment = Shipment(bundle, None)
+        delivery = Delivery(bundle, None)
         try:
             if way == "serial":
-                board.deliver(shipment, lambda _progress: None)
+                board.deliver(delivery, lambda _progress: None)
             else:
                 ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
-                    shipment, lambda _progress: None
+                    delivery, lambda _progress: None
                 )
         finally:
-            shipment.close()
+            delivery.close()
             board.close()
             most_bytes = peak.close()
     assert 1.9 * 12 * MEGABYTE < most_bytes < (2 * 12 + 3 * 1 + 2) * MEGABYTE

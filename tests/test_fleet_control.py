@@ -19,19 +19,19 @@ from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measu
 from device.protocol.mqtt import LinkDown, LinkUp, Message
 from toolkit.cli.commands.fleet.tables import device_table, rollout_table
 from toolkit.errors import RolloutError
-from toolkit.fleet import control as control_module
-from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.history import history_of
-from toolkit.fleet.operations import label_device, make_plan, order, start_rollout
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
-from toolkit.fleet.server import FleetServer
+from toolkit.fleet.server import control as control_module
+from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.history import history_of
+from toolkit.fleet.server.operations import label_device, make_plan, order, start_rollout
+from toolkit.fleet.server.serve import FleetServer
+from toolkit.fleet.server.views import device_views, rollout_views
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import load_devices
-from toolkit.fleet.views import device_views, rollout_views
 
 
 def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:

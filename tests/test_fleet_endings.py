@@ -10,14 +10,22 @@ from click.testing import CliRunner, Result
 from mqtt_fixtures import free_port
 
 from toolkit.cli.main import tandem
-from toolkit.fleet import certificates, endings, repository
-from toolkit.fleet.endings import RULES, Ending, most_urgent, read_endings, sentence, urgency
+from toolkit.fleet.authority import Authority
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import Authority
-from toolkit.fleet.refresher import Refresher
+from toolkit.fleet.server import expiry
+from toolkit.fleet.server.expiry import (
+    RULES,
+    ExpiringItem,
+    most_urgent,
+    read_expiry,
+    sentence,
+    urgency,
+)
+from toolkit.fleet.server.refresher import Refresher
+from toolkit.fleet.trust import certificates, repository
 
-NOW = endings.utc_now()
+NOW = expiry.utc_now()
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +36,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ends_in(kind: str, days: float) -> Ending:
-    return Ending(kind, kind, NOW + timedelta(days=days))
+def ends_in(kind: str, days: float) -> ExpiringItem:
+    return ExpiringItem(kind, kind, NOW + timedelta(days=days))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -62,7 +70,7 @@ def test_the_most_urgent_of_all_counts() -> None:
 
 
 def test_all_that_ends_is_listed_with_what_to_do(fleet: Path) -> None:
-    rows = read_endings(fleet)
+    rows = read_expiry(fleet)
     assert {row.kind for row in rows} == set(RULES)
     assert [row.ends for row in rows] == sorted(row.ends for row in rows)
     (device,) = [row for row in rows if row.kind == "device"]
@@ -71,7 +79,7 @@ def test_all_that_ends_is_listed_with_what_to_do(fleet: Path) -> None:
     assert "tandem fleet identity expect board-1" in said
     assert "ended on" in sentence(device, device.ends + timedelta(days=1))
     (bench := fleet.parent / "bench").mkdir(exist_ok=True)
-    assert read_endings(bench) == ()
+    assert read_expiry(bench) == ()
 
 
 def status(fleet: Path, *words: str) -> Result:
@@ -86,8 +94,8 @@ def status(fleet: Path, *words: str) -> Result:
 def test_a_timer_learns_it_by_the_exit_status(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, days: int, exit_code: int, state: str
 ) -> None:
-    monkeypatch.setattr(endings, "utc_now", lambda: NOW)
-    monkeypatch.setattr(endings, "read_endings", lambda _folder: (ends_in("root", days),))
+    monkeypatch.setattr(expiry, "utc_now", lambda: NOW)
+    monkeypatch.setattr(expiry, "read_expiry", lambda _folder: (ends_in("root", days),))
     checked = status(fleet, "--check", "--due")
     assert checked.exit_code == exit_code, checked.output
     assert ("tandem fleet keys rotate root" in checked.output) == (state != "fine")
@@ -106,8 +114,8 @@ def test_devices_that_are_fine_are_not_listed(fleet: Path) -> None:
 def test_the_server_says_once_a_day_what_a_person_has_to_renew(
     fleet: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = next(row.ends for row in read_endings(fleet) if row.kind == "root")
-    monkeypatch.setattr(endings, "utc_now", lambda: root - timedelta(days=6))
+    root = next(row.ends for row in read_expiry(fleet) if row.kind == "root")
+    monkeypatch.setattr(expiry, "utc_now", lambda: root - timedelta(days=6))
     refresher = Refresher(load_fleet(fleet))
     with caplog.at_level(logging.WARNING, "tandem.fleet"):
         refresher._warn()

@@ -17,8 +17,8 @@ from device.errors import TrustError
 from device.update.bundle import verify_folder
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
+from toolkit.fleet.authority import CLAIM
 from toolkit.fleet.folder import broker_address, load_settings, make_fleet
-from toolkit.fleet.identity import CLAIM
 
 
 def run(*words: str) -> str:

@@ -35,11 +35,13 @@ from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
-from toolkit.fleet import certificates, dynamic_security, identity
-from toolkit.fleet.broker_files import DEVICE_RIGHTS, BrokerFiles, write_mosquitto
-from toolkit.fleet.dynamic_security import disconnect_device
-from toolkit.fleet.identity import CLAIM, OPERATOR, SERVER, Authority
-from toolkit.fleet.provisioning import Provisioning
+from toolkit.fleet import authority
+from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority
+from toolkit.fleet.brokers import dynamic_security
+from toolkit.fleet.brokers.dynamic_security import disconnect_device
+from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, write_mosquitto
+from toolkit.fleet.server.enrolment import Provisioning
+from toolkit.fleet.trust import certificates
 
 
 @dataclass
@@ -129,7 +131,6 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
                 "fleet/v1/board-2/reported",
                 "fleet/v1/board-2/desired",
                 "fleet/v1/board-1/desired",  # not even its own: only the fleet decides
-                "fleet/v1/cast/aa/0",
                 "fleet/provision/v1/aa/response",
                 "other",
             ):
@@ -557,18 +558,15 @@ def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: Fle
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
         server.wait(LinkUp)
         claim = fleet.tls(CLAIM)
-        with Client(
-            fleet, claim, f"{own}/#", "fleet/v1/cast/#", "fleet/provision/v1/+/response"
-        ) as thief:
+        with Client(fleet, claim, f"{own}/#", "fleet/provision/v1/+/response") as thief:
             thief.wait(LinkUp)
             for topic in ("blob/get", "tuf/get", "reported", "state"):
                 thief.link.publish(f"{own}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
             server.link.publish(f"{own}/blob/aa/0", b"a chunk", qos=1)
-            server.link.publish("fleet/v1/cast/aa/0", b"a chunk", qos=1)
             server.link.publish("fleet/provision/v1/ff/response", b"mark", qos=1)
             assert thief.messages("fleet/provision/v1/ff/response") == []
-        server.link.publish("fleet/v1/cast/aa/end", b"mark", qos=1)
-        seen = server.messages("fleet/v1/cast/aa/end")
+        server.link.publish("fleet/v1/end", b"mark", qos=1)
+        seen = server.messages("fleet/v1/end")
     assert not [row for row in seen if b"stolen" in row]
 
 
@@ -605,7 +603,7 @@ def test_a_revocation_list_that_ended_shuts_all_out_until_it_is_renewed(
 ) -> None:
     assert certificates.renew_due(fleet.authority, fleet.files) == ()
     with monkeypatch.context() as patch:
-        patch.setattr(identity, "CRL_DAYS", 0)
+        patch.setattr(authority, "CRL_DAYS", 0)
         fleet.authority.write_crl()
     certificates.reload_broker(fleet.files)
     until = time.monotonic() + WAIT_S
@@ -621,12 +619,12 @@ def test_certificates_of_the_fleet_are_renewed_by_their_keys(
     fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("server.crt", f"{SERVER}.crt", f"{CLAIM}.crt", f"{OPERATOR}.crt")
-    before = [identity.read_certificate(fleet.authority.folder / name) for name in names]
+    before = [authority.read_certificate(fleet.authority.folder / name) for name in names]
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "RENEW_DAYS", 731)
         assert set(names) <= set(certificates.renew_due(fleet.authority, fleet.files))
     for old, name in zip(before, names, strict=True):
-        new = identity.read_certificate(fleet.authority.folder / name)
+        new = authority.read_certificate(fleet.authority.folder / name)
         assert new.serial_number != old.serial_number
         assert (new.public_key(), new.subject) == (old.public_key(), old.subject)
         for kind in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
@@ -709,4 +707,4 @@ def test_a_revocation_that_the_disk_cut_off_is_done_by_the_next_try(
         row.serial_number
         for row in x509.load_pem_x509_crl((fleet.authority.folder / "crl.pem").read_bytes())
     }
-    assert identity.read_certificate(tmp_path / "cut-1.crt").serial_number in serials
+    assert authority.read_certificate(tmp_path / "cut-1.crt").serial_number in serials

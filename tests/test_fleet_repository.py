@@ -23,10 +23,11 @@ from device.trust.fetchers import FolderFetcher
 from device.trust.journal import Counter, Journal, Seen
 from device.trust.verify import verify
 from toolkit.cli.main import tandem
-from toolkit.fleet import repository as module
-from toolkit.fleet.keys import PASSPHRASE, load_keys, make_key
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository, make_repository, target_path
+from toolkit.fleet.bundles.release import target_path
+from toolkit.fleet.trust import repository as module
+from toolkit.fleet.trust.keys import PASSPHRASE, load_keys, make_key
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 ROOT = Path(__file__).parent.parent
 

@@ -26,8 +26,8 @@ from device.protocol.messages import ChildMessage, Heartbeat, Stats
 from pipelines.config import PipelineConfig, SourceConfig
 from pipelines.frame import Away, Frame, Image, Stamp
 from pipelines.runtime.batch import BatchRunner, Model
-from pipelines.runtime.flight import Flight, run_frames
-from pipelines.runtime.network import Turn
+from pipelines.runtime.in_flight import InFlightQueue, run_frames
+from pipelines.runtime.network import SessionHandle
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sinks.result import FrameResult
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
@@ -224,7 +224,7 @@ def test_results_are_in_order_whatever_the_engines_take(lanes: int) -> None:
     def detector() -> ColourDetector:
         return Watched(lambda _: time.sleep(float(rng.choice([0.0, 0.001, 0.02]))))
 
-    turns = tuple(Turn(detector()) for _ in range(lanes - 1))
+    turns = tuple(SessionHandle(detector()) for _ in range(lanes - 1))
     runner = BatchRunner(config_of("a", "b"), Model(detector(), LABELS, "", turns=turns))
     results = run([Stills(60, "a"), Stills(45, "b")], runner)
     assert_whole(results, {"a": 60, "b": 45})
@@ -249,7 +249,7 @@ class OnCore(ColourDetector):
 def test_sessions_that_take_turns_run_at_the_same_time_and_each_frame_says_where() -> None:
     meeting = threading.Barrier(2, timeout=PATIENCE_S)
     first, second = OnCore("dla0", meeting), OnCore("dla1", meeting)
-    model = Model(first, LABELS, "", turns=(Turn(second),))
+    model = Model(first, LABELS, "", turns=(SessionHandle(second),))
     runner = BatchRunner(config_of(), model)
     results = run([Stills(20)], runner)
     assert_whole(results, {"": 20})
@@ -300,7 +300,7 @@ def test_a_frame_is_taken_when_the_engine_is_about_to_be_free_and_no_sooner() ->
 def test_no_frame_is_taken_while_two_batches_are_in_flight() -> None:
     release = threading.Event()
     runner = BatchRunner(config_of(), Model(Watched(lambda _: _wait(release)), LABELS, ""))
-    flight = Flight(runner, Waiting(threading.Event()))
+    flight = InFlightQueue(runner, Waiting(threading.Event()))
     stills = Stills(3)
     frames = [stills.poll() for _ in range(3)]
     assert flight.free_s == float("-inf")
@@ -320,10 +320,10 @@ def test_no_frame_is_taken_while_two_batches_are_in_flight() -> None:
 def test_an_engine_with_fewer_sessions_than_the_one_before_is_known_to_be_busy() -> None:
     """A step of [load] may put another network in the place of one with a session for each core."""
     engine_s = 0.1
-    second = Turn(ColourDetector(engine_s))
+    second = SessionHandle(ColourDetector(engine_s))
     model = Model(ColourDetector(engine_s), LABELS, "", turns=(second,))
     runner = BatchRunner(config_of(), model)
-    flight = Flight(runner, Waiting(threading.Event()))
+    flight = InFlightQueue(runner, Waiting(threading.Event()))
     stills = Stills(6)
 
     def start_next() -> None:

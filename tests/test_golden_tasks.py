@@ -35,7 +35,7 @@ from pipelines.golden import (
 )
 from pipelines.model_config import PipelineModel
 from toolkit.cli.commands.bundle import bundle as bundle_command
-from toolkit.fleet.golden import _random, limit_of
+from toolkit.fleet.bundles.golden import _random, limit_of
 
 PATIENCE_S = 120.0
 HEAD = """

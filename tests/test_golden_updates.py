@@ -17,7 +17,7 @@ from device.protocol.documents import DOCUMENT_FORMAT, Desired, InstallPolicy, R
 from device.trust.exchange import TRUSTED, Unverified
 from device.update.bundle import BundleFacts, Golden, write_bundle
 from device.update.slot_store import SlotStore
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 PATIENCE_S = 60.0
 # Stands for the child that runs the engine: says what the file of golden inputs says.

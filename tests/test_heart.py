@@ -15,7 +15,7 @@ from device.protocol.messages import ChildMessage, Heartbeat
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
 from pipelines.runtime.batch import Model
-from pipelines.runtime.heart import ENDING_S, SLACK_S, Heart
+from pipelines.runtime.heartbeat import ENDING_S, SLACK_S, HeartbeatSender
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sources.live import BAD_S, FIRST_FRAME_S, LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
@@ -34,7 +34,7 @@ class Given:
 
 def last_beat(*sources: Given, filters: tuple[Given, ...] = ()) -> Heartbeat:
     said: list[ChildMessage] = []
-    heart = Heart(said.append)
+    heart = HeartbeatSender(said.append)
     heart.watch(sources, [], filters)  # type: ignore[arg-type]
     beat = said[-1]
     assert isinstance(beat, Heartbeat)
@@ -67,7 +67,7 @@ def test_frames_that_are_left_out_are_taken_and_those_of_threads_are_not() -> No
 
 def test_a_loop_with_slow_frames_says_that_it_may_be_silent() -> None:
     said: list[ChildMessage] = []
-    heart = Heart(said.append)
+    heart = HeartbeatSender(said.append)
     heart.watch([Given(0.0)], [])  # type: ignore[list-item]
     for wait_s in (0.2, 0.2, 0.0, 0.9, 0.2):
         time.sleep(wait_s)

@@ -14,12 +14,13 @@ from mqtt_fixtures import free_port, wait_for_port
 
 from device.protocol.mqtt import LinkDown, LinkUp
 from device.protocol.tls import TlsFiles
-from toolkit.fleet import answers, certificates, chunk_server
-from toolkit.fleet.broker_files import BrokerFiles
-from toolkit.fleet.dynamic_security import disconnect_device
+from toolkit.fleet.authority import SERVER, Authority
+from toolkit.fleet.brokers.dynamic_security import disconnect_device
+from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import SERVER, Authority
+from toolkit.fleet.server import answers, chunks
+from toolkit.fleet.trust import certificates
 
 
 class Stand:
@@ -67,7 +68,7 @@ def test_who_joins_every_shared_subscription_takes_no_request_away(stand: Stand)
 def test_the_thief_of_these_tests_would_stop_servers_that_share(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((answers, "TUF_GET_OF_ALL"), (chunk_server, "BLOB_GET_OF_ALL")):
+    for module, name in ((answers, "TUF_GET_OF_ALL"), (chunks, "BLOB_GET_OF_ALL")):
         monkeypatch.setattr(module, name, f"$share/fleet/{getattr(module, name)}")
     with closing(HostileDevice(stand.port, "board-2", stand.tls("board-2"))):
         assert unanswered(stand.folder, stand.port, "board-1", stand.tls("board-1"))

@@ -75,7 +75,7 @@ def test_entry_points_do_not_import_files_of_the_working_directory(
     [
         (*PIPELINE.prefix, "--help"),
         module_command("device.agent", "--help"),
-        module_command("toolkit.fleet.broker", "--help"),
+        module_command("toolkit.fleet.brokers.local", "--help"),
         module_command("toolkit.machine", "cuda_device"),
     ],
     ids=lambda command: command[3],

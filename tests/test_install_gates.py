@@ -11,9 +11,9 @@ from device.agent.health import PipelineHealth
 from device.agent.liveness import Liveness
 from device.agent.trial import (
     Confirm,
+    Environment,
     Postpone,
     RollBack,
-    Surroundings,
     Trial,
     TrialLimits,
     Wait,
@@ -201,7 +201,7 @@ def test_a_limit_on_live_frames_that_are_never_compared_is_refused() -> None:
 # -- the trial
 
 
-def looked(around: Surroundings, until_s: float, was_online: bool = True) -> Trial:
+def looked(around: Environment, until_s: float, was_online: bool = True) -> Trial:
     """A trial that has worked since 0 s, looked at each second."""
     trial = Trial(frame_s=0.0, was_online=was_online)
     for second in range(int(until_s) + 1):
@@ -219,7 +219,7 @@ def test_the_policy_is_above_agent_toml() -> None:
 @pytest.mark.parametrize(("latency_ms", "good"), [(30.0, True), (30.1, False)])
 def test_the_latency_is_judged_at_the_limit(latency_ms: float, good: bool) -> None:
     limits = replace(LIMITS, max_latency_p95_ms=30.0)
-    verdict = judge(looked(Surroundings(latency_p95_ms=latency_ms), 10), limits, 10.0)
+    verdict = judge(looked(Environment(latency_p95_ms=latency_ms), 10), limits, 10.0)
     assert isinstance(verdict, Confirm if good else RollBack)
     if isinstance(verdict, RollBack):
         assert "took up to 30.1 ms, the policy allows 30 ms" in verdict.reason
@@ -227,8 +227,8 @@ def test_the_latency_is_judged_at_the_limit(latency_ms: float, good: bool) -> No
 
 def test_a_latency_that_is_never_measured_does_not_pass() -> None:
     limits = replace(LIMITS, max_latency_p95_ms=30.0)
-    assert isinstance(judge(looked(Surroundings(), 10), limits, 10.0), Wait)
-    assert isinstance(judge(looked(Surroundings(), 40), limits, 40.0), RollBack)
+    assert isinstance(judge(looked(Environment(), 10), limits, 10.0), Wait)
+    assert isinstance(judge(looked(Environment(), 40), limits, 40.0), RollBack)
 
 
 @pytest.mark.parametrize(("temperature_c", "good"), [(85.0, True), (85.1, False), (None, False)])
@@ -236,13 +236,13 @@ def test_a_board_that_gets_too_hot_ends_the_trial_at_once(
     temperature_c: float | None, good: bool
 ) -> None:
     limits = replace(LIMITS, max_temperature_c=85.0)
-    verdict = judge(looked(Surroundings(temperature_c=temperature_c), 1), limits, 1.0)
+    verdict = judge(looked(Environment(temperature_c=temperature_c), 1), limits, 1.0)
     assert isinstance(verdict, Wait if good else RollBack)
 
 
 def test_a_release_that_cuts_the_device_off_gives_way() -> None:
-    offline = Surroundings(online=False)
-    assert isinstance(judge(looked(Surroundings(), 10), LIMITS, 10.0), Confirm)
+    offline = Environment(online=False)
+    assert isinstance(judge(looked(Environment(), 10), LIMITS, 10.0), Confirm)
     wait = judge(looked(offline, 299), LIMITS, 299.0)
     assert isinstance(wait, Wait)
     assert not wait.endless
@@ -253,14 +253,14 @@ def test_a_release_that_cuts_the_device_off_gives_way() -> None:
 
 
 def test_an_outage_that_began_before_the_trial_neither_commits_nor_ends_it() -> None:
-    trial = looked(Surroundings(online=False), 5000, was_online=False)
+    trial = looked(Environment(online=False), 5000, was_online=False)
     wait = judge(trial, LIMITS, 5000.0)
     assert isinstance(wait, Wait)
     assert wait.endless
-    back = trial.observed(works(5001.0), 5001.0, Surroundings())
+    back = trial.observed(works(5001.0), 5001.0, Environment())
     assert isinstance(judge(back, LIMITS, 5001.0), Confirm)
     # From then on it was reachable: what cuts it off again is the release, or an accident.
-    cut = back.observed(works(5002.0), 5002.0, Surroundings(online=False))
+    cut = back.observed(works(5002.0), 5002.0, Environment(online=False))
     assert isinstance(judge(replace(cut, frame_s=5302.0), LIMITS, 5302.0), Postpone)
 
 

@@ -12,9 +12,9 @@ from mqtt_fixtures import make_bundle
 from device.protocol.documents import BlobGet, encode
 from device.protocol.mqtt import Message
 from device.protocol.topics import Topics
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.chunk_server import ChunkServer
-from toolkit.fleet.library import Library
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.library import Library
+from toolkit.fleet.server.chunks import ChunkServer
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def answers(library: Library, request: BlobGet) -> list[str]:
 def test_more_bundles_than_are_kept_open_leave_those_in_use_open(
     folder: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.fleet.library.MAX_OPEN", 2)
+    monkeypatch.setattr("toolkit.fleet.bundles.library.MAX_OPEN", 2)
     paths = [put(folder, str(number)) for number in range(6)]
     first, last = sha256_of(paths[0]), sha256_of(paths[-1])
     request = BlobGet(sha256=first, chunks=(0, 1, 2, 3), bases=(last,))

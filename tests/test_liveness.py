@@ -32,20 +32,20 @@ from device.protocol.topics import Topics
 from scripts import outage
 from toolkit.cli.commands.fleet.tables import devices_table, rollout_table, rollouts_table
 from toolkit.errors import RolloutError
-from toolkit.fleet.control import Control
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.operations import make_plan, start_rollout
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.liveness import Ear, Voice, judge, outages
 from toolkit.fleet.rollout.machine import replay, step
 from toolkit.fleet.rollout.targets import Target
-from toolkit.fleet.server import FleetServer
+from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.operations import make_plan, start_rollout
+from toolkit.fleet.server.serve import FleetServer
+from toolkit.fleet.server.silence import Watch, sentence
+from toolkit.fleet.server.views import device_views, read_outages, rollout_views
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import load_devices, save_devices, save_ear
-from toolkit.fleet.views import device_views, read_outages, rollout_views
-from toolkit.fleet.watch import Watch, sentence
 
 BEAT_S = 100.0
 TOPICS = Topics("d0")
@@ -346,7 +346,7 @@ def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
     store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, control = served(store, tmp_path)
-    monkeypatch.setattr("toolkit.fleet.server.ROUND_S", 0.02)
+    monkeypatch.setattr("toolkit.fleet.server.serve.ROUND_S", 0.02)
     monkeypatch.setattr(server, "_take", lambda event, _control: server._events.put(event))
     before = server._watch.ear
     for _ in range(5):  # the queue is never empty

@@ -27,7 +27,7 @@ from device.protocol.mqtt import (
     Message,
     queue_putter,
 )
-from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
+from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES
 from device.protocol.mqtt_connection import CLOSE_WAIT_S, MAX_UNSENT
 from device.protocol.topics import Topics
 
@@ -88,31 +88,6 @@ def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitt
         taken = sum(link.publish("x", bytes(256 * 1024), qos=0) for _ in range(3 * MAX_UNSENT))
         assert MAX_UNSENT <= taken < 2 * MAX_UNSENT
         broker.signal(signal.SIGCONT)
-
-
-def test_a_topic_named_while_the_connection_comes_up_is_subscribed(
-    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subscribe = Client.subscribe
-    with link_to(broker.port) as (link, events):
-
-        def meanwhile(client: Client, rows: list[tuple[str, int]]) -> object:
-            if rows == [("first", 0)]:
-                link.listen((("first", 0), ("second", 0)))  # as another thread may
-            return subscribe(client, rows)
-
-        monkeypatch.setattr(Client, "subscribe", meanwhile)
-        link.listen((("first", 0),))
-        broker.kill()
-        while not isinstance(events.get(timeout=WAIT_S), LinkDown):
-            pass
-        broker.start()
-        while not isinstance(events.get(timeout=WAIT_S), LinkUp):
-            pass
-        publish_retained(broker.port, "second", b"heard")
-        heard = events.get(timeout=WAIT_S)
-        assert isinstance(heard, Message)  # retained, where the broker subscribes later
-        assert (heard.topic, heard.payload) == ("second", b"heard")
 
 
 def test_two_clients_of_one_name_back_off(broker: Mosquitto) -> None:

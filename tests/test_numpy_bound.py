@@ -14,8 +14,8 @@ import pytest
 
 from device import numpy_bound
 from device.numpy_bound import ANY_NUMPY, NUMPY_1
-from toolkit.board.probe import Probe, probe_script
-from toolkit.board.wheels import own_wheel
+from toolkit.fleet.boards.probe import Probe, probe_script
+from toolkit.fleet.boards.wheels import own_wheel
 
 ROOT = Path(__file__).parent.parent
 

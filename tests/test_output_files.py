@@ -25,7 +25,7 @@ from pipelines.sinks.files import OutputFiles, check_below_folder, folder_bytes,
 from pipelines.sinks.table import SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
 from toolkit.cli.commands.run import run as run_command
-from toolkit.fleet.pack import pack_bundle
+from toolkit.fleet.bundles.create import pack_bundle
 
 NOTES = "what the user wrote\n"
 

@@ -19,7 +19,7 @@ from device.update.bundle import BundleFacts
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.manifest_text import manifest_text
 from toolkit.engine.measurements import NAMES, loss_measurements, score_measurements
-from toolkit.fleet.bundle_facts import with_provenance
+from toolkit.fleet.bundles.facts import with_provenance
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.loss.metrics import (
     AGREEMENT,

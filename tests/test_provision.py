@@ -23,8 +23,13 @@ from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
 
 from device.numpy_bound import ANY_NUMPY, NUMPY_1
-from toolkit.board import wheels
-from toolkit.board.line import (
+from toolkit.cli.commands.board.provision import _AskOnce
+from toolkit.cli.main import tandem
+from toolkit.errors import BoardError
+from toolkit.fleet.boards import wheels
+from toolkit.fleet.boards.probe import Package, Probe, changed_packages
+from toolkit.fleet.boards.provision import check_serial
+from toolkit.fleet.boards.provision_table import (
     MAX_ROWS,
     OUTPUT,
     LineResult,
@@ -34,13 +39,11 @@ from toolkit.board.line import (
     parse_rows,
     provision_rows,
 )
-from toolkit.board.probe import Package, Probe, changed_packages
-from toolkit.board.provision import check_serial
-from toolkit.board.setup import InitOptions, Setup, State
-from toolkit.board.shell import AskPassword, Done, Shell
-from toolkit.board.texts import ETC, AgentSettings, agent_toml, announcement_text, unit_text
-from toolkit.board.trust import CA, look_trust
-from toolkit.board.wheels import (
+from toolkit.fleet.boards.setup import InitOptions, Setup, State
+from toolkit.fleet.boards.shell import AskPassword, Done, Shell
+from toolkit.fleet.boards.texts import ETC, AgentSettings, agent_toml, announcement_text, unit_text
+from toolkit.fleet.boards.trust import CA, look_trust
+from toolkit.fleet.boards.wheels import (
     _as_tested,
     environment_of,
     gather,
@@ -50,11 +53,8 @@ from toolkit.board.wheels import (
     platform_tags,
     requirements_of,
 )
-from toolkit.cli.commands.board.provision import _AskOnce
-from toolkit.cli.main import tandem
-from toolkit.errors import BoardError
-from toolkit.flash.ways import parse_address
 from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.transports.addresses import parse_address
 
 TABLE = """serial,device,address,group,labels
 1420121000001,board-1,ssh://robot@10.0.0.1,canary,site=lab;line=2
@@ -180,7 +180,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     row = LineResult(LineRow("1", "b"), "ok", "", 1, Provisioned(), "now", 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("toolkit.board.line.os.write", full)
+        patch.setattr("toolkit.fleet.boards.provision_table.os.write", full)
         with pytest.raises(BoardError, match="No space left"):
             results.add(row)
     results.close()

@@ -23,11 +23,11 @@ from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp
 from device.protocol.tls import TlsFiles
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
-from toolkit.fleet import certificates
-from toolkit.fleet.broker_files import DEVICE_RIGHTS, BrokerFiles, Roster
+from toolkit.fleet.authority import CLAIM, SERVER, Authority, read_certificate
+from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, Roster
+from toolkit.fleet.brokers.rabbitmq import definitions, subject_hash, write_rabbitmq
 from toolkit.fleet.folder import load_settings, make_fleet
-from toolkit.fleet.identity import CLAIM, SERVER, Authority, read_certificate
-from toolkit.fleet.rabbitmq_files import definitions, subject_hash, write_rabbitmq
+from toolkit.fleet.trust import certificates
 
 WAIT_S = 60.0
 
@@ -284,7 +284,7 @@ def test_a_broker_that_does_not_run_here_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_fleet(tmp_path / "fleet", name="f", broker="rabbitmq")
-    monkeypatch.setattr("toolkit.fleet.broker_setup.RABBITMQCTL", tmp_path / "missing")
+    monkeypatch.setattr("toolkit.fleet.brokers.software.RABBITMQCTL", tmp_path / "missing")
     words = ["fleet", "identity", "expect", "board-1", "--fleet", str(tmp_path / "fleet")]
     done = CliRunner().invoke(tandem, words, catch_exceptions=False)
     assert "rabbitmqctl import_definitions definitions.json" in done.stdout

@@ -38,7 +38,7 @@ from toolkit.fleet.registry.manifest import (
 )
 from toolkit.fleet.registry.reference import parse_reference
 from toolkit.fleet.registry.transfer import pull, push, resolve
-from toolkit.fleet.repository import FleetRepository, make_repository
+from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 MIB = 1024**2
 

@@ -21,9 +21,9 @@ from pipelines.results import Detections
 from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink, SnapshotSink
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
-from pipelines.sinks.lives import BETTER_SCORE, Lives, ObjectEvent
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
 from pipelines.sinks.table import open_sink
+from pipelines.sinks.track_lifecycle import BETTER_SCORE, ObjectEvent, TrackLifecycle
 from pipelines.stages.zones import ZoneFrame
 from scripts import results_schema
 
@@ -61,7 +61,7 @@ def live(lives, *rows, tracks, at_s, zones=None):
 
 
 def test_an_object_is_new_changes_its_zone_and_ends():
-    lives = Lives("cam", LABELS, lost_s=1.0)
+    lives = TrackLifecycle("cam", LABELS, lost_s=1.0)
     (new,) = live(lives, RED, tracks=[7], at_s=0.0)
     assert new.type == "new"
     assert new.before is msgspec.UNSET
@@ -86,7 +86,7 @@ def test_an_object_is_new_changes_its_zone_and_ends():
     [(BETTER_SCORE, 1.0, True), (BETTER_SCORE - 0.01, 1.0, False), (0.3, 0.9, False)],
 )
 def test_a_better_score_is_told_at_most_once_a_second(gain, at_s, told):
-    lives = Lives("", LABELS, lost_s=2.0)
+    lives = TrackLifecycle("", LABELS, lost_s=2.0)
     live(lives, RED, tracks=[7], at_s=0.0)
     box, score, class_id = RED
     events = live(lives, (box, score + gain, class_id), tracks=[7], at_s=at_s)
@@ -95,20 +95,20 @@ def test_a_better_score_is_told_at_most_once_a_second(gain, at_s, told):
 
 def test_objects_of_two_cameras_in_one_moment_have_two_ids():
     states = [
-        live(Lives(camera, LABELS, lost_s=1.0), RED, tracks=[7], at_s=0.0)[0].after
+        live(TrackLifecycle(camera, LABELS, lost_s=1.0), RED, tracks=[7], at_s=0.0)[0].after
         for camera in ("left", "right")
     ]
     assert states[0].id != states[1].id
 
 
 def test_objects_without_a_number_have_no_life():
-    lives = Lives("", LABELS, lost_s=1.0)
+    lives = TrackLifecycle("", LABELS, lost_s=1.0)
     assert live(lives, RED, tracks=[-1], at_s=0.0) == ()
     assert lives.update(detections(RED), ZoneFrame(), START_NS) == ()
 
 
 def test_all_lives_end_with_the_pipeline():
-    lives = Lives("", LABELS, lost_s=1.0)
+    lives = TrackLifecycle("", LABELS, lost_s=1.0)
     live(lives, RED, RED, tracks=[1, 2], at_s=0.0)
     assert [event.type for event in lives.close()] == ["end", "end"]
     assert lives.close() == ()
@@ -387,7 +387,7 @@ def validate(payload, name):
 def test_payloads_are_what_the_published_schema_says():
     zones = ZoneFrame(inside={"a": {"red": 1}}, crossed={"g": {"in": 1, "out": 0}})
     validate(result(tracked(RED, tracks=[7]), zones=zones).payload, "Event")
-    (new,) = Lives("", LABELS, 1.0).update(tracked(RED, tracks=[7]), zones, START_NS)
+    (new,) = TrackLifecycle("", LABELS, 1.0).update(tracked(RED, tracks=[7]), zones, START_NS)
     validate(msgspec.json.encode(new), "ObjectEvent")
     validate(msgspec.json.encode(stats()), "Stats")
     with pytest.raises(jsonschema.ValidationError):

@@ -17,8 +17,8 @@ from test_golden import PIPELINE
 from device.update.bundle import BOM, BundleInfo, extract_bundle, read_bundle_info, write_bundle
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.commands.bundle import bundle as bundle_command
-from toolkit.fleet.bundle_facts import check_licence
-from toolkit.fleet.bundles.materials import PACKAGES, bill_of_materials
+from toolkit.fleet.bundles.facts import check_licence
+from toolkit.fleet.bundles.sbom import PACKAGES, bill_of_materials
 from toolkit.fleet.bundles.unpacked import unpacked
 
 

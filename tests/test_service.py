@@ -15,7 +15,7 @@ from unit_table import NEVER, ROWS, VERSIONS, device_rules, read_unit
 
 from device.agent.log import JOURNAL, JournalFormatter
 from device.agent.sd_notify import READY, STOPPING, WATCHDOG, Notifier
-from toolkit.board.texts import unit_text
+from toolkit.fleet.boards.texts import unit_text
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 UNIT = CONFIGS / "tandem-agent.service"

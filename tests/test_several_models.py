@@ -39,8 +39,8 @@ from pipelines.runtime.batch import Model
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.pipeline import iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
-from pipelines.sinks.lives import Lives
 from pipelines.sinks.table import FrameResult
+from pipelines.sinks.track_lifecycle import TrackLifecycle
 from pipelines.stages.crops import Describer
 from pipelines.stages.zones import NO_ZONES
 from toolkit.cli.main import tandem
@@ -262,7 +262,7 @@ def test_which_objects_are_cut_out(keys: dict[str, object], chosen: list[int]) -
 
 
 def test_the_life_of_an_object_has_its_attributes_and_tells_of_another_one() -> None:
-    lives = Lives("", ("red",), 1.0)
+    lives = TrackLifecycle("", ("red",), 1.0)
 
     def seen(label: str, time_s: float) -> list[tuple[str, str]]:
         one = tracked((1, 0.9))

@@ -26,9 +26,9 @@ from onnx import numpy_helper
 from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
 from device.agent.config import UpdateTable
-from device.agent.order import Order
 from device.agent.shadow import ShadowRun, shadow_refusal
 from device.agent.shadow_process import START_S, TAP, ShadowEnded, ShadowLimits, ShadowProcess
+from device.agent.update_status import UpdateStatus
 from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec, Reported
 from device.protocol.messages import Shadow
 from device.update import slots
@@ -330,7 +330,7 @@ def test_a_release_that_became_live_meanwhile_is_not_compared_and_nothing_is_tri
     process, tried = Process(), []
     for event in (None, ShadowEnded(0, Shadow(frames=99, agreement=1.0, counted=99, done=True))):
         run = ShadowRun(
-            UpdateTable(), store=mock.Mock(), kept=kept, order=Order(desired=desired),
+            UpdateTable(), store=mock.Mock(), kept=kept, order=UpdateStatus(desired=desired),
             process=process, begin=tried.append,
         )  # type: ignore[arg-type]  # fmt: skip
         assert run.waits(desired)

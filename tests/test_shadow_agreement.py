@@ -29,7 +29,7 @@ from pipelines.results import (
 )
 from pipelines.runtime.network import Model
 from pipelines.shadow.agreement import Agreement, compare
-from pipelines.shadow.compare import Limits, Newcomer, check_comparable, check_task, compare_live
+from pipelines.shadow.compare import Candidate, Limits, check_comparable, check_task, compare_live
 from pipelines.shadow.tap import Tap
 from pipelines.shadow.wire import ASK, Hello, Sample, encode, read_hello, read_sample
 
@@ -180,16 +180,16 @@ def test_a_sample_that_makes_no_sense_is_refused(changes: dict[str, object], wor
         read_sample(io.BytesIO(line + b"".join(bytes(body) for body in bodies)))
 
 
-# -- tap and newcomer
+# -- tap and candidate
 
 
-def newcomer(labels: tuple[str, ...] = ("red", "green"), camera: str = "") -> Newcomer:
+def candidate(labels: tuple[str, ...] = ("red", "green"), camera: str = "") -> Candidate:
     config: PipelineConfig = colour_pipeline("/nonexistent")
     if camera:
         assert not isinstance(config.source, msgspec.UnsetType)
         source = msgspec.structs.replace(config.source, id=camera)
         config = msgspec.structs.replace(config, source=source)
-    return Newcomer(config, Model(ColourDetector(), labels, "0" * 64))
+    return Candidate(config, Model(ColourDetector(), labels, "0" * 64))
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_releases_that_cannot_be_compared_are_refused(
 ) -> None:
     hello = Hello(pipeline="p", labels=labels, cameras=cameras)
     with pytest.raises(PipelineError, match=words):
-        check_comparable(hello, newcomer(camera="front"))
+        check_comparable(hello, candidate(camera="front"))
     check_comparable(Hello(pipeline="p", labels=("red", "green"), cameras=("front",)),
-        newcomer(camera="front"))  # fmt: skip
+        candidate(camera="front"))  # fmt: skip
 
 
 class Loop:
@@ -248,7 +248,7 @@ def test_both_releases_see_the_same_frames_at_a_bounded_rate(tmp_path: Path) -> 
     told: list[Shadow] = []
     with tap_at(tmp_path) as tap, Loop(tap, truth) as loop:
         begin_s = time.monotonic()
-        agreement = compare_live(newcomer(), tmp_path / "tap", Limits(1.0, 3, WAIT_S, 20.0),
+        agreement = compare_live(candidate(), tmp_path / "tap", Limits(1.0, 3, WAIT_S, 20.0),
             told.append)  # fmt: skip
         took_s = time.monotonic() - begin_s
         assert agreement.share == 1.0
@@ -259,7 +259,7 @@ def test_both_releases_see_the_same_frames_at_a_bounded_rate(tmp_path: Path) -> 
 
 def test_a_release_that_sees_something_else_does_not_agree(tmp_path: Path) -> None:
     with tap_at(tmp_path) as tap, Loop(tap, lambda frame: objects((0, 40, 9, 50, 1))):
-        agreement = compare_live(newcomer(), tmp_path / "tap", Limits(0.1, 5, WAIT_S, 100.0),
+        agreement = compare_live(candidate(), tmp_path / "tap", Limits(0.1, 5, WAIT_S, 100.0),
             lambda message: None)  # fmt: skip
     assert agreement.frames >= 5
     assert agreement.share == 0.0
@@ -268,15 +268,15 @@ def test_a_release_that_sees_something_else_does_not_agree(tmp_path: Path) -> No
 def test_a_pipeline_without_frames_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
     limits = Limits(0.2, 5, 0.2, 10.0)
     with tap_at(tmp_path):  # it offers nothing
-        assert compare_live(newcomer(), tmp_path / "tap", limits, lambda message: None).frames == 0
-    assert compare_live(newcomer(), tmp_path / "none", limits, lambda message: None).frames == 0
+        assert compare_live(candidate(), tmp_path / "tap", limits, lambda message: None).frames == 0
+    assert compare_live(candidate(), tmp_path / "none", limits, lambda message: None).frames == 0
 
 
 def test_a_pipeline_that_starts_again_is_found_again(tmp_path: Path) -> None:
     results: list[Agreement] = []
     first, second = tap_at(tmp_path), tap_at(tmp_path)
     thread = threading.Thread(target=lambda: results.append(
-        compare_live(newcomer(), tmp_path / "tap", Limits(0.1, 20, WAIT_S, 1000.0),
+        compare_live(candidate(), tmp_path / "tap", Limits(0.1, 20, WAIT_S, 1000.0),
             lambda message: None)))  # fmt: skip
     thread.start()
     with first, Loop(first, truth) as loop:

@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 
 from toolkit.cli.main import tandem
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.repository import FleetRepository, make_repository
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 
 @pytest.fixture

@@ -25,12 +25,12 @@ from device.protocol.mqtt import Link, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import count_valid, open_reported, sign_text
 from device.protocol.topics import Topics
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
-from toolkit.fleet.broker_files import BrokerFiles
-from toolkit.fleet.certificates import issue_device, revoke_device
+from toolkit.fleet.authority import SERVER, Authority
+from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.identity import SERVER, Authority
-from toolkit.fleet.report_keys import ReportKeys
+from toolkit.fleet.trust.certificates import issue_device, revoke_device
+from toolkit.fleet.trust.report_keys import ReportKeys
 
 TOPICS = Topics(DEVICE)
 

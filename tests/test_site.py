@@ -40,7 +40,7 @@ from pipelines.sinks.events import (
     ModelRows,
     TextLine,
 )
-from pipelines.sinks.lives import ObjectEvent, ObjectState
+from pipelines.sinks.track_lifecycle import ObjectEvent, ObjectState
 from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.zones import ZoneEvent
 from scripts import cli_page, cost_report

@@ -8,9 +8,9 @@ from mqtt_fixtures import DEVICE
 
 from device.update.bundle import BundleFacts, write_bundle
 from toolkit.errors import RolloutError
-from toolkit.fleet.repository import FleetRepository
 from toolkit.fleet.rollout.gates import parse_gates
-from toolkit.fleet.statement import make_statement
+from toolkit.fleet.trust.repository import FleetRepository
+from toolkit.fleet.trust.statement import make_statement
 
 
 def stating(folder: Path) -> Path:

@@ -30,14 +30,16 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.signed import open_desired, sign_document
 from device.protocol.topics import PREFIX, Topics
 from device.update.bundle import verify_folder
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
-from toolkit.fleet.director import addressed, next_counter, sign_desired
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.keys import load_keys
-from toolkit.fleet.metadata_server import MetadataServer
-from toolkit.fleet.publish import publish_bundle
-from toolkit.fleet.repository import FleetRepository, make_repository
+from toolkit.fleet.server.metadata import MetadataServer
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
+from toolkit.fleet.trust.keys import load_keys
+from toolkit.fleet.trust.publish import publish_bundle
+from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 LONG_S = 60.0
 TOPICS = Topics(DEVICE)

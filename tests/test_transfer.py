@@ -21,7 +21,7 @@ from device.update.chunk_table import ChunkTable, decode_index
 from device.update.fetching import Fetching, FetchOptions
 from device.update.part_file import Fetch, PartFile
 from device.update.peers import MAX_CORRUPT_IN_A_ROW
-from device.update.transfer import CAST_SPREAD_S, STALL_MAX_S, STALL_S, Download
+from device.update.transfer import STALL_MAX_S, STALL_S, Download
 from device.update.window import WINDOW_MAX, WINDOW_START, RateLimit, Window
 
 CHUNK = 4096
@@ -406,19 +406,6 @@ def test_chunks_that_do_not_exist_are_dropped(number: int) -> None:
     download.set_index(table_of(blob))
     assert not download.on_chunk(number, b"x", 0.0)
     assert not download.on_chunk(0, blob[: CHUNK - 1], 0.0)
-
-
-def test_a_broadcast_that_ends_is_no_silence_of_a_server() -> None:
-    blob = blob_of(20)
-    download = Download(spec_of(blob), cast=True)
-    assert download.next_request(0.0) is None
-    download.set_index(table_of(blob))
-    download.on_cast(1.0)
-    assert download.on_chunk(0, blob[:CHUNK], 1.0)
-    download.on_cast(1.5, over=True)
-    request = download.next_request(1.5 + CAST_SPREAD_S)
-    assert request is not None
-    assert len(request.chunks) == WINDOW_START
 
 
 # -- the disk

@@ -13,8 +13,8 @@ from device.agent.config import AgentConfig, BrokerTable, UpdateTable
 from device.agent.liveness import Liveness
 from device.agent.trial import (
     Confirm,
+    Environment,
     Postpone,
-    Surroundings,
     Trial,
     Wait,
     judge,
@@ -29,7 +29,7 @@ from device.protocol.documents import (
 )
 from device.trust.exchange import Trusted
 from device.update.slot_store import SlotStore
-from toolkit.fleet.blob import Blob
+from toolkit.fleet.bundles.blob import Blob
 
 
 class Board:
@@ -55,7 +55,7 @@ class Board:
             self.store,
             self.pipeline,  # type: ignore[arg-type]
             lambda: None,
-            around=lambda _now_s: Surroundings(online=self.reachable),
+            around=lambda _now_s: Environment(online=self.reachable),
             local_time=lambda: time.struct_time((2026, 1, 1, self.hour, 0, 0, 3, 1, 0)),
         )
         self.updater.boot()

@@ -8,7 +8,9 @@ from board_fixtures import PATIENCE_S, colour_bundle
 from mqtt_fixtures import DEVICE, AgentBox, Mosquitto
 from video_fixtures import RtspServer, rtsp_server
 
-from toolkit.fleet.deploy import BrokerAddress, DeployProgress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployProgress
 
 pytestmark = pytest.mark.slow
 

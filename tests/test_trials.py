@@ -8,7 +8,9 @@ import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
 from device.protocol.documents import PipelineReport
-from toolkit.fleet.deploy import BrokerAddress, DeployProgress, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployProgress
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from device.protocol.documents import Signature, Signed, decode, encode
 from device.protocol.signed import sign_text
 from device.trust.exchange import Refused, Trusted, Unverified
 from device.trust.journal import JOURNAL
-from toolkit.fleet import repository as fleet_repository
-from toolkit.fleet.keys import load_keys, load_root_keys
-from toolkit.fleet.repository import make_director
+from toolkit.fleet.trust import repository as fleet_repository
+from toolkit.fleet.trust.keys import load_keys, load_root_keys
+from toolkit.fleet.trust.repository import make_director
 
 Shown = tuple[bytes, Path]
 

@@ -23,8 +23,7 @@ from device.update.sources.folder import FolderSource
 from device.update.sources.http import HttpSource
 from device.update.sources.reader import MQTT, SourceEnded, SourceEvent, is_source
 from device.update.sources.source import SourceReadError, file_names
-from device.update.transfer import CAST_BEGIN_S
-from toolkit.fleet.blob import Blob, write_index
+from toolkit.fleet.bundles.blob import Blob, write_index
 
 TARGET = "robot/1/test-board.bundle"
 
@@ -452,10 +451,10 @@ def test_a_broker_that_is_silent_is_left_for_another_source(tmp_path: Path, blob
     fetching.remove()
 
 
-def begun(folder: Path, blob: Blob, *places: str, cast: bool = False) -> Fetching:
+def begun(folder: Path, blob: Blob, *places: str) -> Fetching:
     folder.mkdir()
     fetching = Fetching(folder, 16)
-    fetching.begin(blob.spec, FetchOptions({}, places=places, cast=cast))
+    fetching.begin(blob.spec, FetchOptions({}, places=places))
     return fetching
 
 
@@ -473,23 +472,20 @@ def test_what_is_late_over_mqtt_ends_no_other_source(tmp_path: Path, blob: Blob)
 
 
 def test_a_pause_between_sources_is_slept_through(tmp_path: Path, blob: Blob) -> None:
-    fetching = begun(tmp_path / "d", blob, "http://127.0.0.1:9", cast=True)
-    assert fetching.next_request(0.0) is None  # it waits for the broadcast
+    fetching = begun(tmp_path / "d", blob, "http://127.0.0.1:9")
     ended = SourceEnded(blob.spec.sha256, "source-1", "it is down", gone=False)
-    fetching.on_source(ended, CAST_BEGIN_S - 0.1)
-    now_s = CAST_BEGIN_S + 0.1
-    assert fetching.next_request(now_s) is None
-    assert fetching.wake_at_s == CAST_BEGIN_S - 0.1 + AGAIN_S[0]
+    fetching.on_source(ended, 10.0)
+    assert fetching.next_request(10.1) is None
+    assert fetching.wake_at_s == 10.0 + AGAIN_S[0]
     fetching.remove()
 
 
 def test_an_agent_without_a_broker_sleeps_until_another_source_is_due(
     tmp_path: Path, blob: Blob
 ) -> None:
-    fetching = begun(tmp_path / "d", blob, MQTT, "http://127.0.0.1:9", cast=True)
+    fetching = begun(tmp_path / "d", blob, MQTT, "http://127.0.0.1:9")
     assert fetching.advance(0.0) == ""
-    assert fetching.next_request(0.0) is None
-    assert fetching.next_request(CAST_BEGIN_S + 1.0, online=False) is None
+    assert fetching.next_request(0.0, online=False) is None
     assert fetching.wake_offline_at_s == MQTT_SILENT_S
     fetching.remove()
 

@@ -19,8 +19,8 @@ from video_fixtures import COLOUR_TOML, scene, write_video
 
 from toolkit.cli.main import tandem
 from toolkit.cli.options import search
-from toolkit.flash import discovery
-from toolkit.flash.discovery import SearchOptions
+from toolkit.fleet.boards import discovery
+from toolkit.fleet.boards.discovery import SearchOptions
 
 PAGE = (ROOT / "docs/FLASHING.md").read_text().partition("## Ways")[0]
 LINES = [

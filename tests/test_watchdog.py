@@ -230,7 +230,7 @@ def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.runtime.pipeline.STATS_S", 0.3)
-    monkeypatch.setattr("pipelines.runtime.heart.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("pipelines.runtime.heartbeat.HEARTBEAT_S", 0.1)
     path = write_video(tmp_path / "v.mp4", [scene(1, 1)] * 10, fps=20.0)
     messages: list[ChildMessage] = []
     stop, session = threading.Event(), Hangs()

@@ -30,13 +30,13 @@ from device.protocol.documents import (
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
-from toolkit.flash.board import Progress
-from toolkit.flash.flash import flash_board
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet import withdrawal
-from toolkit.fleet.deployment import Before
-from toolkit.fleet.withdrawal import document_before
+from toolkit.fleet.transports import withdrawal
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.deployment import Before
+from toolkit.fleet.transports.transport import Progress
+from toolkit.fleet.transports.withdrawal import document_before
 
 LARGE = 8_000_000
 DESIRED, END = Topics(DEVICE).desired, "tests/end"
@@ -102,15 +102,15 @@ def interrupted(
             act()
             raise KeyboardInterrupt
 
-    shipment = Shipment(bundle, fleet, policy=policy or InstallPolicy())
+    delivery = Delivery(bundle, fleet, policy=policy or InstallPolicy())
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
             flash_board(
-                open_board(parse_address(way)), way, shipment,
+                open_board(parse_address(way)), way, delivery,
                 on_facts=lambda _facts: None, on_progress=press,
             )  # fmt: skip
     finally:
-        shipment.close()
+        delivery.close()
     return str(caught.value)
 
 
@@ -163,7 +163,7 @@ def test_a_release_that_was_brought_by_hand_stays(
 def test_a_signed_board_is_told_anew_what_it_runs(tmp_path: Path, site: Site) -> None:  # noqa: F811
     box, port = site.box, site.broker.port
     way = f"mqtt://127.0.0.1:{port}/{box.device}"
-    first = Shipment(make_bundle(tmp_path / "in", version="2.1"), site.fleet)
+    first = Delivery(make_bundle(tmp_path / "in", version="2.1"), site.fleet)
     flash_board(open_board(parse_address(way)), way, first,
                 on_facts=lambda _: None, on_progress=lambda _: None)  # fmt: skip
     first.close()

@@ -21,7 +21,7 @@ from device.engine.manifest import DimRange, TensorInfo
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import LtrbGrid
 from pipelines.frame import Frame, Stamp
-from toolkit.fleet.broker import free_port
+from toolkit.fleet.brokers.local import free_port
 
 SIZE = 64
 PATIENCE_S = 30.0  # for what must happen, on a machine that does much else; waits end when it does

@@ -24,7 +24,7 @@ import msgspec
 from device.agent.child_task import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig, load_agent_config
-from device.agent.door import Asked, Door, slot_rows
+from device.agent.control_socket import Asked, ControlSocket, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
@@ -50,7 +50,7 @@ from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
-from device.agent.trial import Surroundings
+from device.agent.trial import Environment
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -65,7 +65,7 @@ from device.protocol.fitting import fit
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
-from device.protocol.topics import CAST, Topics
+from device.protocol.topics import Topics
 from device.start.command import module_command
 from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
@@ -164,7 +164,7 @@ class Agent:
             put=self._put,
         )
         self._notifier = Notifier()
-        self._door = Door(Path(config.state_dir), self._put)
+        self._control_socket = ControlSocket(Path(config.state_dir), self._put)
         self._version = _version()
         self._facts = Facts(config)
         self._figures = Figures()
@@ -198,7 +198,7 @@ class Agent:
         try:
             self._updater.boot()
             self._start_smp()
-            self._door.open()
+            self._control_socket.open()
             self._notifier.send(READY)
             while not self._restarts:
                 event = self._next_event()
@@ -220,7 +220,7 @@ class Agent:
     def _shut_down(self) -> None:
         LOG.info("stopping")
         self._notifier.send(STOPPING)
-        self._door.close()
+        self._control_socket.close()
         self._check.stop()
         self._verification.stop()
         self._remote.commands.stop()
@@ -309,7 +309,6 @@ class Agent:
         self._updater.advance(now_s)
         self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
-        self._presence.hear_cast(self._updater.downloads.cast_sha256)
         # `advance` may take long
         request = self._updater.downloads.next_request(
             time.monotonic(), online=self._presence.online
@@ -338,9 +337,6 @@ class Agent:
             self._remote.commands.on_reply(request, number, message.payload)
         elif message.topic.startswith(f"{self._topics.root}/cmd/"):
             self._remote.commands.on_message(message.topic, message.payload, time.monotonic())
-        elif message.topic.startswith(f"{CAST}/"):
-            sha256, _, part = message.topic.removeprefix(f"{CAST}/").partition("/")
-            self._updater.downloads.on_cast(sha256, part, message.payload, time.monotonic())
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
@@ -373,10 +369,10 @@ class Agent:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict, carried=self._carried)
 
-    def _surroundings(self, now_s: float) -> Surroundings:
+    def _surroundings(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
         latest = self._figures.latest(now_s)
-        return Surroundings(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
+        return Environment(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
 
     # -- the door
 

@@ -8,8 +8,8 @@ import msgspec
 
 from device.agent.config import AgentConfig
 from device.agent.fetch_options import fetch_options
-from device.agent.kept_state import KeptState
-from device.agent.order import Order
+from device.agent.slot_state_cache import SlotStateCache
+from device.agent.update_status import UpdateStatus
 from device.errors import TandemError
 from device.protocol.documents import BlobGet, Desired
 from device.update.decisions import update_of
@@ -27,8 +27,8 @@ class Downloads:
         self,
         config: AgentConfig,
         store: SlotStore,
-        kept: KeptState,
-        order: Order,
+        kept: SlotStateCache,
+        order: UpdateStatus,
         put: Callable[[SourceEvent], None],
     ) -> None:
         self._config = config
@@ -69,24 +69,12 @@ class Downloads:
         except (TandemError, OSError) as error:
             self._give_up(_reason(error))
 
-    def on_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a broadcast: "index", "7" or "end"."""
-        try:
-            self._fetching.take_cast(sha256, part, payload, now_s)
-        except (TandemError, OSError) as error:
-            self._give_up(_reason(error))
-
     def on_source(self, event: SourceEvent, now_s: float) -> None:
         """Take what a source other than MQTT gave."""
         try:
             self._fetching.on_source(event, now_s)
         except (TandemError, OSError) as error:
             self._give_up(_reason(error))
-
-    @property
-    def cast_sha256(self) -> str:
-        """The blob whose broadcast is to be heard, empty if none is."""
-        return self._fetching.cast_sha256
 
     def on_reconnect(self) -> None:
         """Forget the requests of the old connection: they are not answered."""

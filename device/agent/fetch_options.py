@@ -19,7 +19,6 @@ def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Pat
     return FetchOptions(
         bases=bases,
         bytes_per_s=min((limit for limit in limits if limit is not None), default=None),
-        cast=release.cast,
         places=(*release.sources, *config.sources),
         names=file_names(release.blob.sha256, release.target),
         ca=None if config.ca is None else Path(config.ca),

@@ -5,18 +5,14 @@ The child is `python -m device.runtime.golden`: each engine runs there as it wil
 
 import contextlib
 import logging
-import os
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess
 from device.protocol.documents import InstallPolicy
-from device.start.child import guarded
 from device.start.command import module_command
 from device.update.bundle import read_folder_info
 
@@ -113,9 +109,10 @@ class GoldenCheck:
         compares values."""
         self._put = put
         self._plans = plans
-        self._timeout_s = timeout_s
+        too_long = f"they took longer than {timeout_s:g} s"
+        self._limits = ChildLimits(seconds=timeout_s, too_long=too_long)
         self._command = command
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._run = 0
 
     @property
@@ -143,25 +140,25 @@ class GoldenCheck:
         )  # fmt: skip
         command = (*what, *(() if self._plans is None else ("--plans", str(self._plans))))
         try:
-            child = subprocess.Popen(
-                guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True,
-            )  # fmt: skip
+            self._child = self._start(command)
         except OSError as error:
-            return self._cannot_start(f"no process can be started: {error.strerror}")
-        self._child = child
-        run = self._run
-        waiter = threading.Thread(target=lambda: self._put(self._wait(run, child)), daemon=True)
-        try:
-            waiter.start()
-        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
-            self.stop()
-            return self._cannot_start(f"no thread can be started: {error}")
+            problem = f"no process can be started: {error.strerror}"
+            self._put(GoldenEnded(self._run, None, problem, passing=True))
         return True
 
-    def _cannot_start(self, problem: str) -> bool:
-        self._put(GoldenEnded(self._run, None, problem, passing=True))
-        return True
+    def _start(self, command: tuple[str, ...]) -> ChildProcess:
+        run, result = self._run, None
+
+        def on_line(line: bytes) -> None:
+            nonlocal result
+            with contextlib.suppress(ValueError):  # a stray print
+                result = msgspec.json.decode(line, type=Result)
+
+        def on_exit(exit_: ChildExit) -> None:
+            late = None if exit_.cause else result
+            self._put(GoldenEnded(run, late, "" if late is not None else exit_.reason))
+
+        return ChildProcess(command, on_line, on_exit, limits=self._limits)
 
     def ended(self, event: GoldenEnded) -> bool:
         """Take the end of the child; return whether it is that of the last one."""
@@ -174,21 +171,6 @@ class GoldenCheck:
     def stop(self) -> None:
         """End the child."""
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+            self._child.stop()
         self._run += 1
         self._child = None
-
-    def _wait(self, run: int, child: "subprocess.Popen[bytes]") -> GoldenEnded:
-        try:
-            stdout, stderr = child.communicate(timeout=self._timeout_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            return GoldenEnded(run, None, f"they took longer than {self._timeout_s:g} s")
-        try:
-            return GoldenEnded(run, msgspec.json.decode(stdout, type=Result))
-        except msgspec.DecodeError:
-            last = stderr.decode(errors="replace").strip().splitlines()[-1:]
-            return GoldenEnded(run, None, (*last, f"exit status {child.returncode}")[0])

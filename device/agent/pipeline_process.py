@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import IO
 
+from device.agent.child_process import MAX_LINE_BYTES, TAIL_LINES, echo, read_tail
 from device.agent.memory_watch import oom_kills, watch_memory
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import NOBODY, Heard
@@ -30,8 +30,6 @@ from device.start.command import module_command
 from device.start.keeper import LEFTOVER_S, end_keepers, end_tree, kept
 
 LOG = logging.getLogger("tandem.pipeline")
-STDERR_LINES = 100
-MAX_LINE_BYTES = 64 * 1024
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 FIRST_RESTART_S = 0.5
@@ -255,10 +253,15 @@ def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[s
     process = run.process
     assert process.stdout is not None
     assert process.stderr is not None
-    tail: deque[str] = deque(maxlen=STDERR_LINES)
+
+    def say(text: str) -> None:
+        on_line(text)
+        echo(text)
+
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
     readers = (
         threading.Thread(target=_read_messages, args=(process.stdout, run, put), daemon=True),
-        threading.Thread(target=_read_tail, args=(process.stderr, tail, on_line), daemon=True),
+        threading.Thread(target=read_tail, args=(process.stderr, tail, say), daemon=True),
     )
     for reader in readers:
         reader.start()
@@ -335,18 +338,6 @@ def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], 
                 run.alive_s = output.at_s
                 run.beating = run.beating or beats or isinstance(message, Result)
             outbox.add(output)
-
-
-def _read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
-    with stream:
-        while line := stream.readline(MAX_LINE_BYTES):
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                tail.append(text)
-                on_line(text)
-                # An error of the log must not stop this loop: the child would block on its pipe.
-                with contextlib.suppress(OSError, ValueError):
-                    print(text, file=sys.stderr, flush=True)
 
 
 def describe_exit(status: int, tail: tuple[str, ...]) -> str:

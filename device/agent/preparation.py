@@ -4,12 +4,7 @@ The child is `tandem-agent prepare`: it keeps plans on the disk, so that most st
 than its own. What it says and that it ended arrive as events.
 """
 
-import contextlib
 import logging
-import os
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess
 from device.agent.memory_watch import default_limit_bytes
 from device.errors import BundleError, BundleReadError
-from device.start.child import guarded
 from device.start.command import module_command
 from device.update.bundle import read_folder_info
 
@@ -115,9 +110,13 @@ class Preparation:
             "--total-timeout-s", f"{total_timeout_s:g}",
             "--max-memory-mb", str(limit_mb), "--events",
         )  # fmt: skip
-        self._total_s, self._grace_s = total_timeout_s, grace_s
+        self._limits = ChildLimits(
+            seconds=total_timeout_s + grace_s,
+            too_long=f"it took longer than {total_timeout_s:.0f} s in all, the limit "
+            "total_timeout_s of [prepare] in agent.toml; what it has built is kept",
+        )
         self._command = command
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._run = 0
 
     def start(self, folder: Path) -> bool:
@@ -136,26 +135,31 @@ class Preparation:
         engines = dict.fromkeys(str(folder / run.engine) for run in runs)
         command = (*self._command, *engines, *self._options)
         try:
-            child = subprocess.Popen(
-                guarded(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True,
-            )  # fmt: skip
+            self._child = self._start(command)
         except OSError as error:
             LOG.error("the segments cannot be prepared: %s", error.strerror)
             return False
-        self._child, self.folder = child, folder
-        limit = _Limit(child, self._total_s, self._grace_s)
-        reader = threading.Thread(
-            target=_read, args=(self._run, child, self._put, limit), daemon=True
-        )
-        try:
-            limit.start()
-            reader.start()
-        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
-            LOG.error("the segments cannot be prepared: %s", error)
-            self.stop()
-            return False
+        self.folder = folder
         return True
+
+    def _start(self, command: tuple[str, ...]) -> ChildProcess:
+        run, rows = self._run, None
+
+        def on_line(text: bytes) -> None:
+            nonlocal rows
+            try:
+                line = msgspec.json.decode(text, type=_Line)
+            except ValueError:  # a stray print
+                return
+            if line.rows is not None:
+                rows = line.rows
+            elif line.segment:
+                self._put(Preparing(run, line.segment, line.seconds))
+
+        def on_exit(exit_: ChildExit) -> None:
+            self._put(PreparationEnded(run, rows, "" if rows is not None else exit_.reason))
+
+        return ChildProcess(command, on_line, on_exit, limits=self._limits)
 
     def ended(self, event: PreparationEnded) -> Path | None:
         """Take the end of the child; return its slot's folder, None for an earlier child."""
@@ -172,61 +176,6 @@ class Preparation:
     def stop(self) -> None:
         """End the child with all that it started; what it has built so far is kept."""
         if self._child is not None:
-            _kill(self._child)
-            self._child.wait()
+            self._child.stop()
         self._run += 1
         self._child = self.folder = None
-
-
-class _Limit(threading.Timer):
-    """Ends a child that is not done long after its own limit. `reason`: why it was ended, or ""."""
-
-    def __init__(self, child: "subprocess.Popen[bytes]", total_s: float, grace_s: float) -> None:
-        super().__init__(total_s + grace_s, self._end)
-        self.daemon = True
-        self.reason = ""
-        self._child, self._total_s = child, total_s
-
-    def _end(self) -> None:
-        self.reason = (
-            f"it took longer than {self._total_s:.0f} s in all, the limit total_timeout_s of "
-            "[prepare] in agent.toml; what it has built is kept"
-        )
-        _kill(self._child)
-
-
-def _kill(child: "subprocess.Popen[bytes]") -> None:
-    """End a child with all that it started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-def _read(
-    run: int,
-    child: "subprocess.Popen[bytes]",
-    put: Callable[[PreparationEvent], None],
-    limit: _Limit,
-) -> None:
-    """Turn the child's output into events."""
-    stdout, stderr = child.stdout, child.stderr
-    assert stdout is not None
-    assert stderr is not None
-    errors: list[bytes] = []
-    drain = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
-    drain.start()
-    rows: tuple[Row, ...] | None = None
-    for text in stdout:
-        try:
-            line = msgspec.json.decode(text, type=_Line)
-        except ValueError:  # a stray print
-            continue
-        if line.rows is not None:
-            rows = line.rows
-        elif line.segment:
-            put(Preparing(run, line.segment, line.seconds))
-    status = child.wait()
-    limit.cancel()
-    drain.join()
-    last = b"".join(errors).decode(errors="replace").strip().splitlines()[-1:]
-    problem = limit.reason or (*last, f"exit status {status}")[0]
-    put(PreparationEnded(run, rows, "" if rows is not None else problem))

@@ -17,7 +17,7 @@ from device.agent.reporter import Reporter
 from device.protocol.device_key import ReportSigner
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
-from device.protocol.topics import Topics, cast_topic
+from device.protocol.topics import Topics
 
 LOG = logging.getLogger("tandem.agent")
 OUTBOX = "outbox.db"  # in state_dir
@@ -78,7 +78,6 @@ class Presence:
         self._device = config.device
         self._rivals = Rivals()
         self._rival = (0, float("-inf"))  # its session, and when it was seen
-        self._cast_sha256 = ""
         self._mqtt_version = ""
         self.session = 0  # 0: no connection
 
@@ -114,12 +113,6 @@ class Presence:
     def start(self) -> None:
         """Begin to connect."""
         self._link.start()
-
-    def hear_cast(self, sha256: str) -> None:
-        """Hear the broadcast of this blob, of none if it is empty."""
-        if sha256 != self._cast_sha256:
-            self._cast_sha256 = sha256
-            self._link.listen(((cast_topic(sha256, "+"), 0),) if sha256 else ())
 
     def send(self, topic: str, payload: bytes) -> None:
         """Publish with QoS 0; dropped while offline."""

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable
 
 from device.agent.config import UpdateTable
-from device.agent.kept_state import KeptState
-from device.agent.order import Order
 from device.agent.shadow_process import ShadowEnded, ShadowLimits, ShadowProcess, ShadowSaid
+from device.agent.slot_state_cache import SlotStateCache
+from device.agent.update_status import UpdateStatus
 from device.errors import StateError
 from device.protocol.documents import Desired, InstallPolicy
 from device.protocol.messages import Shadow
@@ -64,8 +64,8 @@ class ShadowRun:
         config: UpdateTable,
         *,
         store: SlotStore,
-        kept: KeptState,
-        order: Order,
+        kept: SlotStateCache,
+        order: UpdateStatus,
         process: ShadowProcess | None,
         begin: Callable[[Desired], None],
     ) -> None:

@@ -4,23 +4,14 @@ The child is `python -m pipelines.shadow`, with the lowest priority and a memory
 What it says and that it ended arrive as events.
 """
 
-import contextlib
 import logging
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from device.agent.memory_watch import available_bytes, watch_memory
-from device.agent.pipeline_process import MAX_LINE_BYTES, STDERR_LINES
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, echo
+from device.agent.memory_watch import available_bytes
 from device.protocol.messages import Failure, Shadow, decode_message
-from device.start.child import guarded
 from device.start.command import module_command
 
 LOG = logging.getLogger("tandem.agent")
@@ -70,25 +61,6 @@ class ShadowLimits:
         return START_S + 2.0 * (self.seconds + self.timeout_s)
 
 
-@dataclass(slots=True)
-class _Run:
-    """One start of the child; its threads write here."""
-
-    number: int
-    process: "subprocess.Popen[bytes]"
-    result: Shadow | None = None
-    problem: str = ""
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def end(self, problem: str) -> None:
-        """Kill the child and all that it started, for a reason."""
-        self.problem = self.problem or problem
-        if self.process.returncode is not None:
-            return  # its number may be another process's by now
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
 class ShadowProcess:
     """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
 
@@ -107,7 +79,7 @@ class ShadowProcess:
         self._profile = profile
         self._plans = plans
         self._command = command
-        self._current: _Run | None = None
+        self._current: ChildProcess | None = None
         self._number = 0
 
     @property
@@ -125,30 +97,33 @@ class ShadowProcess:
             "--frames", str(limits.frames), "--timeout", f"{limits.timeout_s:g}",
             "--max-hz", f"{limits.max_hz:g}",
         )  # fmt: skip
-        plans = {} if self._plans is None else {"TANDEM_PLANS": str(self._plans)}
         try:
-            process = subprocess.Popen(
-                guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, env={**os.environ, **plans}, start_new_session=True,
-            )  # fmt: skip
+            self._current = self._start(command, limits)
         except OSError as error:
-            self._cannot_start(f"no process can be started: {error.strerror}")
-            return
-        run = self._current = _Run(self._number, process)
-        memory_bytes = int(available_bytes() * MEMORY_SHARE)
-        threads = (
-            threading.Thread(target=_watch, args=(run, limits, self._put), daemon=True),
-            threading.Thread(target=_hold_memory, args=(run, memory_bytes), daemon=True),
-        )
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
-            self.stop()
-            self._cannot_start(f"no thread can be started: {error}")
+            problem = f"no process can be started: {error.strerror}"
+            self._put(ShadowEnded(self._number, None, problem, passing=True))
 
-    def _cannot_start(self, problem: str) -> None:
-        self._put(ShadowEnded(self._number, None, problem, passing=True))
+    def _start(self, command: tuple[str, ...], limits: ShadowLimits) -> ChildProcess:
+        run, result, failure = self._number, None, ""
+
+        def on_line(line: bytes) -> None:
+            nonlocal result, failure
+            message = decode_message(line)
+            if isinstance(message, Failure):
+                failure = failure or message.message
+            elif isinstance(message, Shadow):
+                result = message if message.done else None
+                self._put(ShadowSaid(run, message))
+
+        def on_exit(exit_: ChildExit) -> None:
+            tail = " | ".join(exit_.tail[-3:])
+            problem = exit_.cause or failure or f"it ended with status {exit_.status}: {tail}"
+            self._put(ShadowEnded(run, result, "" if result is not None else problem))
+
+        return ChildProcess(
+            command, on_line, on_exit, limits=_limits(limits), on_stderr=echo,
+            environment={} if self._plans is None else {"TANDEM_PLANS": str(self._plans)},
+        )  # fmt: skip
 
     def is_current(self, event: ShadowEvent) -> bool:
         """Whether an event is of the last child."""
@@ -166,61 +141,18 @@ class ShadowProcess:
         """End the child."""
         run, self._current = self._current, None
         if run is not None:
-            run.end("it was stopped")
-            run.process.wait()
+            run.stop()
             self._number += 1
 
 
-def _hold_memory(run: _Run, limit_bytes: int) -> None:
-    def breach(used_bytes: int) -> None:
-        run.end(
+def _limits(limits: ShadowLimits) -> ChildLimits:
+    memory_bytes = int(available_bytes() * MEMORY_SHARE)
+    return ChildLimits(
+        seconds=limits.longest_s,
+        too_long=f"it took longer than {limits.longest_s:g} s",
+        memory_bytes=memory_bytes,
+        too_much=lambda used_bytes: (
             f"it held {used_bytes >> 20} MiB of memory beside the running release and may hold "
-            f"{limit_bytes >> 20} MiB, {MEMORY_SHARE:.0%} of what was free"
-        )
-
-    watch_memory(run.process.pid, limit_bytes, run.ended, breach)
-
-
-def _watch(run: _Run, limits: ShadowLimits, put: Callable[[ShadowEvent], None]) -> None:
-    """Turn the output and the exit of a child into events."""
-    process = run.process
-    assert process.stdout is not None
-    assert process.stderr is not None
-    tail: deque[str] = deque(maxlen=STDERR_LINES)
-    readers = (
-        threading.Thread(target=_read_messages, args=(process.stdout, run, put), daemon=True),
-        threading.Thread(target=_read_tail, args=(process.stderr, tail), daemon=True),
+            f"{memory_bytes >> 20} MiB, {MEMORY_SHARE:.0%} of what was free"
+        ),
     )
-    for reader in readers:
-        reader.start()
-    try:
-        status = process.wait(limits.longest_s)
-    except subprocess.TimeoutExpired:
-        run.end(f"it took longer than {limits.longest_s:g} s")
-        status = process.wait()
-    run.ended.set()
-    for reader in readers:
-        reader.join(1.0)
-    problem = run.problem or f"it ended with status {status}: {' | '.join([*tail][-3:])}"
-    put(ShadowEnded(run.number, run.result, "" if run.result is not None else problem))
-
-
-def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[ShadowEvent], None]) -> None:
-    with stream:
-        while line := stream.readline(MAX_LINE_BYTES):
-            message = decode_message(line)
-            if isinstance(message, Failure):
-                run.problem = run.problem or message.message
-            elif isinstance(message, Shadow):
-                run.result = message if message.done else None
-                put(ShadowSaid(run.number, message))
-
-
-def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:
-    with stream:
-        while line := stream.readline(MAX_LINE_BYTES):
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                tail.append(text)
-                with contextlib.suppress(OSError, ValueError):  # the child would block on its pipe
-                    print(text, file=sys.stderr, flush=True)

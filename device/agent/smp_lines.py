@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device.agent.config import AgentConfig, SmpTable, split_udp
-from device.agent.door import Asked, ask_agent
+from device.agent.control_socket import Asked, ask_agent
 from device.agent.log import PLAIN
 from device.agent.log_lines import redacted
 from device.protocol.documents import Update

@@ -45,7 +45,7 @@ def trial_limits(table: UpdateTable, policy: InstallPolicy | None = None) -> Tri
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     """What is known beside the pipeline's health; None: not measured, or no sensor.
 
     `online`: the broker is reachable. `latency_p95_ms`: of the last frames.
@@ -120,7 +120,7 @@ class Trial:
     temperature_c: float | None = None
 
     def observed(
-        self, health: PipelineHealth, now_s: float, around: Surroundings = Surroundings()
+        self, health: PipelineHealth, now_s: float, around: Environment = Environment()
     ) -> "Trial":
         """Return the trial after a look at the health of its pipeline, and around it."""
         offline_s = now_s if self.offline_s is None else self.offline_s

@@ -2,7 +2,7 @@
 
 The decisions are pure functions of `device.update.decisions` and `device.update.slots`; this module
 carries them out in the one thread of `device.agent.agent`, with `device.agent.downloads` and
-`device.agent.runs`.
+`device.agent.trial_controller`.
 """
 
 import contextlib
@@ -16,8 +16,6 @@ import msgspec
 from device.agent.config import AgentConfig
 from device.agent.downloads import Downloads
 from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded, golden_refusal
-from device.agent.kept_state import KeptState
-from device.agent.order import Order
 from device.agent.pipeline_runner import PipelineRunner
 from device.agent.preparation import (
     Preparation,
@@ -27,10 +25,12 @@ from device.agent.preparation import (
     built_now,
     refusal,
 )
-from device.agent.runs import Runs
 from device.agent.shadow import ShadowRun
 from device.agent.shadow_process import ShadowProcess
-from device.agent.trial import Surroundings
+from device.agent.slot_state_cache import SlotStateCache
+from device.agent.trial import Environment
+from device.agent.trial_controller import TrialController
+from device.agent.update_status import UpdateStatus
 from device.errors import BundleError, BundleReadError, StateError
 from device.protocol.documents import Desired, DeviceFacts, Update
 from device.trust.exchange import Trusted, Verdict
@@ -72,7 +72,7 @@ class Updater:
         golden: GoldenCheck | None = None,
         shadow: ShadowProcess | None = None,
         put: Callable[[SourceEvent], None] = lambda _event: None,
-        around: Callable[[float], Surroundings] = lambda _now_s: Surroundings(),
+        around: Callable[[float], Environment] = lambda _now_s: Environment(),
         facts: Callable[[], DeviceFacts] = DeviceFacts,
         local_time: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
@@ -85,7 +85,7 @@ class Updater:
         """
         self._config = config
         self._store = store
-        self._kept = KeptState(store)
+        self._kept = SlotStateCache(store)
         self._pipeline = pipeline
         self._report = report
         self._preparation = preparation
@@ -98,7 +98,7 @@ class Updater:
         self._around = around
         self._facts = facts
         self._local_time = local_time
-        self._order = Order()
+        self._order = UpdateStatus()
         self.downloads = Downloads(config, store, self._kept, self._order, put)
         self.shadow = ShadowRun(
             config.update,
@@ -108,7 +108,7 @@ class Updater:
             process=shadow,
             begin=self._begin_trial,
         )
-        self.runs = Runs(
+        self.runs = TrialController(
             config.update,
             store=store,
             kept=self._kept,

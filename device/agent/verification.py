@@ -8,20 +8,16 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 import queue
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from device.agent.child_process import ChildExit, ChildProcess
 from device.agent.config import TrustTable
 from device.protocol.documents import TufGet
-from device.start.child import guarded
 from device.start.command import module_command
 from device.trust.exchange import (
     MAX_DESIRED_BYTES,
@@ -91,7 +87,7 @@ class Verification:
         self._trust = trust
         self._state_dir = state_dir / FOLDER
         self._command = command
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._parts: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_PARTS)
         self._run = 0
         self._document = b""
@@ -135,9 +131,7 @@ class Verification:
     def stop(self) -> None:
         """End the child; what it has on the disk is whole."""
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+            self._child.stop()
             self._end_child()
         self._due_s = None
 
@@ -174,7 +168,6 @@ class Verification:
         if isinstance(event, MetadataAsked):
             self._ask(event.get)
             return None
-        self._child.wait()
         self._end_child()
         return self._conclude(event.verdict, now_s)
 
@@ -205,62 +198,27 @@ class Verification:
             timeout_s=self._trust.timeout_s,
             kind=self._kind,
         )
-        pipe = subprocess.PIPE
-        try:
-            child = subprocess.Popen(
-                guarded(self._command), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-            )
-        except OSError as error:
-            return f"its signatures cannot be checked: {error.strerror}"
-        self._child, self._parts, self._started_s = child, queue.Queue(MAX_WAITING_PARTS), now_s
+        self._parts, self._started_s = queue.Queue(MAX_WAITING_PARTS), now_s
         self._parts.put_nowait(encode_line(request))
         self._due_s = now_s + self._trust.timeout_s + END_S
-        writer = threading.Thread(target=_write, args=(child, self._parts), daemon=True)
-        reader = threading.Thread(target=_read, args=(self._run, child, self._put), daemon=True)
+        run, verdict = self._run, None
+
+        def on_line(text: bytes) -> None:
+            nonlocal verdict
+            try:
+                line = msgspec.json.decode(text, type=Line)
+            except (ValueError, RecursionError):  # a stray print
+                return
+            verdict = line.verdict or verdict
+            if line.get is not None:
+                self._put(MetadataAsked(run, line.get))
+
+        def on_exit(exit_: ChildExit) -> None:
+            what = f"the check of its signatures ended without a result: {exit_.reason}"
+            self._put(VerificationEnded(run, verdict or Unverified(reason=what)))
+
         try:
-            writer.start()
-            reader.start()
-        except RuntimeError as error:  # the limit of tasks is reached
-            self.stop()
-            return f"its signatures cannot be checked: {error}"
+            self._child = ChildProcess(self._command, on_line, on_exit, written=self._parts)
+        except OSError as error:
+            return f"its signatures cannot be checked: {error.strerror}"
         return None
-
-
-def _write(child: "subprocess.Popen[bytes]", parts: "queue.Queue[bytes | None]") -> None:
-    """Write to the child; a thread of its own, as the child may not read."""
-    pipe = child.stdin
-    assert pipe is not None
-    with contextlib.suppress(OSError, ValueError):  # the child has ended
-        while (data := parts.get()) is not None:
-            pipe.write(data)
-            pipe.flush()
-    with contextlib.suppress(OSError):
-        pipe.close()
-
-
-def _read(
-    run: int, child: "subprocess.Popen[bytes]", put: Callable[[VerificationEvent], None]
-) -> None:
-    """Turn the child's output into events."""
-    stdout, stderr = child.stdout, child.stderr
-    assert stdout is not None
-    assert stderr is not None
-    errors: list[bytes] = []
-    drain = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
-    drain.start()
-    verdict: Verdict | None = None
-    for text in stdout:
-        try:
-            line = msgspec.json.decode(text, type=Line)
-        except (ValueError, RecursionError):  # a stray print
-            continue
-        verdict = line.verdict or verdict
-        if line.get is not None:
-            put(MetadataAsked(run, line.get))
-    status = child.wait()
-    drain.join()
-    if verdict is None:
-        last = b"".join(errors).decode(errors="replace").strip().splitlines()[-1:]
-        why = (*last, f"exit status {status}")[0]
-        verdict = Unverified(reason=f"the check of its signatures ended without a result: {why}")
-    put(VerificationEnded(run, verdict))

@@ -9,8 +9,8 @@ import msgspec
 
 from device.agent.config import load_agent_config
 from device.control.client import Client, board_facts, inventory
-from device.control.parcel import DESIRED, DESIRED_OF, REPOSITORY
 from device.control.receive import erase, receive
+from device.control.upload_request import DESIRED, DESIRED_OF, REPOSITORY
 from device.errors import ConfigError, TandemError
 from device.protocol.control import AskProgress, Cancel, Commit, Install, Rollback
 from device.protocol.signed import open_desired

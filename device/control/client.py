@@ -10,7 +10,7 @@ import msgspec
 
 from device.agent.facts import jetpack_of
 from device.board_files import power_mode_name, power_mode_number
-from device.control.parcel import BoardFacts, Chunks
+from device.control.upload_request import BoardFacts, Chunks
 from device.errors import StateError
 from device.protocol.control import Answer, Ask, AskProgress, connect
 from device.protocol.documents import DeviceFacts

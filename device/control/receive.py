@@ -1,4 +1,4 @@
-"""Takes a parcel from a stream into the inbox; what has arrived stays when the stream breaks."""
+"""Takes a request from a stream into the inbox; what has arrived stays when the stream breaks."""
 
 import hashlib
 import os
@@ -10,7 +10,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from device.control.parcel import MAX_PARCEL_BYTES, Missing, Parcel, Taken, check_path
+from device.control.upload_request import (
+    MAX_REQUEST_BYTES,
+    Missing,
+    Taken,
+    UploadRequest,
+    check_path,
+)
 from device.errors import TandemError, TransferError
 from device.files import make_folder, open_to_read, sync_folder, write_synced
 from device.protocol.documents import BlobSpec
@@ -34,7 +40,7 @@ class _Stream:
 def receive(
     state_dir: Path, bases: Mapping[str, Path], incoming: BinaryIO, outgoing: BinaryIO
 ) -> None:
-    """Take one parcel. `bases`: folders of unpacked bundles by their SHA-256, to copy from.
+    """Take one request. `bases`: folders of unpacked bundles by their SHA-256, to copy from.
 
     The last line says where it lies, or why it does not.
     """
@@ -52,27 +58,27 @@ def erase(state_dir: Path) -> None:
 
 
 def _take(inbox: Path, bases: Mapping[str, Path], stream: _Stream) -> tuple[Path, int]:
-    parcel = _read_parcel(stream.incoming)
-    index = _read(stream.incoming, parcel.index_bytes)
-    if parcel.erase:
+    request = _read_request(stream.incoming)
+    index = _read(stream.incoming, request.index_bytes)
+    if request.erase:
         erase(inbox.parent)
     make_folder(inbox / PART, 0o700)
-    bundle = inbox / f"{parcel.blob.sha256}.bundle"
+    bundle = inbox / f"{request.blob.sha256}.bundle"
     for leftover in inbox.iterdir():
         if leftover not in (bundle, inbox / PART):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    if _is_whole(bundle, parcel.blob):
-        _say(stream.outgoing, Missing(missing=(), present_bytes=parcel.blob.bytes))
+    if _is_whole(bundle, request.blob):
+        _say(stream.outgoing, Missing(missing=(), present_bytes=request.blob.bytes))
     else:
         bundle.unlink(missing_ok=True)
-        _fetch(parcel.blob, index, bundle, bases, stream)
-    for path, content in parcel.files.items():
+        _fetch(request.blob, index, bundle, bases, stream)
+    for path, content in request.files.items():
         place = inbox / check_path(path)
         make_folder(place.parent, 0o700)
         place.unlink(missing_ok=True)
         write_synced(place, [content], 0o600)
     sync_folder(inbox)
-    return inbox, parcel.blob.bytes
+    return inbox, request.blob.bytes
 
 
 def _fetch(
@@ -116,14 +122,16 @@ def _is_whole(bundle: Path, blob: BlobSpec) -> bool:
     return digest.hexdigest() == blob.sha256
 
 
-def _read_parcel(incoming: BinaryIO) -> Parcel:
-    line = incoming.readline(MAX_PARCEL_BYTES + 1)
-    if len(line) > MAX_PARCEL_BYTES:
-        raise TransferError(f"the parcel has more than {MAX_PARCEL_BYTES} bytes beside the bundle")
+def _read_request(incoming: BinaryIO) -> UploadRequest:
+    line = incoming.readline(MAX_REQUEST_BYTES + 1)
+    if len(line) > MAX_REQUEST_BYTES:
+        raise TransferError(
+            f"the request has more than {MAX_REQUEST_BYTES} bytes beside the bundle"
+        )
     try:
-        return msgspec.json.decode(line, type=Parcel)
+        return msgspec.json.decode(line, type=UploadRequest)
     except (ValueError, RecursionError) as error:
-        raise TransferError(f"the parcel is not understood: {error}") from error
+        raise TransferError(f"the request is not understood: {error}") from error
 
 
 def _read(incoming: BinaryIO, size: int) -> bytes:

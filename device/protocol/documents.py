@@ -83,7 +83,7 @@ class ReleaseSpec(_Document, frozen=True, kw_only=True):
 
     `target`: its path in the signed repository; empty for one that is not signed. `sources`: where
     the bundle may be fetched, in this order, before those of agent.toml (`device.update.sources`);
-    empty: those of agent.toml alone. `cast`: it is being sent to all devices at once.
+    empty: those of agent.toml alone.
     """
 
     name: Text
@@ -92,7 +92,6 @@ class ReleaseSpec(_Document, frozen=True, kw_only=True):
     blob: BlobSpec
     target: Text = ""
     sources: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
-    cast: bool = False
 
 
 class InstallPolicy(_Document, frozen=True, kw_only=True):

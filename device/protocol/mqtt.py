@@ -66,7 +66,6 @@ class Link:
         self._current: Connection | None = None
         self._session = 0
         self._left_out = LeftOut([topic for topic, _qos in settings.subscriptions])
-        self._listened: tuple[tuple[str, int], ...] = ()
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -76,14 +75,6 @@ class Link:
     def start(self) -> None:
         """Begin to connect, without waiting."""
         self._thread.start()
-
-    def listen(self, subscriptions: tuple[tuple[str, int], ...]) -> None:
-        """Subscribe to these besides those of the settings, now and at each connection; those of
-        the call before end."""
-        before, self._listened = self._listened, subscriptions
-        connection = self._current
-        if connection is not None and connection.was_up:
-            connection.listen(before, subscriptions)
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool = False, wait_s: float = 0.0
@@ -144,7 +135,6 @@ class Link:
                 settings, self._put, version, self._session, self._left_out, context=context
             )
             self._current = connection
-            connection.listened = lambda: self._listened
             if self._stopping.is_set():  # close() may have looked before the line above
                 return False, ""
             reason = connection.hold(self._make_will)

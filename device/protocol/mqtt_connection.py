@@ -112,7 +112,6 @@ class Connection:
         context: ssl.SSLContext | None,
     ) -> None:
         self.was_up = False  # the broker accepted us
-        self.listened: Callable[[], tuple[tuple[str, int], ...]] = tuple
         self._settings = settings
         self._put = put
         self._version = version
@@ -163,14 +162,6 @@ class Connection:
             why = explain(self._client.tls_error, self._settings.tls)
             return f"{where} ended the connection: {why}"
         return self._reason or f"the connection to {where} was lost"
-
-    def listen(
-        self, before: tuple[tuple[str, int], ...], subscriptions: tuple[tuple[str, int], ...]
-    ) -> None:
-        if ended := [topic for topic, qos in before if (topic, qos) not in subscriptions]:
-            self._client.unsubscribe(ended)
-        if begun := [row for row in subscriptions if row not in before]:
-            self._ask(begun)
 
     def publish(
         self,
@@ -321,8 +312,7 @@ class Connection:
             self._up()
 
     def _up(self) -> None:
-        self.was_up = True  # first: what Link.listen() names from here on, it subscribes to itself
-        self.listen((), self.listened())
+        self.was_up = True
         self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
 
     def _on_message(

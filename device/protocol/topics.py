@@ -12,7 +12,6 @@ fleet/v1/{device}/tuf/get            the device asks for a file of the signed re
 fleet/v1/{device}/tuf/reply/{id}/{n} part n of the answer to the request of this id
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name (n = "d7": chunk
                                     7 as a difference; n = "none": the server has no such blob)
-fleet/v1/cast/{sha256}/{n}          chunk n for all devices at once (n = "index", "end")
 fleet/v1/{device}/cmd/{op}           retained: the device takes this operation
 fleet/v1/{device}/cmd/{op}/{id}      retained: a command, answered in place with how far it is
 fleet/v1/{device}/log/{source}       lines of the agent and of its pipeline, while asked for
@@ -32,7 +31,6 @@ from typing import Annotated
 from msgspec import Meta
 
 PREFIX = "fleet/v1"
-CAST = f"{PREFIX}/cast"  # chunks that all devices read
 PROVISION = "fleet/provision/v1"  # {id}/request, {id}/response: a new device's certificate
 BLOB_GET_OF_ALL = f"{PREFIX}/+/blob/get"  # what a server of chunks subscribes to
 TUF_GET_OF_ALL = f"{PREFIX}/+/tuf/get"  # what the server of metadata subscribes to
@@ -128,11 +126,6 @@ class Topics:
     def chunk(self, sha256: str, part: int | str, peer: str) -> str:
         """The topic of one chunk of a blob from a server; part is its number or "index"."""
         return f"{self.root}/blob/{sha256}/{part}/{peer}"
-
-
-def cast_topic(sha256: str, part: int | str) -> str:
-    """The topic of one part of a blob that is sent to all devices at once."""
-    return f"{CAST}/{sha256}/{part}"
 
 
 @dataclass(frozen=True, slots=True)

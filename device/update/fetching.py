@@ -19,14 +19,13 @@ class FetchOptions:
     """How a blob is fetched.
 
     `bases`: folders of unpacked bundles, by the SHA-256 of the bundle: chunks are copied from them.
-    `bytes_per_s`: the most that is asked for; None: no limit. `cast`: wait for the broadcast first.
+    `bytes_per_s`: the most that is asked for; None: no limit.
     `places`: the sources in order; `names`: what the bundle may be called there; `ca`: a CA of
     HTTPS besides the system's.
     """
 
     bases: Mapping[str, Path]
     bytes_per_s: int | None = None
-    cast: bool = False
     places: tuple[str, ...] = (MQTT,)
     names: tuple[str, ...] = ()
     ca: Path | None = None
@@ -73,13 +72,6 @@ class Fetching:
     def running(self) -> bool:
         """Whether there is a download."""
         return self._fetch is not None
-
-    @property
-    def cast_sha256(self) -> str:
-        """The blob whose broadcast is to be heard, empty if none is."""
-        fetch = self._fetch
-        waits = fetch is not None and fetch.download.awaits_cast and not fetch.download.complete
-        return fetch.download.spec.sha256 if fetch is not None and waits else ""
 
     @property
     def wake_at_s(self) -> float | None:
@@ -131,7 +123,6 @@ class Fetching:
             self._window_chunks,
             options.bases,
             limit,
-            cast=options.cast,
             in_background=True,
         )
         self._choose(options.places)
@@ -144,15 +135,6 @@ class Fetching:
         if self._reader is not None and part.partition("/")[0] == "none":
             return  # a late answer over MQTT: the source in use says for itself what it lacks
         fetch.on_part(part, payload, now_s)
-
-    def take_cast(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a broadcast: "index", the number of a chunk, or "end"."""
-        fetch = self._fetch
-        if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
-            return
-        fetch.download.on_cast(now_s, over=part == "end")
-        if part.isdigit() or part == "index":
-            fetch.on_part(part, payload, now_s)
 
     def on_source(self, event: SourceEvent, now_s: float) -> None:
         """Take what a source other than MQTT gave."""

@@ -146,11 +146,10 @@ class Fetch:
         bases: Mapping[str, Path] | None = None,
         limit: RateLimit | None = None,
         *,
-        cast: bool = False,
         in_background: bool = False,
     ) -> None:
         """`bases`: the folders of unpacked bundles, by the SHA-256 of the bundle."""
-        self.download = Download(spec, window_chunks, limit, cast=cast)
+        self.download = Download(spec, window_chunks, limit)
         self._bases = dict(bases or {})
         self._sources: dict[str, UnpackedBundle] = {}
         self._copies: dict[int, tuple[int, ...]] = {}  # chunks with the same content as others

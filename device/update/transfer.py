@@ -9,11 +9,8 @@ a restart finds the chunks on the disk by hashing.
 Several peers may serve a blob. The first that answers is asked by its name from then on, until it
 is silent or sends chunks that do not fit. Those cost its window, never the download. A peer may
 also say that it does not have the blob: once that is all that is heard, the download has failed.
-
-While a blob is cast to all devices nothing is asked for; what is missing is, once it is silent.
 """
 
-import random
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -29,9 +26,6 @@ STALL_MAX_S = 30.0
 GAP_MAX_S = 10.0  # a longer silence is an outage, not a slow line
 MAX_OVERTAKEN = 3  # a chunk is counted as lost when so many later requests were answered
 GONE_S = 2.0  # so long another peer may have the blob that one does not
-CAST_BEGIN_S = 10.0  # so long a cast that was announced is waited for
-CAST_SILENT_S = 2.0  # a cast that is silent for so long is over
-CAST_SPREAD_S = 1.0  # the devices then ask within this time, not all at once
 
 
 @dataclass(slots=True)
@@ -52,10 +46,8 @@ class Download:
         spec: BlobSpec,
         window_chunks: int = WINDOW_MAX,
         limit: RateLimit | None = None,
-        *,
-        cast: bool = False,
     ) -> None:
-        """`window_chunks`: the most in flight. `cast`: wait for the broadcast first."""
+        """`window_chunks`: the most in flight."""
         most = MAX_CHUNKS_OF[spec.chunk_format]
         if spec.bytes > most * spec.chunk_bytes:
             chunks = -(-spec.bytes // spec.chunk_bytes)
@@ -81,8 +73,6 @@ class Download:
         self._quiet_since_s: float | None = None  # None: no reply is due
         self._gone_s: float | None = None  # when a peer said so, and nothing good came since
         self._patient = False
-        self._cast = cast
-        self._cast_until_s: float | None = None
         self._free_at_s: float | None = None  # when the rate limit lets something be asked for
 
     @property
@@ -109,8 +99,6 @@ class Download:
         """When `next_request` or `failure` is due without a message."""
         if self.complete:
             return None
-        if self._cast:
-            return self._cast_until_s
         quiet_s = self._quiet_since_s
         moments = (
             None if quiet_s is None else quiet_s + self._stall_s,
@@ -219,12 +207,6 @@ class Download:
         if self.wants(number):
             self._drop(number, f"the difference for chunk {number}", peer)
 
-    def on_cast(self, now_s: float, *, over: bool = False) -> None:
-        """A part of the broadcast came; `over`: it was the last."""
-        if self._cast:
-            pause_s = random.uniform(0.0, CAST_SPREAD_S)
-            self._cast_until_s = now_s + pause_s + (0.0 if over else CAST_SILENT_S)
-
     def on_gone(self, peer: str, reason: str, now_s: float) -> None:
         """A peer says that it does not have the blob; it is not asked by its name again."""
         if self.complete or not self._peers.note_gone(peer, reason):
@@ -240,7 +222,7 @@ class Download:
 
         Call it after every message and at `wake_at_s`.
         """
-        if self.complete or self._awaits_cast(now_s):
+        if self.complete:
             return None
         stalled = self._quiet_since_s is not None and now_s >= self._quiet_since_s + self._stall_s
         if not self.has_index:
@@ -256,11 +238,6 @@ class Download:
     def limit_to(self, limit: RateLimit) -> None:
         """Ask for no more than this from now on."""
         self._limit = limit
-
-    @property
-    def awaits_cast(self) -> bool:
-        """Whether nothing is asked for as a broadcast is, or may be, on its way."""
-        return self._cast
 
     def change_source(self, *, patient: bool) -> None:
         """Ask another source; a `patient` one keeps no order, and says itself what it lacks."""
@@ -282,14 +259,6 @@ class Download:
         self._in_flight_bytes = 0
         self._peers.ask_anyone(silent=silent)
         self._quiet_since_s = None
-
-    def _awaits_cast(self, now_s: float) -> bool:
-        if self._cast and self._cast_until_s is None:
-            self._cast_until_s = now_s + CAST_BEGIN_S
-        if self._cast and self._cast_until_s is not None and now_s >= self._cast_until_s:
-            self._cast = False
-            self._quiet_since_s = None  # nobody was asked, so nobody is silent
-        return self._cast
 
     def _request(self, now_s: float) -> BlobGet | None:
         assert self.table is not None

@@ -1,7 +1,7 @@
 """The stages of a batch: every model sees its frames, results are decoded, tracked, described by
 models on crops, and given out.
 
-A batch is started, and finished once its models are done: `pipelines.runtime.flight` starts the
+A batch is started, and finished once its models are done: `pipelines.runtime.in_flight` starts the
 next one in between. Each engine runs in a thread of its own: one may have the GPU and another one a
 DLA.
 """
@@ -20,8 +20,8 @@ from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult, no_detections
 from pipelines.runtime.feed import Picture
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.network import Decided, Inference, Model, Seen, batch_sizes
-from pipelines.runtime.seat import seats_of, spares_of
+from pipelines.runtime.model_stage import fallbacks_of, model_stages_of
+from pipelines.runtime.network import DecodedResult, Inference, InferenceResult, Model, batch_sizes
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, encode_event, make_event
@@ -44,12 +44,12 @@ class Tap(Protocol):
 
 
 @dataclass(slots=True)
-class _Looks:
+class _FrameInference:
     """What the models see of one frame: a picture whose upper left corner is (x, y)."""
 
     frame: Frame
-    first: Seen | None = None
-    beside: dict[str, Decided] = field(default_factory=dict)
+    first: InferenceResult | None = None
+    beside: dict[str, DecodedResult] = field(default_factory=dict)
     x: int = 0
     y: int = 0
 
@@ -61,11 +61,11 @@ class Started:
     `here`: they ran in the thread that started it, and are done.
     """
 
-    looks: list[_Looks]
+    inferences: list[_FrameInference]
     begin_ns: int
-    first: list[Future[list[Seen]]]
+    first: list[Future[list[InferenceResult]]]
     first_rows: list[int]
-    beside: dict[str, tuple[list[int], Future[list[Decided]]]]
+    beside: dict[str, tuple[list[int], Future[list[DecodedResult]]]]
     here: bool
 
     @property
@@ -83,19 +83,19 @@ class Started:
         spans_ns = [future.result()[0].times.infer_ns for future in self.first]
         return sum(end_ns - begin_ns for begin_ns, end_ns in spans_ns) / 1e9
 
-    def collect(self) -> list[_Looks]:
+    def collect(self) -> list[_FrameInference]:
         """Wait for the models; return what they gave. Raises what an engine has raised."""
         seen_by_first = [seen for future in self.first for seen in future.result()]
         for row, seen in zip(self.first_rows, seen_by_first, strict=True):
-            self.looks[row].first = seen
+            self.inferences[row].first = seen
         for name, (rows, future) in self.beside.items():
             for row, decided in zip(rows, future.result(), strict=True):
-                self.looks[row].beside[name] = decided
-        return self.looks
+                self.inferences[row].beside[name] = decided
+        return self.inferences
 
 
 @dataclass(slots=True)
-class _Account:
+class _FrameTiming:
     """The times of one frame's stages, and the inferences for it."""
 
     times_ms: dict[str, float]
@@ -106,7 +106,9 @@ class _Account:
         """Where its inferences ran."""
         return tuple(dict.fromkeys(name for run in self.runs for name in run.processors))
 
-    def ran(self, model: str, seen: Seen, span_ns: tuple[int, int] | None = None) -> None:
+    def ran(
+        self, model: str, seen: InferenceResult, span_ns: tuple[int, int] | None = None
+    ) -> None:
         """Add an inference; `span_ns`: with its inputs and decoding, where a thread did all."""
         times = seen.times
         span_ns = span_ns or (times.begin_ns, times.infer_ns[1])
@@ -129,8 +131,10 @@ class BatchRunner:
         networks = config.networks
         models = {**(others or {}), networks[0].name: model}
         most = len(config.cameras) if config.batch is UNSET else config.batch
-        self._seats = seats_of(networks, models, most)
-        self._first, *self._beside = (seat for seat in self._seats.values() if not seat.config.on)
+        self._stages = model_stages_of(networks, models, most)
+        self._first, *self._beside = (
+            stage for stage in self._stages.values() if not stage.config.on
+        )
         self.room = self._first.room
         self.metrics = Metrics()
         self.pace = Pace()
@@ -139,14 +143,14 @@ class BatchRunner:
         self._places = places_of(config)
         self._labels = model.labels
         self._roles = roles_of(config, model.labels)
-        self._followed = self._seats[config.followed.name]
+        self._followed = self._stages[config.followed.name]
         tracked_labels = models[config.followed.name].labels
         self._scenes = {camera.id: Scene(config, tracked_labels) for camera in config.cameras}
         self._describers = {
-            (seat.config.name, camera.id): Describer(seat.config, models[seat.config.on].labels)
-            for seat in self._seats.values()
+            (stage.config.name, camera.id): Describer(stage.config, models[stage.config.on].labels)
+            for stage in self._stages.values()
             for camera in config.cameras
-            if seat.config.on
+            if stage.config.on
         }
         self._sources: Mapping[str, Source] = {}
         self._controls = controls or Controls()
@@ -159,15 +163,15 @@ class BatchRunner:
 
     def close(self) -> None:
         """End the threads of the engines, and free what inputs took."""
-        for seat in self._seats.values():
-            seat.close()
+        for stage in self._stages.values():
+            stage.close()
 
     def warm_up(self) -> None:
         """Infer twice with every engine: the first time initializes, the second is measured."""
         for _ in range(2):
             begin_s = time.monotonic()
-            for seat in self._seats.values():
-                seat.warm_up()
+            for stage in self._stages.values():
+                stage.warm_up()
             self.warm_up_s = time.monotonic() - begin_s
 
     def watch_drops(self, sources: Sequence[Source]) -> None:
@@ -177,8 +181,8 @@ class BatchRunner:
 
     def use(self, names: Sequence[str]) -> None:
         """Let these models with `replaces` run from now on, and no others of them."""
-        for seat in self._seats.values():
-            seat.use(names)
+        for stage in self._stages.values():
+            stage.use(names)
 
     def check(self, config: PipelineConfig) -> None:
         """Raise PipelineError if frames such as those of before do not fit a configuration."""
@@ -190,9 +194,9 @@ class BatchRunner:
         networks = config.networks
         for one in networks:
             if not one.replaces:
-                self._seats[one.name].change(one, spares_of(one.name, networks))
+                self._stages[one.name].change(one, fallbacks_of(one.name, networks))
         for (name, _), describer in self._describers.items():
-            describer.config = self._seats[name].config
+            describer.config = self._stages[name].config
         for scene in self._scenes.values():
             scene.change(config)
         self._config = config
@@ -209,27 +213,27 @@ class BatchRunner:
         `here`: infer in this thread, if there is one model for whole frames alone.
         """
         begin_ns = time.monotonic_ns()
-        looks = [_Looks(frame) for frame in batch]
-        pictures = self._pictures_for(looks)
+        inferences = [_FrameInference(frame) for frame in batch]
+        pictures = self._pictures_for(inferences)
         beside = {}
-        for seat in self._beside:
-            views = pictures[seat.config.name]
+        for stage in self._beside:
+            views = pictures[stage.config.name]
             if views:
-                future = seat.network.start_whole(list(views.values()))
-                beside[seat.config.name] = (list(views), future)
+                future = stage.network.start_whole(list(views.values()))
+                beside[stage.config.name] = (list(views), future)
         own = pictures[self._first.config.name]
         here = here and not self._beside
         first = self._first.network.start(list(own.values()), here=here)
-        return Started(looks, begin_ns, first, list(own), beside, here)
+        return Started(inferences, begin_ns, first, list(own), beside, here)
 
     def finish(self, started: Started, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Wait for the models; decode, track and describe what they gave, and give each result to
         the sinks before it is yielded."""
-        for looks in started.collect():
-            now_ns, arrived_ns = time.monotonic_ns(), looks.frame.t_recv.mono_ns
+        for inference in started.collect():
+            now_ns, arrived_ns = time.monotonic_ns(), inference.frame.t_recv.mono_ns
             moments = [("wait", started.begin_ns), ("collect", now_ns)]
-            if looks.first is not None:
-                times = looks.first.times
+            if inference.first is not None:
+                times = inference.first.times
                 moments = [
                     ("wait", times.begin_ns),
                     ("preprocess", times.ready_ns),
@@ -242,76 +246,78 @@ class BatchRunner:
                 stage: (end_ns - begin_ns) / 1e6
                 for begin_ns, (stage, end_ns) in zip(begins_ns, moments, strict=False)
             }
-            yield self._finish(looks, _Account(times_ms), sinks)
+            yield self._finish(inference, _FrameTiming(times_ms), sinks)
 
-    def _pictures_for(self, looks: Sequence[_Looks]) -> dict[str, dict[int, Picture]]:
+    def _pictures_for(self, inferences: Sequence[_FrameInference]) -> dict[str, dict[int, Picture]]:
         """Return what each model is to see, by the number of the frame in the batch."""
-        pictures: dict[str, dict[int, Picture]] = {name: {} for name in self._seats}
-        for i, one in enumerate(looks):
+        pictures: dict[str, dict[int, Picture]] = {name: {} for name in self._stages}
+        for i, one in enumerate(inferences):
             scene = self._scenes[one.frame.camera]
-            seats = [
-                seat
-                for seat in (*self._beside, self._first)
-                if seat.takes(one.frame) and (seat is not self._followed or scene.is_due())
+            stages = [
+                stage
+                for stage in (*self._beside, self._first)
+                if stage.takes(one.frame) and (stage is not self._followed or scene.is_due())
             ]
-            if seats:
+            if stages:
                 picture, one.x, one.y = scene.picture(one.frame)
-            for seat in seats:
-                pictures[seat.config.name][i] = picture
+            for stage in stages:
+                pictures[stage.config.name][i] = picture
         return pictures
 
-    def _finish(self, looks: _Looks, account: _Account, sinks: Sequence[Sink]) -> FrameResult:
+    def _finish(
+        self, inference: _FrameInference, timing: _FrameTiming, sinks: Sequence[Sink]
+    ) -> FrameResult:
         """Decode what the models gave for one frame, and give the result to the sinks."""
-        frame, seen, times_ms = looks.frame, looks.first, account.times_ms
+        frame, seen, times_ms = inference.frame, inference.first, timing.times_ms
         name, followed = self._first.config.name, self._followed.config.name
         scene = self._scenes[frame.camera]
         said: dict[str, Decoded] = {}  # by all models that saw the frame
         if seen is not None:
-            account.ran(name, seen)
+            timing.ran(name, seen)
             begin_ns = time.monotonic_ns()
             said[name] = raw = seen.decoded()
             times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
             if self.tap is not None:
-                self.tap.offer(frame, lambda: scene.placed(raw, frame, looks.x, looks.y))
-        for beside, decided in looks.beside.items():
-            account.ran(beside, decided.seen, decided.span_ns)
+                self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
+        for beside, decided in inference.beside.items():
+            timing.ran(beside, decided.seen, decided.span_ns)
             said[beside] = decided.decoded
             times_ms[beside] = (decided.span_ns[1] - decided.span_ns[0]) / 1e6
-        infer_ns = account.runs[0].infer_ns if account.runs else None
+        infer_ns = timing.runs[0].infer_ns if timing.runs else None
         fresh = frozenset(said)
-        zones = self._follow(looks, said, times_ms)
+        zones = self._follow(inference, said, times_ms)
         said = {
-            model: self._described(model, decoded, frame, account, fresh=model in fresh)
+            model: self._described(model, decoded, frame, timing, fresh=model in fresh)
             for model, decoded in said.items()
         }
         facts = FrameFacts(
             infer_ns=infer_ns,
-            processors=account.processors,
+            processors=timing.processors,
             predicted=followed in said and followed not in fresh,
             zones=zones,
             models={
-                model: ModelResult(decoded, self._seats[model].network.labels)
+                model: ModelResult(decoded, self._stages[model].network.labels)
                 for model, decoded in said.items()
                 if model != name
             },
         )
-        return self._give(frame, said.get(name, no_detections()), account, facts, sinks)
+        return self._give(frame, said.get(name, no_detections()), timing, facts, sinks)
 
     def _follow(
-        self, looks: _Looks, said: dict[str, Decoded], times_ms: dict[str, float]
+        self, inference: _FrameInference, said: dict[str, Decoded], times_ms: dict[str, float]
     ) -> ZoneFrame:
         """Bring results into the frame's pixels, in place, those of the model that is followed with
         their tracks, also where it did not see the frame; return what happened in zones."""
-        begin_ns, frame = time.monotonic_ns(), looks.frame
+        begin_ns, frame = time.monotonic_ns(), inference.frame
         scene, followed = self._scenes[frame.camera], self._followed.config
         has_tracks = self._config.tracker is not UNSET
         zones = NO_ZONES
         for name, decoded in said.items():
             kept = self._controls.filtered(decoded, frame.camera)
             if name == followed.name:
-                said[name], zones = scene.follow(kept, frame, looks.x, looks.y)
+                said[name], zones = scene.follow(kept, frame, inference.x, inference.y)
             else:
-                said[name] = scene.placed(kept, frame, looks.x, looks.y)
+                said[name] = scene.placed(kept, frame, inference.x, inference.y)
         is_seen = followed.name in said
         if has_tracks and not is_seen and frame.camera in (followed.cameras or (frame.camera,)):
             is_seen = True
@@ -325,44 +331,44 @@ class BatchRunner:
         name: str,
         decoded: Decoded,
         frame: Frame,
-        account: _Account,
+        timing: _FrameTiming,
         *,
         fresh: bool,
     ) -> Decoded:
         """Return the objects of a model with what models on its crops say; if not `fresh`, with
         what they said before."""
-        for seat in self._seats.values():
-            if seat.config.on != name or not isinstance(decoded, Detections):
+        for stage in self._stages.values():
+            if stage.config.on != name or not isinstance(decoded, Detections):
                 continue
-            describer = self._describers[seat.config.name, frame.camera]
+            describer = self._describers[stage.config.name, frame.camera]
             begin_ns = time.monotonic_ns()
             rows = describer.choose(decoded) if fresh else []
             boxes = decoded.boxes[np.array(rows, np.int64)].tolist()
-            images = [crop(frame.image, box, seat.config.margin) for box in boxes]
-            seen = seat.network.see(images)
-            attributes = [attribute_of(one.decoded(), seat.network.labels) for one in seen]
+            images = [crop(frame.image, box, stage.config.margin) for box in boxes]
+            seen = stage.network.see(images)
+            attributes = [attribute_of(one.decoded(), stage.network.labels) for one in seen]
             decoded = describer.describe(decoded, rows, attributes)
             for one in seen:
-                account.ran(seat.config.name, one)
-            account.times_ms[seat.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
+                timing.ran(stage.config.name, one)
+            timing.times_ms[stage.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
         return decoded
 
     def _give(
         self,
         frame: Frame,
         decoded: Decoded,
-        account: _Account,
+        timing: _FrameTiming,
         facts: FrameFacts,
         sinks: Sequence[Sink],
     ) -> FrameResult:
-        begin_ns, times_ms = time.monotonic_ns(), account.times_ms
+        begin_ns, times_ms = time.monotonic_ns(), timing.times_ms
         source = self._sources.get(frame.camera)
         facts = replace(facts, dropped={} if source is None else source.dropped)
         event = make_event(self._config.name, frame, decoded, self._labels, times_ms, facts)
         payload = encode_event(event)
         result = FrameResult(
             *(frame, decoded, event, payload, facts.zones, facts.models, self._places),
-            runs=tuple(account.runs),
+            runs=tuple(timing.runs),
             roles=self._roles,
         )
         for sink in sinks:
@@ -370,5 +376,5 @@ class BatchRunner:
         done_ns = time.monotonic_ns()
         times_ms["sinks"] = (done_ns - begin_ns) / 1e6
         total_ms = (done_ns - frame.t_recv.mono_ns) / 1e6
-        self.metrics.add(times_ms, total_ms, account.processors)
+        self.metrics.add(times_ms, total_ms, timing.processors)
         return result

@@ -62,7 +62,7 @@ class Inference(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionHandle:
     """A session of a model's engine, on a DLA core of its own. `frames` opens the input that makes
     itself of frames, where the GPU does that."""
 
@@ -73,20 +73,20 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Model:
     """An open session with the names of its classes, and of its engine file the hash and the
-    preprocessing. `frames`: see `Turn`; `turns`: further sessions of the engine, where frames take
-    turns on the DLA cores."""
+    preprocessing. `frames`: see `SessionHandle`; `turns`: further sessions of the engine, where
+    frames take turns on the DLA cores."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
     preprocessing: Preprocessing | UnsetType = UNSET
     frames: FrameOpener | None = None
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[SessionHandle, ...] = ()
 
     @property
-    def lanes(self) -> tuple[Turn, ...]:
+    def lanes(self) -> tuple[SessionHandle, ...]:
         """All sessions, in the order in which inferences take them."""
-        return (Turn(self.session, self.frames), *self.turns)
+        return (SessionHandle(self.session, self.frames), *self.turns)
 
     @property
     def facts(self) -> EngineFacts:
@@ -122,7 +122,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InferenceResult:
     """What a network gave for one image, when, and on which processors."""
 
     network: "Network"
@@ -137,11 +137,11 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecodedResult:
     """What a model said of one image, and when it began and was done with it and those beside
     it, in ns of `time.monotonic()`."""
 
-    seen: Seen
+    seen: InferenceResult
     decoded: Decoded
     span_ns: tuple[int, int]
 
@@ -218,7 +218,7 @@ class Network:
         )
         self._inferences = 0
 
-    def _open_feed(self, turn: Turn, others: Arrays) -> Feed:
+    def _open_feed(self, turn: SessionHandle, others: Arrays) -> Feed:
         if turn.frames is not None:
             return DeviceFeed(self._preprocess, turn.frames(self._largest, others))
         session = turn.session
@@ -235,35 +235,37 @@ class Network:
         for lane in self.lanes:
             lane.close()
 
-    def see(self, pictures: Sequence[Picture]) -> list[Seen]:
+    def see(self, pictures: Sequence[Picture]) -> list[InferenceResult]:
         """Return what the network gives for pictures."""
         here = len(pictures) <= self.room  # nothing to do meanwhile
         return [seen for future in self.start(pictures, here=here) for seen in future.result()]
 
-    def start(self, pictures: Sequence[Picture], *, here: bool = False) -> list[Future[list[Seen]]]:
+    def start(
+        self, pictures: Sequence[Picture], *, here: bool = False
+    ) -> list[Future[list[InferenceResult]]]:
         """Make inputs of pictures, and let the engine begin; the results are in their order.
 
         `here`: infer in the caller's thread, so that all is done on return: two changes of threads
         are saved.
         """
-        started: list[Future[list[Seen]]] = []
+        started: list[Future[list[InferenceResult]]] = []
         for chunk in self._chunks(pictures):
             lane = self._next_lane()
             inputs = lane.prepare(chunk)
             if here:
-                done: Future[list[Seen]] = Future()
+                done: Future[list[InferenceResult]] = Future()
                 done.set_result(self._infer(lane, inputs))
                 started.append(done)
             else:
                 started.append(lane.thread.submit(self._infer, lane, inputs))
         return started
 
-    def start_whole(self, pictures: Sequence[Picture]) -> Future[list[Decided]]:
+    def start_whole(self, pictures: Sequence[Picture]) -> Future[list[DecodedResult]]:
         """Let the thread of a lane do everything: inputs, inference and decoding."""
         lane = self._next_lane()
         return lane.thread.submit(self._decide, lane, pictures)
 
-    def _decide(self, lane: Lane, pictures: Sequence[Picture]) -> list[Decided]:
+    def _decide(self, lane: Lane, pictures: Sequence[Picture]) -> list[DecodedResult]:
         begin_ns = time.monotonic_ns()
         seen_all = [
             seen
@@ -272,7 +274,7 @@ class Network:
         ]
         decoded = [seen.decoded() for seen in seen_all]
         span_ns = (begin_ns, time.monotonic_ns())
-        return [Decided(*pair, span_ns) for pair in zip(seen_all, decoded, strict=True)]
+        return [DecodedResult(*pair, span_ns) for pair in zip(seen_all, decoded, strict=True)]
 
     def _chunks(self, pictures: Sequence[Picture]) -> Iterator[Sequence[Picture]]:
         for start in range(0, len(pictures), self.room):
@@ -283,7 +285,7 @@ class Network:
         self._inferences += 1
         return lane
 
-    def _infer(self, lane: Lane, inputs: _Inputs) -> list[Seen]:
+    def _infer(self, lane: Lane, inputs: _Inputs) -> list[InferenceResult]:
         places = inputs.places
         outputs, infer_ns = lane.infer(inputs, self._size_for(len(places)))
         times = Times(inputs.begin_ns, inputs.ready_ns, infer_ns)
@@ -293,7 +295,7 @@ class Network:
             own = {name: output[rows] for name, output in outputs.items()}
             view = view_of(placed.geometry, placed.shape, self._preprocess)
             only = outputs if self._largest == 1 else own
-            seen.append(Seen(self, only, view, times, lane.processors))
+            seen.append(InferenceResult(self, only, view, times, lane.processors))
         return seen
 
     def _size_for(self, count: int) -> int:

@@ -19,9 +19,9 @@ from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.model_config import frame_models
 from pipelines.runtime.batch import BatchRunner, Model, Tap
-from pipelines.runtime.flight import run_frames
 from pipelines.runtime.frame_rate import FrameRate
-from pipelines.runtime.heart import Dropper, Heart
+from pipelines.runtime.heartbeat import Dropper, HeartbeatSender
+from pipelines.runtime.in_flight import run_frames
 from pipelines.runtime.load_control import LoadControl
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.reload import FileWatch, Reloader, ReloadFile
@@ -128,7 +128,7 @@ def iter_results(
         )
         if reload is not None:
             parts.reloader = _open_reloader(reload, config, parts, emit, stack)
-        heart = Heart(emit, parts.control)
+        heart = HeartbeatSender(emit, parts.control)
 
         def tick() -> None:
             heart.tick()

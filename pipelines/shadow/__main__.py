@@ -53,7 +53,7 @@ def _compare(options: argparse.Namespace, emit: Callable[[ChildMessage], None]) 
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.config import load_pipeline
     from pipelines.open_models import bundle_files, first_and_others, open_models
-    from pipelines.shadow.compare import Limits, Newcomer, compare_live, message_of
+    from pipelines.shadow.compare import Candidate, Limits, compare_live, message_of
     from pipelines.stages.fit import check_engines
     from pipelines.vision import cv2
 
@@ -66,10 +66,10 @@ def _compare(options: argparse.Namespace, emit: Callable[[ChildMessage], None]) 
     with ExitStack() as stack:
         models = open_models(config, bundle_files(config, options.bundle), stack, open_session)
         check_engines(config, {name: model.facts for name, model in models.items()})
-        newcomer = Newcomer(config, first_and_others(models)[0])
-        stack.callback(newcomer.close)
-        newcomer.warm_up()
-        emit(message_of(compare_live(newcomer, options.tap, limits, emit), done=True))
+        candidate = Candidate(config, first_and_others(models)[0])
+        stack.callback(candidate.close)
+        candidate.warm_up()
+        emit(message_of(compare_live(candidate, options.tap, limits, emit), done=True))
 
 
 def make_parser() -> argparse.ArgumentParser:

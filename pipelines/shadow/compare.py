@@ -41,7 +41,7 @@ class Limits:
     max_hz: float
 
 
-class Newcomer:
+class Candidate:
     """The network of the new release, and what it needs of each camera."""
 
     def __init__(self, config: PipelineConfig, model: Model) -> None:
@@ -71,16 +71,16 @@ class Newcomer:
         return scene.placed(seen.decoded(), frame, x, y)
 
 
-def check_comparable(hello: Hello, newcomer: Newcomer) -> None:
+def check_comparable(hello: Hello, candidate: Candidate) -> None:
     """Raise PipelineError unless both releases have the same labels, and a camera in common."""
-    old, new = hello.labels, newcomer.labels
+    old, new = hello.labels, candidate.labels
     if old != new:
         raise PipelineError(
             f"the running release has {_classes(old)}, the new one {_classes(new)}: live frames "
             "can only compare releases with the same labels.txt; roll it out without shadow_s"
         )
-    if not any(newcomer.knows(camera) for camera in hello.cameras):
-        names = list_choices("", [camera.id for camera in newcomer.config.cameras])
+    if not any(candidate.knows(camera) for camera in hello.cameras):
+        names = list_choices("", [camera.id for camera in candidate.config.cameras])
         raise PipelineError(
             f"the running release has the cameras {', '.join(hello.cameras)}, the new one "
             f"{names}: none is in both, so that live frames compare nothing"
@@ -138,7 +138,7 @@ class Connection:
 
 
 def compare_live(
-    newcomer: Newcomer, tap: Path, limits: Limits, emit: Callable[[Shadow], None]
+    candidate: Candidate, tap: Path, limits: Limits, emit: Callable[[Shadow], None]
 ) -> Agreement:
     """Compare both releases on live frames; return the result. `emit` hears of progress.
 
@@ -149,12 +149,12 @@ def compare_live(
     told_s = time.monotonic()
     until_s = told_s + limits.seconds + limits.timeout_s
     first_s: float | None = None  # when the first frame was compared
-    connection = Connection(tap, lambda hello: check_comparable(hello, newcomer))
+    connection = Connection(tap, lambda hello: check_comparable(hello, candidate))
     try:
         while (sample := connection.sample(until_s)) is not None:
             begin_s = time.monotonic()
-            if newcomer.knows(sample.frame.camera):
-                new = newcomer.decoded(sample)
+            if candidate.knows(sample.frame.camera):
+                new = candidate.decoded(sample)
                 check_task(sample.decoded, new)
                 agreement = agreement.compared(sample.decoded, new)
             elif sample.frame.camera not in skipped:

@@ -15,11 +15,11 @@ from device.protocol.mqtt import LinkSettings, Message, Will
 from device.protocol.topics import PipelineTopics
 from pipelines.results import Detections
 from pipelines.sink_config import MqttSink, SinkConfig
-from pipelines.sinks.lives import Lives, ObjectEvent
 from pipelines.sinks.mqtt import MqttPublisher, Outgoing
 from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
+from pipelines.sinks.track_lifecycle import ObjectEvent, TrackLifecycle
 
 KEEPALIVE_S = 10
 STATUS_S = 10.0  # the will of an earlier pipeline may come late: the status is said again
@@ -46,8 +46,9 @@ class MqttOut:
         self._status = PipelineTopics(prefix).status
         self._stats = PipelineTopics(prefix).stats
         self._reload = PipelineTopics(prefix).reload
-        self._lives = {
-            camera: Lives(camera, context.labels, context.lost_s) for camera in context.cameras
+        self._tracks = {
+            camera: TrackLifecycle(camera, context.labels, context.lost_s)
+            for camera in context.cameras
         }
         self._limits = {camera: RateLimit(config.max_hz) for camera in context.cameras}
         self._limited = 0
@@ -80,7 +81,7 @@ class MqttOut:
         trace: TracebackType | None,
     ) -> None:
         """End the lives of all objects, send the queue for a short time, then disconnect."""
-        for camera, lives in self._lives.items():
+        for camera, lives in self._tracks.items():
             self._say_events(camera, lives.close())
         self._publisher.say(Outgoing(self._status, STOPPED, qos=1, retain=True))
         self._publisher.close()
@@ -94,7 +95,7 @@ class MqttOut:
         followed = result.followed
         if self._config.events and isinstance(followed, Detections):
             taken_ns = result.frame.t_capture.wall_ns
-            lives = self._lives[camera]
+            lives = self._tracks[camera]
             self._say_events(camera, lives.update(followed, result.zones, taken_ns))
         if not self._limits[camera].allows(now_s):
             self._limited += 1
@@ -109,7 +110,7 @@ class MqttOut:
         if not isinstance(config, MqttSink) or config.controls != self._config.controls:
             return False
         if config.events != self._config.events:
-            for camera, lives in self._lives.items():
+            for camera, lives in self._tracks.items():
                 self._say_events(camera, lives.close())
         if config.max_hz != self._config.max_hz:
             self._limits = {camera: RateLimit(config.max_hz) for camera in self._limits}
@@ -122,7 +123,7 @@ class MqttOut:
 
     def tick(self) -> None:
         """End the lives of objects whose camera gives no frames."""
-        for camera, lives in self._lives.items():
+        for camera, lives in self._tracks.items():
             self._say_events(camera, lives.expire(time.monotonic()))
 
     def take_stats(self, stats: Stats) -> None:

@@ -12,8 +12,8 @@ from device.errors import PipelineError
 from pipelines.frame import Image
 from pipelines.results import Detections
 from pipelines.sink_config import SnapshotSink
-from pipelines.sinks.lives import Lives, ObjectEvent
 from pipelines.sinks.result import FrameResult, SinkContext
+from pipelines.sinks.track_lifecycle import ObjectEvent, TrackLifecycle
 from pipelines.stages.crops import crop
 from pipelines.vision import cv2
 
@@ -54,8 +54,9 @@ class SnapshotOut:
                 f"the snapshot sink cannot make the folder {self._folder} ({error.strerror}):"
                 " correct its path or the permissions."
             ) from error
-        self._lives = {
-            camera: Lives(camera, context.labels, context.lost_s) for camera in context.cameras
+        self._tracks = {
+            camera: TrackLifecycle(camera, context.labels, context.lost_s)
+            for camera in context.cameras
         }
         self._sights: dict[str, dict[Key, _Sight]] = {camera: {} for camera in context.cameras}
         self._dropped: Counter[str] = Counter()
@@ -77,7 +78,7 @@ class SnapshotOut:
         trace: TracebackType | None,
     ) -> None:
         """Write the pictures of all objects that are still there."""
-        for camera, lives in self._lives.items():
+        for camera, lives in self._tracks.items():
             self._follow(camera, lives.close())
 
     def write(self, result: FrameResult) -> None:
@@ -87,7 +88,7 @@ class SnapshotOut:
             return
         camera = result.frame.camera
         taken_ns = result.frame.t_capture.wall_ns
-        self._follow(camera, self._lives[camera].update(seen, result.zones, taken_ns))
+        self._follow(camera, self._tracks[camera].update(seen, result.zones, taken_ns))
         sights = self._sights[camera]
         said = result.rows_of(result.roles.followed)
         rows = zip(seen.track_ids.tolist(), said, seen.boxes.tolist(), strict=True)
@@ -101,7 +102,7 @@ class SnapshotOut:
 
     def tick(self) -> None:
         """Write the pictures of objects whose camera gives no frames."""
-        for camera, lives in self._lives.items():
+        for camera, lives in self._tracks.items():
             self._follow(camera, lives.expire(time.monotonic()))
 
     def _follow(self, camera: str, events: tuple[ObjectEvent, ...]) -> None:

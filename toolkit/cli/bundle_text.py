@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from device.update.bundle import GoldenLimit
-from toolkit.fleet.bundles.description import BundleView, EngineView, TensorView
-from toolkit.fleet.bundles.difference import Change, Difference, TensorChange
+from toolkit.fleet.bundles.diff import Change, Difference, TensorChange
+from toolkit.fleet.bundles.inspection import BundleView, EngineView, TensorView
 from toolkit.fleet.bundles.signature import Signature
 from toolkit.fleet.bundles.verify import Check
-from toolkit.fleet.history import printable
+from toolkit.fleet.server.history import printable
 
 SHOWN_LABELS = 8
 NOTHING = "-"

@@ -25,5 +25,5 @@ SENDING = {
 
 
 def phase_text(phase: str) -> str:
-    """Return the text of a phase of `toolkit.flash.board.Progress`."""
+    """Return the text of a phase of `toolkit.fleet.transports.transport.Progress`."""
     return SENDING.get(phase) or PHASES.get(phase, phase)

@@ -20,8 +20,8 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, Message, queue_p
 from device.protocol.topics import Topics
 from device.start.command import module_command
 from pipelines.sinks.events import Event
-from toolkit.fleet.broker import start_broker
-from toolkit.fleet.deploy import BrokerAddress
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.brokers.local import start_broker
 
 DEVICE = "demo-board"
 AGENT_STOP_S = 15.0

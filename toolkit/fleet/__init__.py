@@ -1,1 +1,1 @@
-"""The operator's side of a fleet: deployments, and a broker for first steps."""
+"""The operator's side: bundles, trust, rollouts, and the boards that they go to."""

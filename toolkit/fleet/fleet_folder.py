@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device.protocol.mqtt import LinkSettings
+from toolkit.fleet.authority import OPERATOR
 from toolkit.fleet.folder import FleetSettings, broker_address, load_settings
-from toolkit.fleet.identity import OPERATOR
 from toolkit.fleet.store.database import Database, open_database
 
 

@@ -23,12 +23,12 @@ from device.files import make_folder, replacing, sync_folder
 from device.protocol.tls import TlsFiles
 from device.toml_file import decode_toml
 from toolkit.errors import FleetError
-from toolkit.fleet.broker_files import BrokerFiles, Software
-from toolkit.fleet.broker_setup import write_broker
-from toolkit.fleet.certificates import init_identity
-from toolkit.fleet.deploy import TLS_PORT, BrokerAddress, parse_broker
-from toolkit.fleet.identity import OPERATOR
-from toolkit.fleet.repository import make_repository
+from toolkit.fleet.authority import OPERATOR
+from toolkit.fleet.brokers.address import TLS_PORT, BrokerAddress, parse_broker
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, Software
+from toolkit.fleet.brokers.software import write_broker
+from toolkit.fleet.trust.certificates import init_identity
+from toolkit.fleet.trust.repository import make_repository
 
 SETTINGS = "fleet.toml"
 IDENTITY, BROKER = "identity", "broker"

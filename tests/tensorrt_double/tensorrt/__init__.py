@@ -10,6 +10,7 @@ dla_rules and dla_network, written apart from Tandem's own), and computes with o
     TENSORRT_DOUBLE_FAIL     how it fails, one of FAILURES, with an argument behind ":"
     TENSORRT_DOUBLE_INJECT   which call fails, and how: see injected.py beside this file
     TENSORRT_DOUBLE_TIMES    "BASE NODE MOST": seconds of a plan, more of each node, at most
+    TENSORRT_DOUBLE_BEGUN    a file that gets a line at the beginning of each plan
 
 A child that times a plan has the driver's double, too (tests/cuda_double.py).
 """
@@ -585,6 +586,9 @@ def _check_gpu(network, config):
 
 
 def _serialize(network, on_dla, layers):
+    if begun := os.environ.get("TENSORRT_DOUBLE_BEGUN"):
+        with Path(begun).open("a") as file:
+            file.write("plan\n")
     if times := os.environ.get("TENSORRT_DOUBLE_TIMES"):
         base, node, most = map(float, times.split())
         time.sleep(min(most, base + node * len(network._layers)))

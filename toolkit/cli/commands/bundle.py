@@ -138,9 +138,9 @@ def create(
     keeps it. The same files give the same bytes.
     """
     from pipelines.config import load_pipeline
-    from toolkit.fleet.bundle_facts import bundle_facts, golden_source
-    from toolkit.fleet.model_files import model_files
-    from toolkit.fleet.pack import pack_bundle  # numpy is not needed to show the help
+    from toolkit.fleet.bundles.create import pack_bundle  # numpy is not needed to show the help
+    from toolkit.fleet.bundles.facts import bundle_facts, golden_source
+    from toolkit.fleet.bundles.model_files import model_files
 
     config = load_pipeline(pipeline)
     files = model_files(config, pipeline.parent, engines, labels)

@@ -25,7 +25,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
     that.
     """
     from toolkit.cli.bundle_text import bundle_table
-    from toolkit.fleet.bundles.description import describe
+    from toolkit.fleet.bundles.inspection import describe
     from toolkit.fleet.bundles.unpacked import unpacked
 
     with unpacked(bundle) as opened:
@@ -92,7 +92,7 @@ def diff(ctx: click.Context, a: Path, b: Path, every: bool, as_json: bool) -> No
     tensor. Exit status: 0 if they are the same, 1 if not, or 2 if they could not be compared.
     """
     from toolkit.cli.bundle_text import difference_table
-    from toolkit.fleet.bundles.difference import compare_bundles
+    from toolkit.fleet.bundles.diff import compare_bundles
     from toolkit.fleet.bundles.unpacked import unpacked
 
     with _status_2():
@@ -112,7 +112,7 @@ def sbom(bundle: Path) -> None:
     It is the one in the bundle; for a bundle of an earlier version one is made.
     """
     from device.update.bundle import BOM
-    from toolkit.fleet.bundles.materials import bill_of_materials
+    from toolkit.fleet.bundles.sbom import bill_of_materials
     from toolkit.fleet.bundles.unpacked import unpacked
 
     with unpacked(bundle) as opened:

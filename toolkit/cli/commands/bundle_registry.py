@@ -56,7 +56,7 @@ def pull(reference: str, output: Path, ca: Path | None, plain_http: bool, as_jso
 
     What has come stays in a file beside OUTPUT that ends in .part; the next pull goes on with it.
     """
-    from toolkit.fleet.bundles.description import sha256_of
+    from toolkit.fleet.bundles.inspection import sha256_of
     from toolkit.fleet.registry.transfer import pull as pull_bundle
     from toolkit.fleet.registry.transfer import resolve
 

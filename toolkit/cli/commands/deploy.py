@@ -16,13 +16,9 @@ from device.update.bundle import check_bundle, member_offsets
 from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.phases import PHASES
-from toolkit.fleet.deploy import (
-    BrokerAddress,
-    DeployProgress,
-    DeployResult,
-    deploy_to_devices,
-    parse_broker,
-)
+from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
+from toolkit.fleet.transports.deploy import deploy_to_devices
+from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 # Result other than "live" -> how it reads before the device.
 FAILURES = {"rolled_back": "was rolled back on", "refused": "was refused by"}

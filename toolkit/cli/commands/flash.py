@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from device.protocol.documents import InstallPolicy
 from toolkit.cli.commands.flash_all import flash_all
 from toolkit.cli.failures import JsonErrors
@@ -20,12 +20,12 @@ from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.search import found_way, search_of, search_options
 from toolkit.cli.phases import phase_text
-from toolkit.flash.board import Board, Flashed, Progress
-from toolkit.flash.flash import flash_board
-from toolkit.flash.many import INTERRUPTED
-from toolkit.flash.shipment import Shipment
-from toolkit.flash.ways import open_board, parse_address
-from toolkit.fleet.deploy import BrokerAddress, parse_broker
+from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.transport import Board, Flashed, Progress
 
 STAYS = "the board stays on its old release, and keeps what has arrived"
 EPILOG = "Example: tandem flash robot.bundle --to ssh://robot@192.168.55.1 --fleet robots/"
@@ -129,7 +129,7 @@ def flash(
     if bundle is None:
         _commit(board, as_json=as_json)
         return
-    shipment = Shipment(bundle, fleet, erase=erase_cache, policy=policy)
+    delivery = Delivery(bundle, fleet, erase=erase_cache, policy=policy)
     with Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -143,7 +143,7 @@ def flash(
             result = flash_board(
                 board,
                 way,
-                shipment,
+                delivery,
                 on_facts=_say_facts_json if as_json else _say_facts,
                 on_progress=_shower(bars),
             )
@@ -153,7 +153,7 @@ def flash(
             sys.exit(INTERRUPTED)
         finally:
             board.close()
-            shipment.close()
+            delivery.close()
     click.echo(msgspec.json.encode(result).decode() if as_json else _sentence(result))
 
 

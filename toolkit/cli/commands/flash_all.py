@@ -16,9 +16,9 @@ from device.protocol.documents import InstallPolicy
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.search import search
 from toolkit.cli.phases import phase_text
-from toolkit.flash.board import Progress
-from toolkit.flash.discovery import FoundBoard, SearchOptions, no_boards
-from toolkit.flash.many import INTERRUPTED, BoardResult, ManyFlasher, exit_status
+from toolkit.fleet.boards.discovery import FoundBoard, SearchOptions, no_boards
+from toolkit.fleet.boards.many import INTERRUPTED, BoardResult, ManyFlasher, exit_status
+from toolkit.fleet.transports.transport import Progress
 
 
 def flash_all(

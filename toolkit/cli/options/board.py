@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import click
 
-from toolkit.board.shell import Shell
 from toolkit.errors import BoardError
-from toolkit.flash.ways import USB, Address, parse_address
+from toolkit.fleet.boards.shell import Shell
+from toolkit.fleet.transports.addresses import USB, Address, parse_address
 
 SUDO_PASSWORD = "TANDEM_SUDO_PASSWORD"  # the name of a variable
 address_argument = click.argument("address", default=USB, metavar="[ssh://USER@HOST]")

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from toolkit.flash.discovery import Look, Search, SearchOptions, find_boards, the_one
+from toolkit.fleet.boards.discovery import Look, Search, SearchOptions, find_boards, the_one
 
 F = TypeVar("F", bound=Callable[..., Any])
 

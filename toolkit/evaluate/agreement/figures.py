@@ -10,13 +10,13 @@ Elements that are not finite count as equal where both are the same (NaN, or the
 else as beyond every tolerance; they are left out of all other figures.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device.error_figures import cosine, sqnr_db
 from toolkit.evaluate.agreement.tolerance import Tolerance
 
 Array = NDArray[Any]
@@ -139,11 +139,6 @@ class Tally:
     def figures(self) -> Figures:
         """Return the figures of all samples."""
         error_sum, noise, power_a, power_b, product = (float(value) for value in self._sums)
-        sqnr_db = math.inf
-        if noise:
-            ratio = power_b / noise
-            sqnr_db = 10 * math.log10(ratio) if ratio else -math.inf
-        scale = math.sqrt(power_a) * math.sqrt(power_b)
         return Figures(
             elements=self.elements,
             equal=self.equal,
@@ -152,8 +147,8 @@ class Tally:
             max_abs=self._largest,
             max_rel=self._relative,
             mean_abs=error_sum / self.elements if self.elements else 0.0,
-            sqnr_db=sqnr_db,
-            cosine=max(-1.0, min(1.0, product / scale)) if scale else float(noise == 0.0),
+            sqnr_db=sqnr_db(power_b, noise),
+            cosine=cosine(power_b, power_a, product),
             argmax=self._same_rows / self._rows if self._rows else None,
             histogram=tuple(int(count) for count in self._histogram),
             worst=self._worst,

@@ -16,13 +16,14 @@ on the averages of a pooling, which has the scale of its input. So is `clipping_
 that is too narrow: what leaves a DLA is INT8, where a GPU hands it on in floating point.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from device.error_figures import sqnr_db
 
 Array = NDArray[Any]
 
@@ -106,7 +107,7 @@ def clipping_cost_db(exact: Array, scale: float) -> float:
     clipped, whole = _noise(exact, scale), _noise(exact, widest)
     if clipped <= whole:
         return 0.0
-    return 10 * math.log10(clipped / whole) if whole else math.inf
+    return sqnr_db(clipped, whole)
 
 
 def shared_scale_cost_db(exact: Array, shared: float) -> float:
@@ -120,7 +121,7 @@ def shared_scale_cost_db(exact: Array, shared: float) -> float:
     apart, together = _noise(exact, own), _noise(exact, shared)
     if together <= apart:
         return 0.0
-    return 10 * math.log10(together / apart) if apart else math.inf
+    return sqnr_db(together, apart)
 
 
 def _noise(exact: Array, scale: float) -> float:

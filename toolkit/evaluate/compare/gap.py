@@ -5,7 +5,6 @@ them, with what the DLA clips, the engine's Q/DQ graph, and the DLA. The losses 
 to the whole.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.table import QMAX
+from device.error_figures import sqnr_db
 from toolkit.evaluate.compare.causes import clipping_cost_db
 from toolkit.evaluate.compare.gpu import GpuNetwork
 from toolkit.evaluate.compare.measures import UNHEARD_DB
@@ -184,11 +184,7 @@ class _Output:
         return self._db(shared) - self._db(max(0.0, shared + self._alone.get(tensor, 0.0)))
 
     def _db(self, noise: float) -> float:
-        if not noise:
-            return UNHEARD_DB
-        ratio = self._signal / noise
-        decibels = 10 * math.log10(ratio) if ratio else -math.inf
-        return min(UNHEARD_DB, max(-UNHEARD_DB, decibels))
+        return min(UNHEARD_DB, max(-UNHEARD_DB, sqnr_db(self._signal, noise)))
 
 
 _SHARED = [stage.name for stage in fields(Stages)].index("shared")

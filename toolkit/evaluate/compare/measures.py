@@ -3,12 +3,13 @@
 sqnr = 10 log10(sum |y|^2 / sum |y' - y|^2) dB,  cosine = sum y y' / sqrt(sum |y|^2 sum |y'|^2)
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from device.error_figures import cosine, sqnr_db
 
 Array = NDArray[Any]
 UNHEARD_DB = 60.0
@@ -60,10 +61,8 @@ class ErrorTally:
 
     def error(self) -> Error:
         """Return the figures of all samples."""
-        sqnr = math.inf
-        if self._noise:
-            ratio = self._signal / self._noise
-            sqnr = 10 * math.log10(ratio) if ratio else -math.inf
-        powers = math.sqrt(self._signal * self._power)
-        same = 1.0 if self._noise == 0.0 else 0.0
-        return Error(sqnr, self._product / powers if powers else same, self._worst)
+        return Error(
+            sqnr_db(self._signal, self._noise),
+            cosine(self._signal, self._power, self._product),
+            self._worst,
+        )

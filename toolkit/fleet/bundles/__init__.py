@@ -1,9 +1,10 @@
-"""What a bundle says of itself, and whether it is true.
+"""Bundles as files: made, looked into, compared, served in chunks.
 
+create       `tandem bundle`, with facts, golden outputs (golden) and a bill of materials (sbom)
+blob         chunks with their hashes; delta: chunks as differences; library: a folder of bundles
+release      what a desired document says of a bundle
 unpacked     a checked bundle in a folder for a while, with its engines opened
-description  what `tandem bundle inspect` shows
-verify       every hash, the engine's own checks, and the fleet's signature
-difference   what changed between two bundles
+inspection   what `tandem bundle inspect` shows; diff: what changed between two bundles
+verify       every hash, the engine's own checks, and the fleet's signature (signature)
 fetch_bytes  what a board that has one of them fetches for the other
-signature    where a bundle is published, and whether a trusted root leads there
 """

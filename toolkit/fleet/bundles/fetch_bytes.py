@@ -12,8 +12,8 @@ from device.errors import BundleError
 from device.update.byte_source import FileBytes
 from device.update.chunk_table import ChunkTable
 from device.update.cuts import cut_like
-from toolkit.fleet.blob import Blob
-from toolkit.fleet.delta import DeltaEncoder
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
 
 
 class FetchBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from device.trust import desired as rules
 from device.trust.fetchers import FolderFetcher, HttpFetcher
 from device.trust.journal import Journal
 from device.trust.repository import TrustedRepository
-from toolkit.fleet.admission import release_of
-from toolkit.fleet.repository import target_path
+from toolkit.fleet.bundles.release import release_of, target_path
 
 METADATA, TARGETS, ROOT = "metadata", "targets", "root.json"
 

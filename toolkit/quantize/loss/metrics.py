@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device.error_figures import sqnr_db
 from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners, overlaps
 from toolkit.quantize.loss.detections import comparable
 
@@ -127,7 +128,7 @@ def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> Ou
     finite = any(np.isfinite(comparable(r, r)[0]).any() for r in reference)
     if not finite or (not signal and 0.0 < noise < math.inf):
         return None
-    return OutputLoss(part, SQNR, decibels(signal, noise), len(reference), judged)
+    return OutputLoss(part, SQNR, sqnr_db(signal, noise), len(reference), judged)
 
 
 def powers(reference: NDArray[Any], candidate: NDArray[Any]) -> tuple[float, float]:
@@ -146,14 +147,6 @@ def powers(reference: NDArray[Any], candidate: NDArray[Any]) -> tuple[float, flo
 def _dot(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     """A dot product in this thread: BLAS starts its threads for one, which takes longer."""
     return float(np.einsum("i,i->", first, second))
-
-
-def decibels(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise); infinite without noise, -infinite for infinite noise."""
-    if noise == 0.0:
-        return math.inf
-    ratio = signal / noise  # 0 if the noise is infinite
-    return 10.0 * math.log10(ratio) if ratio else -math.inf
 
 
 def score_error(reference: Arrays, candidate: Arrays) -> float:

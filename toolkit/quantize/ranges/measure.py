@@ -43,7 +43,7 @@ from toolkit.quantize.ranges.half import half_remark
 from toolkit.quantize.ranges.observe import shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report, with_model
 from toolkit.quantize.ranges.steps import (
-    Judges,
+    ValidationSet,
     choose_all,
     fit_ranges,
     judge_final,
@@ -132,7 +132,7 @@ def measure_ranges(
     checkpoint = None if options.resume is None else Checkpoint(options.resume, model_sha256)
     watch = ChannelWatch(shared_runner(graph, job.tensors))
     observation = observe(job, watch, checkpoint)
-    judges = Judges(job.data.validation, job.data.held_out)
+    judges = ValidationSet(job.data.validation, job.data.held_out)
     data_sha256 = job.data.sha256()
     plain = fit_ranges(job, judges, graph, observation)
     chosen = choose_all(job, judges, plain)
@@ -178,7 +178,10 @@ def measure_ranges(
 
 
 def _remarks(
-    options: RangeOptions, judges: Judges, graph: ir.Model, histograms: Mapping[str, Histogram]
+    options: RangeOptions,
+    judges: ValidationSet,
+    graph: ir.Model,
+    histograms: Mapping[str, Histogram],
 ) -> tuple[str, ...]:
     """What about the inputs and the values looks wrong."""
     empty = sum(not histogram.elements for histogram in histograms.values())

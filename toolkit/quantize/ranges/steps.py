@@ -90,7 +90,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Judges:
+class ValidationSet:
     """Validation samples; the first pass does not observe those at the indices `held_out`."""
 
     validation: Sequence[Sample]
@@ -126,7 +126,7 @@ class Chosen:
     kept: Kept | None
 
 
-def choose_all(job: Job, judges: Judges, plain: Fit) -> Chosen:
+def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     """Steps 3 to 6: weights, ranges and nodes in floating point."""
     options = job.options
     fitted, factors, equalisation = _equalise(job, judges, plain)
@@ -179,7 +179,7 @@ def observe(job: Job, run: Run, checkpoint: Checkpoint | None) -> Observation:
 
 def fit_ranges(
     job: Job,
-    judges: Judges,
+    judges: ValidationSet,
     graph: ir.Model,
     first: Observation,
     exact: Sequence[Outputs] | None = None,
@@ -215,7 +215,9 @@ def fit_ranges(
     )
 
 
-def _equalise(job: Job, judges: Judges, plain: Fit) -> tuple[Fit, Rows, CorrectionOutcome | None]:
+def _equalise(
+    job: Job, judges: ValidationSet, plain: Fit
+) -> tuple[Fit, Rows, CorrectionOutcome | None]:
     """Step 3: the better fit, its factors by tensor, and the outcome."""
     switch = job.options.switch(job.options.equalise)
     if switch == "off":

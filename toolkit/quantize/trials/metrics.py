@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
+from device.error_figures import sqnr_db
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
 from toolkit.quantize.loss.detections import comparable
 from toolkit.quantize.loss.judge import Judgement, error_of, judge
-from toolkit.quantize.loss.metrics import decibels, powers
+from toolkit.quantize.loss.metrics import powers
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
@@ -125,7 +126,7 @@ class OutputNoise:
             for name in noise:
                 noise[name] += noise_of[name]
                 signal[name] += _power(self.exact[number][name])
-        return {name: decibels(signal[name], noise[name]) for name in noise}
+        return {name: sqnr_db(signal[name], noise[name]) for name in noise}
 
     def compared(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL

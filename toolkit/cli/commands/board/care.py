@@ -5,13 +5,13 @@ import sys
 import click
 import msgspec
 
-from device.control.parcel import BoardFacts
+from device.control.upload_request import BoardFacts
 from toolkit.cli.options.board import address_argument, open_shell, ssh_address
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
-from toolkit.flash.board import WayError
-from toolkit.flash.many import INTERRUPTED
-from toolkit.flash.ways import USB, open_board, parse_address
+from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.transports.addresses import USB, open_board, parse_address
+from toolkit.fleet.transports.transport import TransportError
 
 LEVELS = ("err", "warning", "info", "debug")
 
@@ -27,7 +27,7 @@ def info(address: str, as_json: bool) -> None:
     finally:
         board.close()
     if facts is None:
-        raise WayError(f"{address}: nobody answers there who could say what the board is")
+        raise TransportError(f"{address}: nobody answers there who could say what the board is")
     if as_json:
         click.echo(msgspec.json.encode(facts).decode())
         return
@@ -80,7 +80,7 @@ def logs(
     address: str, follow: bool, lines: int, since: str, level: str | None, as_json: bool
 ) -> None:
     """Print the log of the agent and its pipelines."""
-    from toolkit.board.care import log_script, may_read_journal
+    from toolkit.fleet.boards.care import log_script, may_read_journal
 
     script = log_script(lines=lines, follow=follow, as_json=as_json, since=since, level=level or "")
     with open_shell(address) as board:
@@ -94,7 +94,7 @@ def logs(
 @address_argument
 def shell(address: str) -> None:
     """Log in to the board, with the terminal."""
-    from toolkit.board.shell import interactive, replace_process
+    from toolkit.fleet.boards.shell import interactive, replace_process
 
     replace_process(interactive(ssh_address(address)))
 
@@ -107,7 +107,7 @@ def shell(address: str) -> None:
 @json_option
 def reboot(address: str, no_wait: bool, timeout_s: float, as_json: bool) -> None:
     """Start the board again, and wait until its agent answers."""
-    from toolkit.board.care import reboot_board, wait_for_boot
+    from toolkit.fleet.boards.care import reboot_board, wait_for_boot
 
     with open_shell(address) as board:
         boot = reboot_board(board)
@@ -128,7 +128,7 @@ def reboot(address: str, no_wait: bool, timeout_s: float, as_json: bool) -> None
 @json_option
 def power_mode(mode: str | None, address: str, with_reboot: bool, as_json: bool) -> None:
     """Set the power mode to MODE, a name or number of nvpmodel; without it, list them."""
-    from toolkit.board.power import current_mode, list_modes, set_mode
+    from toolkit.fleet.boards.power import current_mode, list_modes, set_mode
 
     with open_shell(address) as board:
         if mode is not None:

@@ -7,7 +7,7 @@ import msgspec
 
 from toolkit.cli.options.fleet import json_option
 from toolkit.cli.options.search import search, search_of, search_options
-from toolkit.flash.discovery import FoundBoard, no_boards
+from toolkit.fleet.boards.discovery import FoundBoard, no_boards
 
 
 @click.command(epilog="Example: tandem board find --login robot --json")

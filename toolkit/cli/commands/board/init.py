@@ -15,8 +15,8 @@ from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
 
 if TYPE_CHECKING:
-    from toolkit.board.init import StepResult
-    from toolkit.board.setup import PackagesFrom
+    from toolkit.fleet.boards.init import StepResult
+    from toolkit.fleet.boards.setup import PackagesFrom
 
 F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = (
@@ -89,8 +89,8 @@ def init(
     left alone: run it again after a fault, or for a newer Tandem. sudo's password is asked for
     once, or taken from TANDEM_SUDO_PASSWORD. Exit status 1: a step failed; those before it stay.
     """
-    from toolkit.board.init import InitSettings, set_up
-    from toolkit.board.request import InitRequest, check_request, parse_labels
+    from toolkit.fleet.boards.init import InitSettings, set_up
+    from toolkit.fleet.boards.request import InitRequest, check_request, parse_labels
 
     request = InitRequest(device, profile, broker, fleet, dev, parse_labels(labels), smp_device)
     check_request(request)

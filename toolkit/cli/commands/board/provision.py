@@ -14,11 +14,11 @@ from toolkit.cli.commands.board.init import init_options, packages_from
 from toolkit.cli.options.board import ask_password
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import json_option
-from toolkit.flash.many import INTERRUPTED
-from toolkit.flash.ways import USB
+from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.transports.addresses import USB
 
 if TYPE_CHECKING:
-    from toolkit.board.line import LineResult
+    from toolkit.fleet.boards.provision_table import LineResult
 
 
 @click.command(
@@ -74,12 +74,12 @@ def provision(
     Run it again to go on where it was cut off, and for those that failed. A board whose module has
     another serial number than its line is refused. Exit status 1: a board failed.
     """
-    from toolkit.board.init import InitSettings
-    from toolkit.board.line import ResultFile, parse_rows, provision_rows
-    from toolkit.board.provision import Station
-    from toolkit.board.request import InitRequest, check_request
-    from toolkit.board.wheels import own_wheel
     from toolkit.errors import BoardError
+    from toolkit.fleet.boards.init import InitSettings
+    from toolkit.fleet.boards.provision import Station
+    from toolkit.fleet.boards.provision_table import ResultFile, parse_rows, provision_rows
+    from toolkit.fleet.boards.request import InitRequest, check_request
+    from toolkit.fleet.boards.wheels import own_wheel
 
     check_request(InitRequest(fleet=fleet, dev=dev))
     try:
@@ -155,7 +155,7 @@ def _say(result: "LineResult") -> None:
 
 
 def _summary(ended: "Sequence[LineResult]", skipped: int) -> dict[str, object]:
-    from toolkit.board.line import OUTPUT
+    from toolkit.fleet.boards.provision_table import OUTPUT
 
     rows = [dict(zip(OUTPUT, result.cells(), strict=True)) for result in ended]
     failed = sum(1 for result in ended if result.result != "ok")

@@ -11,8 +11,8 @@ import msgspec
 
 from device.protocol.documents import CommandState
 from toolkit.errors import RolloutError
-from toolkit.fleet.commands import Given
-from toolkit.fleet.history import printable
+from toolkit.fleet.server.commands import Given
+from toolkit.fleet.server.history import printable
 
 JPEG = "jpeg"
 

@@ -10,7 +10,7 @@ from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.fleet import fleet_option, json_option, operator, show, watch_option
 
 if TYPE_CHECKING:
-    from toolkit.fleet.views import DeviceView
+    from toolkit.fleet.server.views import DeviceView
 
 
 @click.command(epilog="Example: tandem fleet devices --fleet fleet/ --where label.site=lab --watch")
@@ -39,8 +39,8 @@ def devices(
     from toolkit.cli.commands.fleet.tables import devices_table
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.rollout.targets import fulfils, parse_requirements
+    from toolkit.fleet.server.views import device_views
     from toolkit.fleet.store.devices import load_devices, load_ear
-    from toolkit.fleet.views import device_views
 
     database = load_fleet(folder).open_store()
     requirements = parse_requirements(where)
@@ -78,8 +78,8 @@ def show_device(device_id: str, folder: Path, as_json: bool, watch: bool) -> Non
     from toolkit.cli.commands.fleet.tables import device_table
     from toolkit.errors import RolloutError
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import unknown_device
-    from toolkit.fleet.views import device_views
+    from toolkit.fleet.server.operations import unknown_device
+    from toolkit.fleet.server.views import device_views
 
     database = load_fleet(folder).open_store()
 
@@ -105,7 +105,7 @@ def label(device_id: str, labels: tuple[str, ...], folder: Path) -> None:
     They are above those that the device has of itself. Groups of rollouts are chosen by them.
     """
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import label_device
+    from toolkit.fleet.server.operations import label_device
 
     database = load_fleet(folder).open_store()
     try:
@@ -146,8 +146,8 @@ def run_command(
     its lines; report; reboot, where agent.toml allows it.
     """
     from toolkit.cli.commands.fleet.command_output import print_given, write_result
-    from toolkit.fleet.commands import give, make_command
     from toolkit.fleet.fleet_folder import load_fleet
+    from toolkit.fleet.server.commands import give, make_command
 
     fleet = load_fleet(folder)
     database = fleet.open_store()
@@ -173,7 +173,7 @@ def clear(device_id: str, folder: Path, as_json: bool) -> None:
     `tandem fleet device run` clears those for whose end it has waited.
     """
     from toolkit.cli.commands.fleet.command_output import print_ended
-    from toolkit.fleet.commands import clear_ended
     from toolkit.fleet.fleet_folder import load_fleet
+    from toolkit.fleet.server.commands import clear_ended
 
     print_ended(clear_ended(load_fleet(folder), device_id), as_json=as_json)

@@ -27,8 +27,8 @@ def issue(device: str, output: Path, folder: Path, as_json: bool) -> None:
 
     Better let a board enrol itself (`tandem fleet identity expect`): its key never leaves it then.
     """
-    from toolkit.fleet.certificates import issue_device
-    from toolkit.fleet.identity import Authority
+    from toolkit.fleet.authority import Authority
+    from toolkit.fleet.trust.certificates import issue_device
 
     issued = issue_device(Authority(folder / "identity"), device, output)
     untold = _admit(folder)
@@ -52,8 +52,8 @@ def expect(
     devices: tuple[str, ...], list_file: IO[str] | None, folder: Path, as_json: bool
 ) -> None:
     """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate."""
-    from toolkit.fleet.certificates import expect as expect_devices
-    from toolkit.fleet.identity import Authority
+    from toolkit.fleet.authority import Authority
+    from toolkit.fleet.trust.certificates import expect as expect_devices
 
     lines: list[str] = [] if list_file is None else [line.strip() for line in list_file]
     names = [*devices, *filter(None, lines)]
@@ -71,10 +71,10 @@ def expect(
 
 def _admit(folder: Path) -> str:
     """Make new devices known to a broker that keeps accounts; return what is left to be done."""
-    from toolkit.fleet.broker_setup import SOFTWARE
-    from toolkit.fleet.certificates import update_broker
+    from toolkit.fleet.authority import Authority
+    from toolkit.fleet.brokers.software import SOFTWARE
     from toolkit.fleet.folder import broker_files
-    from toolkit.fleet.identity import Authority
+    from toolkit.fleet.trust.certificates import update_broker
 
     broker = broker_files(folder)
     software = SOFTWARE[broker.software]
@@ -89,11 +89,11 @@ def _admit(folder: Path) -> str:
 @json_option
 def revoke(device: str, folder: Path, as_json: bool) -> None:
     """Shut DEVICE out of the broker and end its connections: it was lost, stolen or retired."""
-    from toolkit.fleet.broker_setup import SOFTWARE, why_connected
-    from toolkit.fleet.certificates import revoke_device
+    from toolkit.fleet.authority import SERVER, Authority
+    from toolkit.fleet.brokers.software import SOFTWARE, why_connected
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.folder import broker_files
-    from toolkit.fleet.identity import SERVER, Authority
+    from toolkit.fleet.trust.certificates import revoke_device
 
     broker = broker_files(folder)
     settings = load_fleet(folder).link_settings(f"tandem-revoke-{secrets.token_hex(4)}", (), SERVER)
@@ -127,8 +127,8 @@ def list_devices(folder: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from toolkit.fleet.certificates import identities, is_due
-    from toolkit.fleet.identity import Authority
+    from toolkit.fleet.authority import Authority
+    from toolkit.fleet.trust.certificates import identities, is_due
 
     rows = identities(Authority(folder / "identity"))
     if as_json:

@@ -46,7 +46,7 @@ def init(
     FOLDER/keys is encrypted with the passphrase in TANDEM_FLEET_PASSPHRASE, if there is one. Copy
     FOLDER/trust to each board, and keep FOLDER/keys to yourself.
     """
-    from toolkit.fleet.broker_setup import SOFTWARE
+    from toolkit.fleet.brokers.software import SOFTWARE
     from toolkit.fleet.folder import BROKER, make_fleet
 
     settings = make_fleet(

@@ -26,7 +26,7 @@ def rotate(role: str, folder: Path, as_json: bool) -> None:
     Do this when a key may be known to others, and before the signature of root, targets or director
     ends. Boards follow by themselves. The old files go to keys/retired.
     """
-    from toolkit.fleet.repository import FleetRepository
+    from toolkit.fleet.trust.repository import FleetRepository
 
     repository = FleetRepository(folder)
     repository.rotate(role)

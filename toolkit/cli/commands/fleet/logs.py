@@ -28,10 +28,10 @@ def logs(device: str, folder: Path, follow: bool, as_json: bool) -> None:
 
     from toolkit.errors import RolloutError
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.history import history_of
-    from toolkit.fleet.operations import unknown_device
+    from toolkit.fleet.server.history import history_of
+    from toolkit.fleet.server.operations import unknown_device
+    from toolkit.fleet.server.times import utc
     from toolkit.fleet.store.devices import load_device
-    from toolkit.fleet.times import utc
 
     fleet = load_fleet(folder)
     database = fleet.open_store()
@@ -75,8 +75,8 @@ def _messages(fleet: "Fleet", device: str, *, as_json: bool) -> Iterator[str]:
 
     from device.protocol.mqtt import Link, LinkEvent, Message, queue_putter
     from device.protocol.topics import Topics
-    from toolkit.fleet.history import printable
-    from toolkit.fleet.times import utc
+    from toolkit.fleet.server.history import printable
+    from toolkit.fleet.server.times import utc
 
     root = Topics(device).root
     subscriptions = tuple((f"{root}/{topic}", 1) for topic in FOLLOWED)

@@ -12,7 +12,7 @@ from toolkit.cli.options.progress import progress_bar
 from toolkit.cli.options.registry import registry_client, registry_options
 
 if TYPE_CHECKING:
-    from toolkit.fleet.publish import Published
+    from toolkit.fleet.trust.publish import Published
 
 REGISTRY = "oci://"
 
@@ -61,7 +61,7 @@ def _from_registry(text: str, folder: Path, ca: Path | None, *, plain_http: bool
 
 
 def _publish(bundle: Path, folder: Path, source: str = "") -> "Published":
-    from toolkit.fleet.publish import publish_bundle
-    from toolkit.fleet.repository import FleetRepository
+    from toolkit.fleet.trust.publish import publish_bundle
+    from toolkit.fleet.trust.repository import FleetRepository
 
     return publish_bundle(FleetRepository(folder), bundle, source)

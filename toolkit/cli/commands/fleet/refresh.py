@@ -17,7 +17,7 @@ def refresh(folder: Path, as_json: bool) -> None:
     A device that finds no fresh timestamp installs nothing: run this from time to time, for
     example by a timer. Prints until when each signature holds.
     """
-    from toolkit.fleet.repository import FleetRepository
+    from toolkit.fleet.trust.repository import FleetRepository
 
     repository = FleetRepository(folder)
     repository.refresh()

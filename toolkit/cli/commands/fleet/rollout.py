@@ -10,7 +10,7 @@ from toolkit.cli.options.fleet import fleet_option, json_option, operator, show,
 
 if TYPE_CHECKING:
     from toolkit.fleet.rollout.values import Order
-    from toolkit.fleet.views import RolloutView
+    from toolkit.fleet.server.views import RolloutView
 
 
 @click.group(epilog="Example: tandem fleet rollout status 3 --fleet fleet/ --watch")
@@ -152,10 +152,9 @@ def start(
     from device.protocol.documents import InstallPolicy
     from device.update.bundle import read_bundle_info
     from toolkit.cli.commands.fleet.tables import plan_table
-    from toolkit.fleet.admission import admit, release_of
-    from toolkit.fleet.bundle_facts import statements_of
+    from toolkit.fleet.bundles.facts import statements_of
+    from toolkit.fleet.bundles.release import release_of
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import make_plan, new_key, start_rollout
     from toolkit.fleet.rollout import values as v
     from toolkit.fleet.rollout.gates import parse_gates
     from toolkit.fleet.rollout.groups import parse_groups
@@ -163,6 +162,8 @@ def start(
     from toolkit.fleet.rollout.policy import with_gates, with_window
     from toolkit.fleet.rollout.rates import default_rate, parse_rate
     from toolkit.fleet.rollout.targets import parse_requirements
+    from toolkit.fleet.server.operations import make_plan, new_key, start_rollout
+    from toolkit.fleet.trust.publish import admit
 
     rows, said = parse_gates(gates), statements_of(read_bundle_info(bundle))
     policy = InstallPolicy(
@@ -219,9 +220,9 @@ def status(number: int | None, folder: Path, as_json: bool, watch: bool) -> None
     """
     from toolkit.cli.commands.fleet.tables import rollout_table, rollouts_table
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import get_spec
     from toolkit.fleet.rollout.values import ENDED
-    from toolkit.fleet.views import rollout_views
+    from toolkit.fleet.server.operations import get_spec
+    from toolkit.fleet.server.views import rollout_views
 
     database = load_fleet(folder).open_store()
     try:
@@ -242,7 +243,7 @@ def status(number: int | None, folder: Path, as_json: bool, watch: bool) -> None
 def _order(folder: Path, number: int | None, word: "Order", done: str) -> None:
     """Give an order to a rollout, the newest one if none is named."""
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.operations import newest, order
+    from toolkit.fleet.server.operations import newest, order
 
     database = load_fleet(folder).open_store()
     try:

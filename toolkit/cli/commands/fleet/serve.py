@@ -19,7 +19,7 @@ def serve(folder: Path) -> None:
     server on the same store stands by.
     """
     from toolkit.fleet.fleet_folder import load_fleet
-    from toolkit.fleet.server import FleetServer
+    from toolkit.fleet.server.serve import FleetServer
 
     stopped = threading.Event()
 

@@ -39,7 +39,7 @@ def statement(
     """
     from device.files import replacing
     from toolkit.fleet.rollout.gates import parse_gates
-    from toolkit.fleet.statement import make_statement
+    from toolkit.fleet.trust.statement import make_statement
 
     data = make_statement(bundle, device, folder, retry=retry, gates=parse_gates(gates))
     with replacing(out) as file:

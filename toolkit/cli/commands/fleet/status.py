@@ -11,8 +11,8 @@ import msgspec
 from toolkit.cli.options.fleet import fleet_option, json_option
 
 if TYPE_CHECKING:
-    from toolkit.fleet.endings import Ending
     from toolkit.fleet.rollout.liveness import Outage
+    from toolkit.fleet.server.expiry import ExpiringItem
 
 MAX_OUTAGES = 20  # that are listed
 # Urgency -> exit status of --check.
@@ -32,13 +32,13 @@ def status(check: bool, due: bool, folder: Path, as_json: bool) -> None:
     What `tandem fleet serve` renews by itself needs attention only if it did not. By a timer, use
     --check --due: it prints nothing and exits with 0 while all is fine.
     """
-    from toolkit.fleet.endings import most_urgent, read_endings, urgency, utc_now
-    from toolkit.fleet.times import utc
+    from toolkit.fleet.server.expiry import most_urgent, read_expiry, urgency, utc_now
+    from toolkit.fleet.server.times import utc
 
     now = utc_now()
-    endings, silent = read_endings(folder), _silent(folder)
+    endings, silent = read_expiry(folder), _silent(folder)
 
-    def is_shown(row: "Ending") -> bool:
+    def is_shown(row: "ExpiringItem") -> bool:
         # A fleet has thousands of devices: those whose certificate is fine are not listed.
         return urgency(row, now) != "fine" or not (due or row.kind == "device")
 
@@ -67,7 +67,7 @@ def _silent(folder: Path) -> "Sequence[Outage]":
     """Return the outages of a fleet; one that was never served has none."""
     from toolkit.fleet.fleet_folder import load_fleet
     from toolkit.fleet.folder import SETTINGS
-    from toolkit.fleet.views import read_outages
+    from toolkit.fleet.server.views import read_outages
 
     if not (folder / SETTINGS).exists():
         return ()
@@ -79,7 +79,7 @@ def _silent(folder: Path) -> "Sequence[Outage]":
 
 
 def _print_silent(silent: "Sequence[Outage]") -> None:
-    from toolkit.fleet.watch import sentence
+    from toolkit.fleet.server.silence import sentence
 
     for event in silent[:MAX_OUTAGES]:
         click.echo(sentence(event))
@@ -87,11 +87,11 @@ def _print_silent(silent: "Sequence[Outage]") -> None:
         click.echo(f"and {len(silent) - MAX_OUTAGES} more: `tandem fleet devices --state silent`")
 
 
-def _print(endings: "Sequence[Ending]") -> None:
+def _print(endings: "Sequence[ExpiringItem]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from toolkit.fleet.endings import urgency, utc_now
+    from toolkit.fleet.server.expiry import urgency, utc_now
 
     now = utc_now()
     table = Table("what", "", "ends (UTC)", "", "do", box=None)

@@ -9,10 +9,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from toolkit.fleet.history import printable
-from toolkit.fleet.operations import STATUS_WORDS, Plan
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.views import DeviceView, GroupView, RolloutView
+from toolkit.fleet.server.history import printable
+from toolkit.fleet.server.operations import STATUS_WORDS, Plan
+from toolkit.fleet.server.views import DeviceView, GroupView, RolloutView
 
 PLANNED = 5  # devices of a group that a plan lists
 LISTED_LABELS = 8  # of a device in a list; `tandem fleet device show` has them all

@@ -1,0 +1,172 @@
+"""A child of the agent with all that it starts: lines in and out, its limits, and how it ended.
+
+Start it from the main thread (see `device.start.guard`). What it says and that it ended are told in
+threads of their own. The pipeline, which outlives an agent's update, has a keeper of its own
+(`device.agent.pipeline_process`).
+"""
+
+import contextlib
+import errno
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from device.agent.memory_watch import watch_memory
+from device.start.child import guarded
+
+MAX_LINE_BYTES = 64 * 1024  # a longer line comes in parts
+TAIL_LINES = 100
+JOIN_S = 5.0  # a process that the child has started may keep its pipe open
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExit:
+    """How a child ended. `status`: as subprocess has it; `tail`: the last lines of its stderr;
+    `cause`: why it was ended from here, empty: it ended by itself."""
+
+    status: int
+    tail: tuple[str, ...]
+    cause: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it ended: the cause, or the last that it said, or its status."""
+        return self.cause or (*self.tail[-1:], f"exit status {self.status}")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """The most that a child may take before it is ended, and what is said then: `too_long`, and
+    `too_much` of the bytes that it held. `memory_bytes` 0: anything."""
+
+    seconds: float = math.inf
+    too_long: str = ""
+    memory_bytes: int = 0
+    too_much: Callable[[int], str] = "{} bytes of memory".format
+
+
+NO_LIMITS = ChildLimits()
+
+
+class ChildProcess:
+    """One run of a command."""
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        on_line: Callable[[bytes], None],
+        on_exit: Callable[[ChildExit], None],
+        *,
+        limits: ChildLimits = NO_LIMITS,
+        environment: Mapping[str, str] | None = None,
+        written: "queue.Queue[bytes | None] | None" = None,
+        on_stderr: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """Start the child. `on_line` takes each line of its stdout, `on_stderr` of its stderr, and
+        then `on_exit` its end. `written`: what goes to its stdin, None at the end.
+
+        Raises OSError, whose strerror says why: no process or no thread can be started.
+        """
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            guarded(command), stdin=subprocess.DEVNULL if written is None else pipe, stdout=pipe,
+            stderr=pipe, env={**os.environ, **(environment or {})}, start_new_session=True,
+        )  # fmt: skip
+        self._limits, self._on_exit = limits, on_exit
+        self._cause = ""
+        self._ended = threading.Event()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        stdout, stderr, stdin = self._process.stdout, self._process.stderr, self._process.stdin
+        assert stdout is not None
+        assert stderr is not None
+        self._readers = (
+            threading.Thread(target=_read_lines, args=(stdout, on_line), daemon=True),
+            threading.Thread(target=read_tail, args=(stderr, self._tail, on_stderr), daemon=True),
+        )
+        threads = [*self._readers, threading.Thread(target=self._watch, daemon=True)]
+        if limits.memory_bytes:
+            threads.append(threading.Thread(target=self._hold_memory, daemon=True))
+        if written is not None:
+            threads.append(threading.Thread(target=_write, args=(stdin, written), daemon=True))
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
+            self._on_exit = lambda _exit: None
+            self.stop()
+            raise OSError(errno.EAGAIN, f"no thread can be started ({error})") from error
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def end(self, cause: str = "it was stopped") -> None:
+        """Kill the child and all that it started, for a reason."""
+        self._cause = self._cause or cause
+        if self._process.returncode is not None:
+            return  # its number may be another process's by now
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Kill it and wait until it has ended."""
+        self.end()
+        self._process.wait()
+
+    def _hold_memory(self) -> None:
+        def breach(used_bytes: int) -> None:
+            self.end(self._limits.too_much(used_bytes))
+
+        watch_memory(self.pid, self._limits.memory_bytes, self._ended, breach)
+
+    def _watch(self) -> None:
+        seconds = self._limits.seconds
+        try:
+            status = self._process.wait(None if seconds == math.inf else seconds)
+        except subprocess.TimeoutExpired:
+            self.end(self._limits.too_long)
+            status = self._process.wait()
+        self._ended.set()
+        for reader in self._readers:
+            reader.join(JOIN_S)
+        self._on_exit(ChildExit(status, tuple(self._tail), self._cause))
+
+
+def read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
+    """Hand on and keep each line that says something, until the stream ends."""
+    with stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            if text := line.decode("utf-8", "replace").rstrip():
+                tail.append(text)
+                on_line(text)
+
+
+def echo(text: str) -> None:
+    """Print a line to stderr; an error must not stop who reads, or the child blocks on its pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
+    with stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            on_line(line)
+
+
+def _write(pipe: IO[bytes], written: "queue.Queue[bytes | None]") -> None:
+    """Write to the child; in a thread of its own, as the child may not read."""
+    with contextlib.suppress(OSError, ValueError):  # the child has ended
+        while (data := written.get()) is not None:
+            pipe.write(data)
+            pipe.flush()
+    with contextlib.suppress(OSError):
+        pipe.close()

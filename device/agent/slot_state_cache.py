@@ -1,0 +1,123 @@
+"""The state of the slots in memory, and what of it the disk has."""
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from device.errors import BundleError, StateError
+from device.protocol.documents import Desired
+from device.update import slots
+from device.update.boot import boot_state
+from device.update.bundle import read_bundle_info
+from device.update.slot_store import SlotStore
+from device.update.slots import Slot, SlotFailure, SlotRecord, SlotState
+
+LOG = logging.getLogger("tandem.agent")
+RETRY_S = 1.0  # between two tries to write to a disk that took nothing
+
+
+class SlotStateCache:
+    """The state that is in force. What has happened is in force even if the disk is full."""
+
+    def __init__(self, store: SlotStore) -> None:
+        self.state = SlotState()
+        self._store = store
+        self._unsaved = ""  # why the disk lacks the state
+        self._retry_at_s = 0.0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences on the state that an operator should know."""
+        texts = (self.state.recovery, self._unsaved, *self._store.unread.values(), *self._store.odd)
+        return tuple(text for text in texts if text)
+
+    @property
+    def retry_at_s(self) -> float | None:
+        """When `retry` is due."""
+        return self._retry_at_s if self._unsaved else None
+
+    def record(self, slot: Slot | None) -> SlotRecord:
+        """Return the release in a slot that has one."""
+        record = self.state.record(slot)
+        assert record is not None
+        return record
+
+    def boot(self) -> None:
+        """Take the state from which the agent starts."""
+        self.state, saved = boot_state(self._store, utc_now())
+        if not saved:
+            self.note(self.state)
+
+    def save(self, state: SlotState) -> None:
+        """Change the state only if the disk keeps it; StateError otherwise."""
+        self.state = self._store.save(state)
+        self._unsaved = ""
+
+    def note(self, state: SlotState) -> None:
+        """Change the state, which has happened already; the disk gets it when it has room."""
+        try:
+            self.save(state)
+        except StateError as error:
+            if not self._unsaved:
+                LOG.error("%s", error)
+            self.state = state
+            self._unsaved = str(error)
+            self._retry_at_s = time.monotonic() + RETRY_S
+
+    def retry(self, now_s: float) -> None:
+        """Write a state that the disk lacks, if that is due."""
+        if self._unsaved and now_s >= self._retry_at_s:
+            self.note(self.state)
+
+    def stage(self, bundle: Path, desired: Desired, profile: str) -> None:
+        """Unpack a fetched bundle into the idle slot.
+
+        Raises BundleError, StateError or OSError; what was in the slot may be lost by then.
+        """
+        info = read_bundle_info(bundle)
+        # The desired document names a profile too, but it is not what was built.
+        if info.profile != profile:
+            raise BundleError(
+                f"the engine in the bundle is built for {info.profile}, this device is {profile}: "
+                f"build an engine for {profile}"
+            )
+        record = SlotRecord(
+            sha256=desired.release.blob.sha256,
+            bytes=desired.release.blob.bytes,
+            name=info.name,
+            version=info.version,
+            request=desired.request,
+        )
+        self.save(slots.clear(self.state))
+        self._store.populate(self.state.idle, bundle, record)
+        self.save(slots.stage(self.state, record))
+
+    # -- what has happened
+
+    def refuse(self, desired: Desired, reason: str) -> None:
+        """This request was refused for good."""
+        failure = SlotFailure(
+            sha256=desired.release.blob.sha256,
+            request=desired.request,
+            phase="refused",
+            reason=reason[: slots.MAX_REASON],
+            at=utc_now(),
+        )
+        self.note(slots.refuse(self.state, failure))
+
+    def roll_back(self, reason: str) -> None:
+        """The trial failed."""
+        self.note(slots.roll_back(self.state, reason, utc_now()))
+
+    def give_up_active(self, reason: str, request: str) -> None:
+        """The active release, asked for by `request`, gives way to the one before."""
+        state = slots.give_up_active(self.state, reason, utc_now())
+        last = msgspec.structs.replace(state.failures[-1], request=request)
+        self.note(msgspec.structs.replace(state, failures=(*state.failures[:-1], last)))
+
+
+def utc_now() -> str:
+    """Return the time as the records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,265 @@
+"""Looks for boards: the USB network, mDNS, then serial ports, in this order.
+
+Finding is one thing, asking is another: whatever a place says of itself, the board behind it is
+asked by its way before it counts, and one that is there by several ways counts once.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from device.control.upload_request import BoardFacts
+from device.errors import TandemError
+from device.install_advice import pip_install
+from toolkit.fleet.boards.serial_ports import ask_serial, jetson_ports
+from toolkit.fleet.transports.addresses import WAYS, open_board, parse_address
+from toolkit.fleet.transports.transport import TransportError
+
+USB_HOST = "192.168.55.1"  # a Jetson at a USB port
+SSH_PORT = 22
+SERVICE = "_tandem._tcp.local."
+CONNECT_S = 1.0
+MDNS_S = 2.0
+MAX_ASKED = 16  # boards that are asked at once
+_SHOWN = 64  # characters of a name that a stranger announces
+# A board says where its agent is. Anybody can say so for a known host: no other program is run.
+_ANNOUNCED = {
+    "agent": re.compile(r"/[A-Za-z0-9_./-]*/tandem-agent\Z"),
+    "config": re.compile(r"/[A-Za-z0-9_./-]*\.toml\Z"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How found boards are reached. `user`, `ssh_config`: of ssh, "" for its own defaults."""
+
+    user: str = ""
+    ssh_config: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a board may be: the address of a way, and what it calls itself, "" if it does not."""
+
+    way: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look gave; `sentence` for a line."""
+
+    kind: str
+    sentence: str
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBoard:
+    """A board that was asked. `facts`: None if it did not answer, `error` says why."""
+
+    way: str
+    name: str
+    facts: BoardFacts | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """All looks, and the boards behind them."""
+
+    looks: tuple[Look, ...]
+    boards: tuple[FoundBoard, ...]
+
+
+class NoBoardError(TransportError):
+    """No board, or several where one was needed."""
+
+
+def look_usb(options: SearchOptions) -> Look:
+    """Knock at the address that a Jetson has on its USB cable."""
+    try:
+        socket.create_connection((USB_HOST, SSH_PORT), CONNECT_S).close()
+    except OSError as error:
+        reason = "nobody answers" if isinstance(error, TimeoutError) else error.strerror
+        return Look("USB network", f"{USB_HOST}: {reason or error}")
+    place = Place(_ssh_way(USB_HOST, SSH_PORT, options))
+    return Look("USB network", f"{USB_HOST} answers", (place,))
+
+
+def look_mdns(options: SearchOptions) -> Look:
+    """Ask the network who offers `_tandem._tcp`; avahi of a board does that."""
+    try:
+        from zeroconf import Zeroconf
+    except ImportError:
+        return Look("mDNS", f"not asked: zeroconf is not installed; {pip_install('host')}")
+    try:
+        with Zeroconf() as network:
+            places = _announced(network, options)
+    except OSError as error:
+        return Look("mDNS", f"this host has no network for it: {error.strerror or error}")
+    names = ", ".join(place.name for place in places)
+    return Look("mDNS", names or f"nobody announces {SERVICE.removesuffix('.local.')}", places)
+
+
+def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
+    """Return the places of all services that answer within MDNS_S."""
+    from zeroconf import BadTypeInNameException, ServiceBrowser, Zeroconf
+
+    assert isinstance(network, Zeroconf)
+    names: set[str] = set()
+
+    def on_change(zeroconf: object, service_type: str, name: str, state_change: object) -> None:
+        names.add(name)
+
+    browser = ServiceBrowser(network, SERVICE, handlers=[on_change])
+    try:
+        time.sleep(MDNS_S)  # nobody says that all have answered
+    finally:
+        browser.cancel()
+    places = []
+    for name in sorted(names):
+        try:
+            info = network.get_service_info(SERVICE, name, round(CONNECT_S * 1000))
+        except BadTypeInNameException:  # a stranger's: control characters, or too long
+            continue
+        if info is None:
+            continue
+        addresses = info.parsed_addresses()
+        if not addresses or info.port is None:
+            continue
+        text = {key: _text(value) for key, value in info.decoded_properties.items()}
+        host = _host(info.server or "", addresses)
+        user = options.user or text.get("user", "")
+        parts = announced_paths(text)
+        way = _ssh_way(host, info.port, options, user=user, parts=parts)
+        label = _text(name.removesuffix(f".{SERVICE}")[:_SHOWN])
+        places.append(Place(way, text.get("device") or label))
+    return tuple(places)
+
+
+def announced_paths(text: Mapping[str, str]) -> dict[str, str]:
+    """Return where a board's agent and its agent.toml are, of what an mDNS record says."""
+    return {key: text[key] for key, form in _ANNOUNCED.items() if form.match(text.get(key, ""))}
+
+
+def _text(value: str | None) -> str:
+    """Return what a stranger announces as a short printable text, "" if it is none."""
+    return value if value and value.isprintable() and len(value) <= 256 else ""
+
+
+def _host(server: str, addresses: Sequence[str]) -> str:
+    """Return the name of a host where this one resolves it: keys of hosts are known by names."""
+    name = server.removesuffix(".")
+    try:
+        known = {row[4][0] for row in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):
+        known = set()
+    return name if known.intersection(addresses) else addresses[0]
+
+
+def look_serial(_: SearchOptions) -> Look:
+    """Ask the ports of Jetsons by SMP, all at once."""
+    ports = jetson_ports()
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        answers = list(pool.map(ask_serial, ports))
+    places = (
+        Place(f"serial://{quote(port)}", answer.device)
+        for port, answer in zip(ports, answers, strict=True)
+        if answer.answers
+    )
+    sentence = "; ".join(answer.sentence for answer in answers)
+    return Look("serial", sentence or "no Jetson at a port", tuple(places))
+
+
+Finder = Callable[[SearchOptions], Look]
+FINDERS: tuple[Finder, ...] = (look_usb, look_mdns, look_serial)
+
+
+def find_boards(options: SearchOptions, on_look: Callable[[Look], None]) -> Search:
+    """Look everywhere, ask what is there, and count each board once."""
+    looks = []
+    for finder in FINDERS:
+        look = finder(options)
+        on_look(look)
+        looks.append(look)
+    places = [place for look in looks for place in look.places]
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        asked = list(pool.map(_ask, places))
+    return Search(tuple(looks), distinct(asked))
+
+
+def distinct(asked: Sequence[FoundBoard]) -> tuple[FoundBoard, ...]:
+    """Return each board once, by the first way to it that answers."""
+    boards: dict[str, FoundBoard] = {}
+    for board in asked:
+        earlier = boards.get(board.name or board.way)
+        if earlier is None or (earlier.facts is None and board.facts is not None):
+            boards[board.name or board.way] = board
+    return tuple(boards.values())
+
+
+def _ask(place: Place) -> FoundBoard:
+    """Ask the board at a place what it is; a place that lies about its way is one that fails."""
+    scheme = place.way.partition(":")[0]
+    if scheme not in WAYS:
+        return FoundBoard(place.way, place.name, error=f"{scheme}:// is no way of this Tandem")
+    import click
+
+    try:
+        board = open_board(parse_address(place.way))
+        try:
+            facts = board.facts()
+        finally:
+            board.close()
+    except click.UsageError as error:
+        return FoundBoard(place.way, place.name, error=error.message)
+    except TandemError as error:
+        return FoundBoard(place.way, place.name, error=str(error))
+    name = place.name if facts is None else facts.answer.device
+    return FoundBoard(place.way, name, facts)
+
+
+def the_one(search: Search) -> FoundBoard:
+    """Return the only board; NoBoardError lists what was seen if there is none, or several."""
+    if len(search.boards) == 1:
+        return search.boards[0]
+    if search.boards:
+        rows = "; ".join(f"{board.name or 'unknown'} at {board.way}" for board in search.boards)
+        raise NoBoardError(
+            f"{len(search.boards)} boards are there ({rows}): name one with `tandem flash --to`, "
+            "or take all with `tandem flash --all-found`"
+        )
+    raise no_boards(search)
+
+
+def no_boards(search: Search) -> NoBoardError:
+    """Return the error that says where was looked in vain."""
+    looks = "; ".join(f"{look.kind}: {look.sentence}" for look in search.looks)
+    return NoBoardError(
+        f"no board was found ({looks}): connect its USB cable and switch it on, or name it with "
+        "--to ssh://user@host"
+    )
+
+
+def _ssh_way(
+    host: str,
+    port: int,
+    options: SearchOptions,
+    *,
+    user: str | None = None,
+    parts: dict[str, str] | None = None,
+) -> str:
+    """Return the address of a way over SSH."""
+    name = options.user if user is None else user
+    login = f"{quote(name, safe='')}@" if name else ""
+    place = f"[{host}]" if ":" in host else host
+    query = dict(parts or {})
+    if options.ssh_config:
+        query["ssh_config"] = options.ssh_config
+    behind = f"?{urlencode(query, safe='/')}" if query else ""
+    return f"ssh://{login}{place}{'' if port == SSH_PORT else f':{port}'}{behind}"

@@ -1,0 +1,1 @@
+"""`tandem fleet serve`: carries rollouts out, and answers what devices fetch."""

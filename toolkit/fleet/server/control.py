@@ -1,0 +1,319 @@
+"""The rollouts of a fleet in memory and in the store, which change together.
+
+One round takes what devices reported and what operators ordered, asks the machine, and keeps
+events, new documents and how far the log was carried out in one transaction. Only then is anything
+sent: after a kill at any moment the next server begins with what was kept, and sends it again.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.machine import step
+from toolkit.fleet.rollout.policy import going_back
+from toolkit.fleet.rollout.reports import event_of, request_of
+from toolkit.fleet.rollout.routing import may_join, owners, taken_over
+from toolkit.fleet.rollout.targets import unfit
+from toolkit.fleet.store import lease, log, rollouts
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import DeviceRow, load_devices, load_labels, save_devices
+from toolkit.fleet.store.rollouts import DesiredRow
+
+DesiredSigner = Callable[[Desired], bytes]
+SERVER = "server"
+COMMAND = "command"  # kind of the log's rows that say that a device was given a command
+LABEL = "label"  # kind of the log's rows that say that labels have changed
+DOCUMENT = "desired"
+EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round has changed, before it is kept."""
+
+    states: dict[int, v.RolloutState]
+    events: dict[int, list[v.Event]] = field(default_factory=dict)
+    actions: list[tuple[int, v.Action]] = field(default_factory=list)
+
+
+class Control:
+    """The rollouts of one fleet. One thread uses it, and holds the lease."""
+
+    def __init__(self, database: Database, holder: str, sign: DesiredSigner = encode) -> None:
+        """Read the store. `sign` makes the payload of a desired document."""
+        self._database = database
+        self._holder = holder
+        self._sign = sign
+        self._applied = rollouts.applied(database)
+        self._specs = rollouts.load_specs(database)
+        self._states = self._replay()
+        self._owners = owners(self._states)
+        self._releases = rollouts.load_releases(database)
+        self.devices = {row.id: row for row in load_devices(database)}
+        self._labels = load_labels(database)
+        self.desired = rollouts.load_desired(database)
+
+    @property
+    def states(self) -> Mapping[int, v.RolloutState]:
+        """The state of each rollout."""
+        return self._states
+
+    def advance(
+        self,
+        changed: Mapping[str, DeviceRow],
+        *,
+        reconnected: bool = False,
+        silent: Set[str] = frozenset(),
+    ) -> list[DesiredRow]:
+        """Do a round; return the documents that are new. `changed`: devices that were heard;
+        `reconnected`: the server heard nobody for a while, and does now; `silent`: devices that
+        fell silent since the last round.
+
+        RolloutError: the store cannot be used, or another server has the lease.
+        """
+        at_s = self._database.now_s()
+        if not changed and not reconnected and not silent and not self._is_due(at_s):
+            return []
+        with self._database.write():
+            lease.check(self._database, self._holder)
+            this = _Round(dict(self._states))
+            self._take_log(this)
+            if reconnected:
+                self._begin_waits_anew(this, at_s)
+            self._take_reports(this, changed.values(), at_s)
+            self._take_silence(this, silent, at_s)
+            self._tick(this, at_s)
+            documents = self._documents(this, at_s)
+            documents += self._renewed(at_s, but={row.device for row in documents})
+            self._keep(this, changed, documents, at_s)
+        self._states = this.states
+        self.devices.update(changed)
+        self.desired.update({row.device: row for row in documents})
+        return documents
+
+    # -- reading the store
+
+    def _replay(self) -> dict[int, v.RolloutState]:
+        """Return the states as of what was carried out: later rows are taken as new ones."""
+        texts: dict[int, list[str]] = {number: [] for number in self._specs}
+        for row in log.rows_after(self._database, 0):
+            if row.seq > self._applied:
+                break
+            if row.kind == log.EVENT:
+                texts[row.rollout].append(row.body)
+        return {
+            number: step(spec, v.RolloutState(), rollouts.decode_events(texts[number]))[0]
+            for number, spec in self._specs.items()
+        }
+
+    def _is_due(self, at_s: float) -> bool:
+        """Whether a round would do something although no device was heard."""
+        if log.head(self._database)[0] != self._applied:
+            return True
+        if any(self._is_old(row, at_s) for row in self.desired.values()):
+            return True
+        tick = v.Tick(at_s=at_s)
+        return any(
+            step(self._specs[number], state, [tick]) != (state, ())
+            for number, state in self._states.items()
+            if _is_open(state)
+        )
+
+    # -- one round, inside its transaction
+
+    def _take_log(self, this: _Round) -> None:
+        """Take what operators have put into the log since the last round."""
+        self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
+        labels_changed = False
+        for row in log.rows_after(self._database, self._applied):
+            labels_changed |= row.kind == LABEL
+            if row.kind == log.EVENT:
+                event = v.EVENTS.decode(row.body)
+                self._apply(this, row.rollout, [event])
+                if isinstance(event, v.Started):
+                    self._releases = rollouts.load_releases(self._database)
+                    devices = [member.device for member in event.members]
+                    self._take_over(this, row.rollout, devices, event.at_s)
+        if labels_changed:
+            self._labels = load_labels(self._database)
+
+    def _begin_waits_anew(self, this: _Round, at_s: float) -> None:
+        for number, state in list(this.states.items()):
+            if _is_open(state):
+                self._note(this, number, [v.Reconnected(at_s=at_s)])
+
+    def _apply(self, this: _Round, number: int, events: list[v.Event]) -> None:
+        state = this.states.get(number, v.RolloutState())
+        this.states[number], actions = step(self._specs[number], state, events)
+        this.actions += [(number, action) for action in actions]
+
+    def _note(self, this: _Round, number: int, events: list[v.Event]) -> None:
+        """Apply events of the server's own, which the log does not have yet."""
+        self._apply(this, number, events)
+        this.events.setdefault(number, []).extend(events)
+
+    def _take_over(self, this: _Round, number: int, devices: Iterable[str], at_s: float) -> None:
+        devices = tuple(devices)
+        for older, event in taken_over(this.states, number, devices, at_s).items():
+            self._note(this, older, [event])
+        self._owners.update(dict.fromkeys(devices, number))
+
+    def _take_reports(self, this: _Round, rows: Iterable[DeviceRow], at_s: float) -> None:
+        events: dict[int, list[v.Event]] = {}
+        joined: dict[int, list[str]] = {}
+        for heard in rows:
+            labels = self._labels.get(heard.id, {})
+            row = heard if heard.labels == labels else replace(heard, labels=labels)
+            if row.reported is None:
+                continue
+            owner = self._owners.get(row.id)
+            if owner is not None:
+                state = this.states[owner]
+                event = event_of(
+                    self._specs[owner], state, owner, row.id, reported=row.reported, at_s=at_s
+                )
+                if event is not None:
+                    events.setdefault(owner, []).append(event)
+            number = self._joins(this, row, owner)
+            if number is not None:
+                event = v.Joined(at_s=at_s, device=row.id, previous=self._previous(row))
+                events.setdefault(number, []).append(event)
+                joined.setdefault(number, []).append(row.id)
+        for number, taken in events.items():
+            self._note(this, number, taken)
+        for number, devices in joined.items():
+            self._take_over(this, number, devices, at_s)
+
+    def _take_silence(self, this: _Round, silent: Set[str], at_s: float) -> None:
+        """Tell each rollout which of its live devices fell silent, as one event."""
+        for number, state in list(this.states.items()):
+            lost = tuple(
+                device
+                for device in sorted(silent)
+                if self._owners.get(device) == number and state.devices[device].phase == "live"
+            )
+            if lost and state.status not in v.ENDED:
+                heard_s = min(self.devices[device].heard_s for device in lost)
+                self._note(this, number, [v.Silent(at_s=at_s, devices=lost, heard_s=heard_s)])
+
+    def _joins(self, this: _Round, row: DeviceRow, owner: int | None) -> int | None:
+        """Return the newest rollout that a device enters late, None if there is none."""
+        target = row.target(Ear(row.heard_s, row.heard_s))
+        for number in sorted(this.states, reverse=True):
+            if target is None or (owner is not None and number <= owner):
+                return None
+            spec, state = self._specs[number], this.states[number]
+            if may_join(number, spec, state, row.id, owner) and not unfit(
+                target, spec.release, spec.requires
+            ):
+                return number
+        return None
+
+    def _previous(self, row: DeviceRow) -> str:
+        running = None if row.reported is None else row.reported.running
+        return running.sha256 if running and running.sha256 in self._releases else ""
+
+    def _tick(self, this: _Round, at_s: float) -> None:
+        """Let time pass; ticks that change nothing are not noted."""
+        for number, state in list(this.states.items()):
+            if _is_open(state):
+                tick = v.Tick(at_s=at_s)
+                after, actions = step(self._specs[number], state, [tick])
+                if after != state or actions:
+                    this.states[number] = after
+                    this.actions += [(number, action) for action in actions]
+                    this.events.setdefault(number, []).append(tick)
+
+    def _documents(self, this: _Round, at_s: float) -> list[DesiredRow]:
+        """Return a document for each device that something is sent to: its last action counts."""
+        last = {action.device: (number, action) for number, action in this.actions}
+        return [
+            self._document(number, device, action, at_s)
+            for device, (number, action) in last.items()
+        ]
+
+    def _renewed(self, at_s: float, but: Set[str]) -> list[DesiredRow]:
+        """Return documents that would expire, anew: the device runs what it ran. `but`: devices
+        that something else is sent to."""
+        return [
+            self._document(
+                row.rollout,
+                row.device,
+                v.Undo(device=row.device, sha256=row.sha256)
+                if row.undo
+                else v.Send(device=row.device),
+                at_s,
+            )
+            for row in self.desired.values()
+            if row.device not in but and self._is_old(row, at_s)
+        ]
+
+    @staticmethod
+    def _is_old(row: DesiredRow, at_s: float) -> bool:
+        return row.expires_s - at_s < EXPIRES_S / 2
+
+    def _document(self, number: int, device: str, action: v.Action, at_s: float) -> DesiredRow:
+        """Return the document of an action, with a counter above all that the device has seen.
+
+        Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
+        after a store was lost.
+        """
+        spec, undo = self._specs[number], isinstance(action, v.Undo)
+        release: ReleaseSpec = spec.release
+        if isinstance(action, v.Undo):
+            release = self._releases[action.sha256][0]
+        last = self.desired.get(device)
+        counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
+        expires_s = at_s + EXPIRES_S
+        desired = Desired(
+            format=DOCUMENT_FORMAT,
+            request=request_of(spec, number, undo=undo),
+            release=release,
+            retry=spec.retry or undo,
+            device=device,
+            counter=counter,
+            expires=dt.datetime.fromtimestamp(int(expires_s), dt.timezone.utc).isoformat(),
+            policy=going_back(spec.policy) if undo else spec.policy,
+        )
+        return DesiredRow(
+            device, counter, number, undo, release.blob.sha256, expires_s,
+            self._sign(desired).decode(),
+        )  # fmt: skip
+
+    def _keep(
+        self,
+        this: _Round,
+        changed: Mapping[str, DeviceRow],
+        documents: list[DesiredRow],
+        at_s: float,
+    ) -> None:
+        database = self._database
+        notes = [
+            log.Note(SERVER, log.EVENT, msgspec.json.encode(event).decode(), number)
+            for number, events in this.events.items()
+            for event in events
+        ]
+        notes += [log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout) for row in documents]
+        self._applied = log.append(database, notes, at_s)
+        rollouts.set_applied(database, self._applied)
+        rollouts.save_desired(database, documents)
+        save_devices(database, changed.values())
+        for number, state in this.states.items():
+            before = self._states.get(number)
+            if before is None or before.status != state.status:
+                rollouts.set_status(database, number, state.status)
+
+
+def _is_open(state: v.RolloutState) -> bool:
+    """Whether time alone may change a rollout."""
+    return state.status not in v.ENDED or any(group.open for group in state.groups)
+
+
+def _sent_text(row: DesiredRow) -> str:
+    values = {"device": row.device, "counter": row.counter, "sha256": row.sha256, "undo": row.undo}
+    return msgspec.json.encode(values).decode()

@@ -1,0 +1,208 @@
+"""What an operator does to a fleet: orders in the store, which the server carries out.
+
+Nothing here needs a server to run: an order waits in the store until one does.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from device.choices import list_choices
+from device.protocol.documents import ReleaseSpec
+from toolkit.errors import RolloutError
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
+from toolkit.fleet.rollout.groups import assign
+from toolkit.fleet.rollout.machine import accepts
+from toolkit.fleet.rollout.targets import Target, unfit
+from toolkit.fleet.server.control import LABEL
+from toolkit.fleet.store import log, rollouts
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
+
+MAX_LABELS = 64
+
+
+class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of a plan and its devices, in the order in which they are sent to."""
+
+    name: str
+    devices: tuple[str, ...]
+
+
+class Unfit(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that the release does not fit, and why."""
+
+    device: str
+    reasons: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollout would do, known before anything is sent.
+
+    `ungrouped`: devices that it fits and no group takes. `offline`: those that are away or silent,
+    and get it once they are back. `unsigned`: those with dev = true. `before`: the release that
+    each goes back to, by its SHA-256; of the others it is not known.
+    """
+
+    release: ReleaseSpec
+    groups: tuple[PlannedGroup, ...]
+    unfit: tuple[Unfit, ...] = ()
+    ungrouped: tuple[str, ...] = ()
+    offline: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
+    before: dict[str, str] = {}
+
+
+def new_key() -> str:
+    """Return the key of a new rollout."""
+    return secrets.token_hex(4)
+
+
+def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
+    """Return what a rollout would do with the devices that are known now."""
+    release = f"{spec.release.name} {spec.release.version}"
+    statements = BundleStatements(spec.metrics, spec.texts, spec.models)
+    check_bundle_gates(spec.gates, release, statements)
+    ear, rows = load_ear(database), load_devices(database)
+    targets = [target for row in rows if (target := row.target(ear)) is not None]
+    if not targets:
+        raise RolloutError(
+            "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"
+        )
+    reasons = {target.device: unfit(target, spec.release, spec.requires) for target in targets}
+    fit = [target for target in targets if not reasons[target.device]]
+    if not fit:
+        example = next(iter(reasons.items()))
+        raise RolloutError(
+            f"{spec.release.name} {spec.release.version} fits none of {len(targets)} devices; "
+            f"{example[0]}: {'; '.join(example[1])}"
+        )
+    groups = assign(spec.groups, fit, spec.key)
+    known = rollouts.load_releases(database)
+    members = [target for group in groups for target in group]
+    grouped = {target.device for target in members}
+    return Plan(
+        release=spec.release,
+        groups=tuple(
+            PlannedGroup(name=name, devices=_names(group))
+            for name, group in zip(spec.groups, groups, strict=True)
+        ),
+        unfit=tuple(
+            Unfit(device=device, reasons=texts) for device, texts in reasons.items() if texts
+        ),
+        ungrouped=_names([target for target in fit if target.device not in grouped]),
+        offline=_names([target for target in members if not target.online]),
+        unsigned=_names([target for target in members if target.dev]),
+        before={row.device: row.running for row in members if row.running in known},
+    )
+
+
+def start_rollout(
+    database: Database, spec: v.RolloutSpec, plan: Plan, bundle: Path, who: str
+) -> int:
+    """Begin a rollout as it was planned; return its number."""
+    members = tuple(
+        v.Member(device=device, group=number, previous=plan.before.get(device, ""))
+        for number, group in enumerate(plan.groups)
+        for device in group.devices
+    )
+    with database.write():
+        started = v.Started(at_s=database.now_s(), members=members)
+        return rollouts.create_rollout(database, spec, started, bundle.resolve(), who)
+
+
+def order(database: Database, number: int, word: v.Order, who: str) -> None:
+    """Give an order to a rollout; RolloutError if it means nothing in its status."""
+    spec = get_spec(database, number)
+    with database.write():
+        status = rollouts.load_state(database, number, spec).status
+        if not accepts(status, word):
+            raise RolloutError(_refusal(number, status, word))
+        at_s = database.now_s()
+        event = v.Ordered(at_s=at_s, order=word, by=who)
+        rollouts.note_events(database, number, [event], at_s, who)
+
+
+def _refusal(number: int, status: v.Status, word: str) -> str:
+    possible = ", ".join(row for row in get_args(v.Order) if accepts(status, row)) or "nothing"
+    return (
+        f"rollout {number} is {STATUS_WORDS[status]}: {word} means nothing to it now; it takes "
+        f"{possible}"
+    )
+
+
+# Status -> how it reads in a sentence.
+STATUS_WORDS: Mapping[v.Status, str] = {
+    "running": "running",
+    "paused": "paused",
+    "approval": "waiting for approval",
+    "rolling_back": "rolling back",
+    "finished": "finished",
+    "aborted": "aborted",
+    "rolled_back": "rolled back",
+}
+
+
+def get_spec(database: Database, number: int) -> v.RolloutSpec:
+    """Return the spec of a rollout; RolloutError if there is none with this number."""
+    specs = rollouts.load_specs(database)
+    if number not in specs:
+        known = f"the last one is {max(specs)}" if specs else "there is none yet"
+        raise RolloutError(f"there is no rollout {number}: {known}")
+    return specs[number]
+
+
+def newest(database: Database) -> int:
+    """Return the number of the newest rollout; RolloutError if there is none."""
+    specs = rollouts.load_specs(database)
+    if not specs:
+        raise RolloutError("there is no rollout yet: begin one with `tandem fleet rollout start`")
+    return max(specs)
+
+
+def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:
+    """Set labels (KEY=VALUE) of a device, or take them away (KEY=)."""
+    parsed = [_parse_label(change) for change in changes]
+    with database.write():  # of two operators at once, neither loses labels
+        row = load_device(database, device)
+        if row is None:
+            raise RolloutError(unknown_device(database, device))
+        labels = {**row.labels, **dict(parsed)}
+        labels = {key: value for key, value in labels.items() if value}
+        if len(labels) > MAX_LABELS:
+            raise RolloutError(
+                f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
+                "away with KEY="
+            )
+        set_labels(database, device, labels)
+        body = msgspec.json.encode({"device": device, "labels": labels}).decode()
+        log.append(database, [log.Note(who, LABEL, body)], database.now_s())
+
+
+def _parse_label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    printable = text.isprintable() and "," not in text
+    if not (key and equals and printable) or len(key) > 64 or len(value) > 200:
+        raise RolloutError(
+            f"{text!r} is no label: write KEY=VALUE, for example site=lab (KEY= takes it away)"
+        )
+    return key, value
+
+
+def unknown_device(database: Database, device: str) -> str:
+    """Return the message for a device that never reported."""
+    rows = database.rows("SELECT id FROM devices")
+    choices = list_choices(device, [str(row[0]) for row in rows])
+    return f"the fleet has no device {device!r}; it has {_cut(choices)}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200].rpartition(',')[0]}, ..."
+
+
+def _names(targets: Sequence[Target]) -> tuple[str, ...]:
+    return tuple(target.device for target in targets)

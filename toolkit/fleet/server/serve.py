@@ -1,0 +1,326 @@
+"""`tandem fleet serve`: watches all devices, carries rollouts out, serves what devices fetch.
+
+One thread handles all events. What it decides is in the store before it is sent, so the process
+may be killed at any moment. Of several servers on one store the one with the lease works, the
+others stand by.
+"""
+
+import logging
+import math
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from device.errors import TrustError
+from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode, encode
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.signed import Told, open_told
+from device.protocol.topics import PREFIX, Topics
+from toolkit.fleet.authority import SERVER
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.folder import IDENTITY
+from toolkit.fleet.server.answers import Answers
+from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.refresher import Refresher
+from toolkit.fleet.server.silence import Watch
+from toolkit.fleet.store import lease
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import DeviceRow, save_beats, save_ear
+from toolkit.fleet.trust.publish import is_signed
+
+LOG = logging.getLogger("tandem.fleet")
+MAX_EVENTS = 4096
+ROUND_S = 0.1  # events are gathered for so long, then carried out together
+STANDBY_S = 1.0
+SEND_AFTER = 64  # events
+AWAY_S = 30.0  # a connection that was away for longer made devices late
+AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
+_DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class Service(Protocol):
+    """Something else that devices ask for: chunks, metadata."""
+
+    def start(self) -> None:
+        """Begin to serve, without waiting."""
+
+    def close(self) -> None:
+        """Stop."""
+
+
+class Reader(Protocol):
+    """Reads what devices say."""
+
+    def knows(self, device: str) -> bool:
+        """Whether a device signs what it says."""
+
+    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
+        """Return a report or a beat. Raises ValueError, TrustError."""
+
+
+class BareReader:
+    """Reads what the devices of a bench say: nothing is signed."""
+
+    def knows(self, device: str) -> bool:
+        """No device has a key."""
+        return False
+
+    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
+        """Return a report or a beat. Raises ValueError."""
+        return open_told(payload, kind)
+
+
+ServiceFactory = Callable[[Fleet], Service]
+
+
+def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
+    """Return what signs desired documents: the director, or on a bench nobody."""
+    if not is_signed(fleet.folder):
+        return encode
+    from toolkit.fleet.trust.director import sign_desired
+    from toolkit.fleet.trust.repository import FleetRepository
+
+    repository = FleetRepository(fleet.folder)
+    # Read for each document: the key may be rotated while the server runs.
+    return lambda desired: sign_desired(desired, repository.director_signer())
+
+
+def reader_of(fleet: Fleet) -> Reader:
+    """Return what reads a device's reports: by its certificate, where the fleet has a CA."""
+    identity = fleet.folder / IDENTITY
+    if not identity.is_dir():
+        return BareReader()
+    from toolkit.fleet.trust.report_keys import ReportKeys
+
+    return ReportKeys(identity)
+
+
+# What a server starts beside the rollouts.
+SERVICES: tuple[ServiceFactory, ...] = (Answers, Refresher)
+
+
+class FleetServer:
+    """The server of one fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        sign: Callable[[Desired], bytes] | None = None,
+        services: Sequence[ServiceFactory] = SERVICES,
+    ) -> None:
+        """`sign` makes the payload of a desired document, by default as `signer_of` says."""
+        self._fleet = fleet
+        self._sign = sign or signer_of(fleet)
+        self._reader = reader_of(fleet)
+        self._services = services
+        self._holder = lease.holder_name()
+        self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
+        self._unsent: dict[str, bytes] = {}  # device -> its newest document
+        self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
+        self._is_connected = False
+        self._says_again = False  # to each device that connects
+        self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
+        self._reconnected = False  # after a time in which devices were not heard
+        self._unread: set[str] = set()  # devices whose report cannot be read, said once
+        self._watch = Watch()
+        self._behind = 0  # events that were there at `_asked_s` and are not taken yet
+        self._asked_s = 0.0
+        self._beaten: set[str] = set()  # devices that were heard and have nothing new to say
+
+    def serve(self, stopped: threading.Event) -> None:
+        """Work until `stopped` is set; RolloutError: the store, or another server took over."""
+        database = self._fleet.open_store()
+        try:
+            if not self._await_lease(database, stopped):
+                return
+            try:
+                self._work(database, stopped)
+            finally:
+                lease.release(database, self._holder)
+        finally:
+            database.close()
+
+    def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
+        """Wait until no other server works; False: stopped before."""
+        warned = False
+        while not stopped.is_set():
+            if lease.acquire(database, self._holder):
+                return True
+            if not warned:
+                row = lease.read_lease(database)
+                LOG.warning("stands by: %s has the lease", row.holder if row else "another server")
+                warned = True
+            stopped.wait(STANDBY_S)
+        return False
+
+    def _work(self, database: Database, stopped: threading.Event) -> None:
+        control = Control(database, self._holder, self._sign)
+        every = Topics("+")
+        subscriptions = ((every.state, 1), (every.reported, 1), (every.beat, 1))
+        settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
+        link = Link(settings, queue_putter(self._events, stopped))
+        services = [make(self._fleet) for make in self._services]
+        try:
+            link.start()
+            for service in services:
+                service.start()
+            LOG.info("serves the fleet %s", self._fleet.file.name)
+            renewed_s = time.monotonic()
+            while not stopped.is_set():
+                self._round(control, link)
+                if time.monotonic() - renewed_s > lease.LEASE_S / 3:
+                    with database.write():
+                        lease.check(database, self._holder)
+                        rows = [
+                            control.devices[one] for one in self._beaten if one in control.devices
+                        ]
+                        save_beats(database, rows)
+                        if self._is_connected:
+                            save_ear(database, self._watch.ear)
+                    self._beaten.clear()
+                    renewed_s = time.monotonic()
+        finally:
+            stopped.set()  # nobody takes events any more
+            link.close()
+            for service in services:
+                service.close()
+
+    def _round(self, control: Control, link: Link) -> None:
+        """Gather events for a moment, carry them out, send what they ask for."""
+        taken, until_s = 0, time.monotonic() + ROUND_S
+        if self._behind <= 0:
+            self._behind, self._asked_s = self._events.qsize(), time.time()
+        while (wait_s := until_s - time.monotonic()) > 0.0:
+            try:
+                event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
+            except queue.Empty:
+                self._send(link)
+                continue
+            self._take(event, control)
+            taken += 1
+            if taken % SEND_AFTER == 0:  # the connection has room again
+                self._send(link)
+        self._behind -= taken
+        if self._events.empty():
+            self._watch.caught_up(time.time())
+        elif self._behind <= 0:  # under a flood, too, what came before a moment was heard
+            self._watch.caught_up(self._asked_s)
+        if not self._is_connected:
+            return  # nobody can be heard: no device may count as late
+        rows = (self._heard.get(name, row) for name, row in control.devices.items())
+        silent = self._watch.fallen_silent(rows)
+        for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
+            self._unsent[row.device] = row.document.encode()
+        self._heard, self._reconnected = {}, False
+        for sentence in self._watch.news(control.devices.values()):
+            LOG.warning("%s", sentence)
+        self._send(link)
+
+    def _take(self, event: LinkEvent, control: Control) -> None:
+        if isinstance(event, LinkUp):
+            LOG.info("connected with MQTT %s", event.mqtt_version)
+            self._is_connected = True
+            self._watch.begin(time.time())
+            # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
+            # a device at another node than ours gets only what is sent while it is there.
+            self._says_again = event.mqtt_version == "3.1.1"
+            self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
+            # A broker may have lost what it retained: all is said again, which changes nothing.
+            self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
+        elif isinstance(event, LinkDown):
+            LOG.warning("%s", event.reason)
+            if self._is_connected:
+                self._is_connected, self._away_since_s = False, time.monotonic()
+        else:
+            self._take_message(event, control)
+
+    def _take_message(self, message: Message, control: Control) -> None:
+        device, _, kind = message.topic.removeprefix(f"{PREFIX}/").partition("/")
+        if not message.payload or not _DEVICE.match(device):
+            return
+        row = self._heard.get(device) or control.devices.get(device)
+        row = row or DeviceRow(device, 0.0, None, None, {})
+        try:
+            after = self._told(row, kind, message)
+        except (ValueError, TrustError) as error:
+            if device not in self._unread:
+                self._unread.add(device)
+                LOG.warning("cannot read what %s says: %s", device, error)
+            return
+        self._unread.discard(device)
+        is_back = after.heard_s != row.heard_s and self._watch.take(device)
+        says_news = (after.state, after.reported) != (row.state, row.reported)
+        if self._says_again and _is_birth(row.state, after.state) and device in control.desired:
+            self._unsent[device] = control.desired[device].document.encode()
+        if says_news or is_back or device in self._heard:
+            self._heard[device] = after
+        elif after != row:  # it lives: kept with the lease
+            control.devices[device] = after
+            self._beaten.add(device)
+
+    def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow:
+        """Return a device after a message. What is retained or old says nothing of now.
+
+        Raises ValueError, TrustError: it is not understood, not signed by the device, or older than
+        what is known.
+        """
+        now_s = row.heard_s if message.retained else time.time()
+        if kind == "state":
+            state = _newer(row.state, decode(message.payload, StateDocument))
+            # Nobody signs it, and what is lost is said by the broker.
+            believed = state.state != "lost" and not self._reader.knows(row.id)
+            return replace(row, state=state, heard_s=now_s if believed else row.heard_s)
+        if kind == "reported":
+            reported = self._reader.open(row.id, message.payload, Reported)
+            known = 0 if row.reported is None else row.reported.counter
+            if not _is_new(reported.counter, known, message):
+                return row
+            return replace(row, reported=reported, heard_s=now_s)
+        beat = self._reader.open(row.id, message.payload, Beat)
+        known = 0 if row.reported is None else row.reported.counter  # both count in one sequence
+        if not _is_new(beat.counter, max(known, row.beat), message):
+            return row
+        return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
+
+    def _send(self, link: Link) -> None:
+        """Publish documents as far as the connection takes them."""
+        for device in list(self._unsent):
+            payload = self._unsent[device]
+            if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
+                return  # down, or its queue is full: later
+            del self._unsent[device]
+
+
+def _is_new(counter: int, known: int, message: Message) -> bool:
+    """Whether a counter says that something is new; 0: of an agent that does not count.
+
+    What is retained is older than a beat, and comes with each connection. Raises TrustError: it
+    was said before, and somebody says it again.
+    """
+    if counter > known or known == 0:
+        return True
+    if counter < known and not message.retained:
+        raise TrustError(
+            f"{message.topic} has the counter {counter}, and {known} was there before: somebody "
+            "has published an old one again, or the device has lost its state and its clock"
+        )
+    return False
+
+
+def _is_birth(known: StateDocument | None, state: StateDocument | None) -> bool:
+    """Whether a device has connected anew."""
+    if state is None or state.state != "online":
+        return False
+    return known is None or known.session < state.session
+
+
+def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:
+    """Return a device's state; the will of an older session than the last is stale."""
+    if state.state == "lost" and known is not None and state.session < known.session:
+        return known
+    return state

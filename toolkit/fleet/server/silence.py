@@ -1,0 +1,84 @@
+"""Which devices have fallen silent, as a server notices it, and what it says of them.
+
+Devices of one place fall silent one by one, as their beats are spread: so one sentence is said an
+interval after the first of them.
+"""
+
+from collections.abc import Iterable, Set
+
+from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, outages
+from toolkit.fleet.server.times import utc
+from toolkit.fleet.store.devices import DeviceRow
+
+LOOK_S = 1.0  # between two looks at all devices
+STALL_S = 5.0  # a server that stood still for longer, or whose clock was set, begins to listen anew
+NAMED = 5  # devices that a sentence names
+
+
+class Watch:
+    """Since when a server hears, and who is silent. One thread uses it."""
+
+    def __init__(self) -> None:
+        self.ear = Ear(0.0, 0.0)
+        self._silent: set[str] = set()
+        self._unsaid: set[str] = set()
+        self._said_s = 0.0  # when the silence of `_unsaid` is said
+        self._looked_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """A connection begins: what was said before it was not heard."""
+        self.ear = Ear(now_s, now_s)
+
+    def caught_up(self, now_s: float) -> None:
+        """All that came until now was heard."""
+        if 0.0 <= now_s - self.ear.until_s <= STALL_S:
+            self.ear = Ear(self.ear.since_s, now_s)
+        else:
+            self.begin(now_s)
+
+    def take(self, device: str) -> bool:
+        """A device is heard; return whether it was silent."""
+        was_silent = device in self._silent
+        self._silent.discard(device)
+        self._unsaid.discard(device)
+        return was_silent
+
+    def fallen_silent(self, rows: Iterable[DeviceRow]) -> Set[str]:
+        """Return the devices that have fallen silent since the last look."""
+        if 0.0 <= self.ear.until_s - self._looked_s < LOOK_S:
+            return set()
+        self._looked_s = self.ear.until_s
+        fallen = {
+            row.id: row
+            for row in rows
+            if row.id not in self._silent and row.liveness(self.ear) == "silent"
+        }
+        if fallen and not self._unsaid:
+            self._said_s = self.ear.until_s + max(row.beat_s for row in fallen.values())
+        self._silent |= fallen.keys()
+        self._unsaid |= fallen.keys()
+        return set(fallen)
+
+    def news(self, rows: Iterable[DeviceRow]) -> list[str]:
+        """Return a sentence for each outage that was not said yet, once that is due."""
+        if not self._unsaid or self.ear.until_s < self._said_s:
+            return []
+        events = outages(voice_of(row, silent=row.id in self._unsaid) for row in rows)
+        self._unsaid.clear()
+        return [sentence(event) for event in events]
+
+
+def voice_of(row: DeviceRow, *, silent: bool) -> Voice:
+    """Return what outages are made of, of a device."""
+    return Voice(row.id, row.heard_s, row.beat_s, row.all_labels, silent)
+
+
+def sentence(event: Outage) -> str:
+    """Return an outage as a sentence."""
+    count, since = len(event.devices), utc(event.since_s) or "ever"
+    if count == 1:
+        return f"{event.devices[0]} is silent, last heard {since}"
+    where = f" with {event.place}" if event.place else ""
+    more = "" if count <= NAMED else ", ..."
+    names = ", ".join(event.devices[:NAMED])
+    return f"{count} of {event.of} devices{where} fell silent together, from {since}: {names}{more}"

@@ -1,0 +1,352 @@
+"""Deploy a bundle: publish the desired release, serve its chunks, wait for the results.
+
+The devices drive: each compares its retained `desired` document with its slots and requests the
+chunks that it lacks. After a restart of a device or the broker the transfer resumes by itself.
+"""
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from device.errors import BrokerError, DeployError
+from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
+from device.protocol.mqtt import (
+    Link,
+    LinkDown,
+    LinkEvent,
+    LinkSettings,
+    LinkUp,
+    Message,
+    queue_putter,
+)
+from device.protocol.topics import DeviceId
+from device.update.bundle import read_bundle_info
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.transports.deployment import (
+    Deployment,
+    DeployProgress,
+    DeployResult,
+    PendingPart,
+)
+from toolkit.fleet.transports.withdrawal import Withdrawal
+
+if TYPE_CHECKING:
+    from toolkit.fleet.bundles.library import Library
+    from toolkit.fleet.server.metadata import MetadataServer
+
+MAX_EVENTS = 1024
+DEFAULT_POLICY = InstallPolicy()
+
+
+class _Rollout:
+    """The deployments of one release over one connection: one thread handles all events.
+
+    `documents`: what is published to each device; `metadata` answers for what is signed; `earlier`:
+    the bundles that a chunk may be sent as a difference from; `fleet`: the folder that has signed;
+    `withdraw`: take the release back at Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        desired: Desired,
+        documents: Mapping[str, bytes],
+        *,
+        broker: BrokerAddress,
+        metadata: "MetadataServer | None",
+        earlier: "Library | None",
+        timeout_s: float,
+        on_progress: Callable[[DeployProgress], None],
+        fleet: Path | None,
+        withdraw: bool,
+    ) -> None:
+        now_s = time.monotonic()
+        self._fleet, self._withdraws = fleet, withdraw
+        self._blob = blob
+        self._desired = desired
+        self._deployments = [
+            Deployment(blob, desired, device, timeout_s=timeout_s, now_s=now_s)
+            for device in documents
+        ]
+        self._documents = documents
+        self._metadata = metadata
+        self._earlier = earlier
+        self._by_topic = {
+            topic: deployment
+            for deployment in self._deployments
+            for topic in deployment.subscriptions
+        }
+        self._on_progress = on_progress
+        self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
+        self._ended = threading.Event()
+        self._link = Link(self._settings(broker), queue_putter(self._events, self._ended))
+        self._was_up = False
+
+    def run(self) -> tuple[DeployResult, ...]:
+        """Serve chunks until every device has reported a result or is silent for too long."""
+        self._link.start()
+        try:
+            while running := [d for d in self._deployments if d.result is None]:
+                self._step(running)
+        except KeyboardInterrupt:
+            if not self._withdraws:
+                raise
+            raise KeyboardInterrupt(self._withdraw()) from None
+        finally:
+            self._ended.set()
+            self._link.close()
+        return tuple(d.result for d in self._deployments if d.result is not None)
+
+    def _withdraw(self) -> str:
+        """Take the release back; return what has become of it. Ctrl-C ends that at once."""
+        try:
+            return "; ".join(filter(None, map(self._withdraw_one, self._deployments)))
+        except KeyboardInterrupt:
+            release = self._desired.release
+            devices = ", ".join(self._documents)
+            return (
+                f"{release.name} {release.version} may still be desired of {devices}, and be "
+                "installed: flash the release before"
+            )
+
+    def _withdraw_one(self, deployment: Deployment) -> str:
+        self._on_progress(replace(deployment.progress, phase="withdrawing"))
+        return Withdrawal(
+            deployment,
+            self._link,
+            self._events,
+            ours=self._documents[deployment.topics.device],
+            fleet=self._fleet,
+            serve=self._serve_metadata,
+        ).run()
+
+    def _serve_metadata(self, message: Message) -> bool:
+        return self._metadata is not None and self._metadata.handle(self._link, message)
+
+    def _settings(self, broker: BrokerAddress) -> LinkSettings:
+        return LinkSettings(
+            host=broker.host,
+            port=broker.port,
+            client_id=f"tandem-deploy-{self._desired.request[:8]}",
+            subscriptions=tuple((topic, 1) for topic in self._topics()),
+            username=broker.username,
+            password=broker.password,
+            tls=broker.tls,
+        )
+
+    def _topics(self) -> tuple[str, ...]:
+        """Return what this side listens to."""
+        if self._metadata is None:
+            return tuple(self._by_topic)
+        return (*self._by_topic, *(d.topics.tuf_get for d in self._deployments))
+
+    def _step(self, running: Sequence[Deployment]) -> None:
+        """Handle one event; without events send each device one part; without parts wait."""
+        pending = [deployment for deployment in running if deployment.pending]
+        remaining_s = min(d.deadline_s for d in running) - time.monotonic()
+        try:
+            event = self._events.get(timeout=0.0 if pending else max(0.0, remaining_s))
+        except queue.Empty:
+            for deployment in pending:
+                self._send(deployment)
+        else:
+            self._handle(event)
+        for deployment in running:
+            if deployment.result is None:
+                deployment.advance(time.monotonic())
+                if deployment.result is not None:
+                    self._on_progress(deployment.progress)
+
+    def _handle(self, event: LinkEvent) -> None:
+        if isinstance(event, LinkUp):
+            self._was_up = True
+            for deployment in self._deployments:
+                if deployment.result is None:
+                    self._publish(deployment)
+        elif isinstance(event, LinkDown):
+            if not self._was_up:
+                raise BrokerError(f"{event.reason}: is it running, and is its address right?")
+            for deployment in self._deployments:
+                deployment.on_link_down(event.reason)
+        else:
+            self._on_message(event)
+
+    def _publish(self, deployment: Deployment) -> None:
+        deployment.on_link_up()
+        document = self._documents[deployment.topics.device]
+        self._link.publish(deployment.topics.desired, document, qos=1, retain=True)
+        self._on_progress(deployment.progress)
+
+    def _on_message(self, message: Message) -> None:
+        if self._serve_metadata(message):
+            return
+        deployment = self._by_topic[message.topic]
+        try:
+            reported = deployment.on_message(message, time.monotonic())
+        except ValueError:
+            return  # of a newer agent, or not of an agent at all
+        if reported:
+            self._on_progress(deployment.progress)
+
+    def _send(self, deployment: Deployment) -> None:
+        pending = deployment.take_part()
+        name, payload = self._read(pending)
+        topic = deployment.topics.chunk(self._blob.spec.sha256, name, deployment.peer)
+        if self._link.publish_bulk(topic, payload):
+            deployment.count_sent(pending.part, len(payload))
+            self._on_progress(deployment.progress)
+
+    def _read(self, pending: PendingPart) -> tuple[int | str, bytes]:
+        """Return the name and the bytes of a part: a difference where the device has a base."""
+        part = pending.part
+        if isinstance(part, int) and self._earlier is not None:
+            difference = self._earlier.delta(self._blob, part, pending.bases)
+            if difference is not None:
+                return f"d{part}", difference
+        return part, self._blob.read(part)
+
+
+def _check_device(device: str) -> None:
+    """Refuse an invalid device id: "+" or "#" would address the whole fleet."""
+    try:
+        msgspec.convert(device, DeviceId)
+    except msgspec.ValidationError as error:
+        raise DeployError(
+            f"{device!r} is not the id of a device: that has 1 to 64 letters, digits, - and _, "
+            "like device in its agent.toml"
+        ) from error
+
+
+def _no_progress(_: DeployProgress) -> None:
+    """Discard progress."""
+
+
+def deploy_bundle(
+    bundle: Path,
+    device: str,
+    broker: BrokerAddress,
+    *,
+    timeout_s: float = 120.0,
+    retry: bool = False,
+    fleet: Path | None = None,
+    earlier: Path | None = None,
+    policy: InstallPolicy = DEFAULT_POLICY,
+    withdraw: bool = False,
+    on_progress: Callable[[DeployProgress], None] = _no_progress,
+) -> DeployResult:
+    """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
+    (result,) = deploy_to_devices(
+        bundle,
+        (device,),
+        broker,
+        timeout_s=timeout_s,
+        retry=retry,
+        fleet=fleet,
+        earlier=earlier,
+        policy=policy,
+        withdraw=withdraw,
+        on_progress=on_progress,
+    )
+    return result
+
+
+def deploy_to_devices(
+    bundle: Path,
+    devices: Sequence[str],
+    broker: BrokerAddress,
+    *,
+    timeout_s: float = 120.0,
+    retry: bool = False,
+    fleet: Path | None = None,
+    earlier: Path | None = None,
+    policy: InstallPolicy = DEFAULT_POLICY,
+    withdraw: bool = False,
+    on_progress: Callable[[DeployProgress], None] = _no_progress,
+) -> tuple[DeployResult, ...]:
+    """Deploy a bundle to all devices at once and return their results, in the same order.
+
+    `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
+    devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
+    bundle is published there if it is not. A device that runs a bundle of the fleet, or of the
+    folder `earlier`, gets the differences from it where those are smaller. `withdraw`: Ctrl-C takes
+    the release back where its trial has not begun (`withdrawal.py`), and the text of
+    KeyboardInterrupt says what has become of it; without, it stays desired.
+
+    Raises BrokerError if the broker cannot be reached at the start (later interruptions are waited
+    out), DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
+    """
+    for device in devices:
+        _check_device(device)
+        if devices.count(device) > 1:
+            raise DeployError(f"the device {device} is named twice: name each once")
+    info = read_bundle_info(bundle)
+    blob = Blob(bundle)
+    library = _library(fleet, earlier)
+    try:
+        release = ReleaseSpec(
+            name=info.name, version=info.version, profile=info.profile, blob=blob.spec
+        )
+        desired = Desired(
+            format=format_of(policy),
+            request=uuid.uuid4().hex,
+            release=release,
+            retry=retry,
+            policy=policy,
+        )
+        documents, metadata = _documents(bundle, desired, devices, fleet)
+        return _Rollout(
+            blob,
+            desired,
+            documents,
+            broker=broker,
+            metadata=metadata,
+            earlier=library,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+            fleet=fleet,
+            withdraw=withdraw,
+        ).run()
+    finally:
+        blob.close()
+        if library is not None:
+            library.close()
+
+
+def _library(fleet: Path | None, earlier: Path | None) -> "Library | None":
+    """Return the bundles that devices may have; None if no folder is named."""
+    if fleet is None and earlier is None:
+        return None
+    from toolkit.fleet.bundles.library import Library  # numpy is not needed without it
+
+    published = None if fleet is None else fleet / "repository" / "targets"
+    return Library(*(folder for folder in (published, earlier) if folder is not None))
+
+
+def _documents(
+    bundle: Path, desired: Desired, devices: Sequence[str], fleet: Path | None
+) -> "tuple[dict[str, bytes], MetadataServer | None]":
+    """Return what each device gets, and what answers for its signatures; None without a fleet."""
+    if fleet is None:
+        return dict.fromkeys(devices, encode(desired)), None
+    from toolkit.fleet.server.metadata import MetadataServer
+    from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
+    from toolkit.fleet.trust.publish import publish_bundle
+    from toolkit.fleet.trust.repository import FleetRepository
+
+    repository = FleetRepository(fleet)
+    published = publish_bundle(repository, bundle)
+    repository.refresh(due_only=True)
+    release = msgspec.structs.replace(desired.release, target=published.target)
+    signed, key = msgspec.structs.replace(desired, release=release), repository.director_signer()
+    documents = {
+        device: sign_desired(addressed(signed, device, next_counter()), key) for device in devices
+    }
+    return documents, MetadataServer(fleet / "repository")

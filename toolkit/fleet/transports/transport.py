@@ -1,0 +1,99 @@
+"""The interface of a way to a board, and what it says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from device.control.upload_request import BoardFacts
+from device.errors import TandemError
+from device.protocol.control import Answer
+from device.protocol.documents import Measured
+from toolkit.fleet.transports.delivery import Delivery
+
+Phase = Literal["live", "same", "written", "trial"]
+
+
+class TransportError(TandemError):
+    """The board cannot be reached, or the connection was lost: the next try may go well."""
+
+
+class RefusedError(TandemError):
+    """The board does not take the release; nothing has changed on it."""
+
+    exit_status = 3
+
+
+class RolledBackError(TandemError):
+    """The release was tried, failed, and the board runs the one before."""
+
+    exit_status = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`phase`: "sending" and then those of the board's report; bytes are those on the board."""
+
+    phase: str
+    received_bytes: int
+    total_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flashed:
+    """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick;
+    "trial": it works, and stays once it is committed."""
+
+    way: str
+    device: str
+    name: str
+    version: str
+    sha256: str
+    phase: Phase
+    sent_bytes: int
+    total_bytes: int
+    duration_s: float
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The bytes that were sent, and what the board measured. `waits`: for a commit."""
+
+    sent_bytes: int
+    measured: Measured | None = None
+    waits: bool = False
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Board(Protocol):
+    """One board behind one way. All raise TransportError; `close` it."""
+
+    name: str
+
+    def facts(self) -> BoardFacts | None:
+        """Return what the board is; None: nobody answers there, as on a stick."""
+
+    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
+        """Send what is missing, install it and follow that until it is live, or works and waits to
+        be committed.
+
+        Raises RefusedError or RolledBackError. KeyboardInterrupt leaves the board on its old
+        release, or its text says what the board does.
+        """
+
+    def commit(self) -> Answer:
+        """Keep the release on trial; return what the board said then. Raises RefusedError."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+@runtime_checkable
+class Cancels(Protocol):
+    """A way by which another thread ends an update."""
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live; TransportError."""
