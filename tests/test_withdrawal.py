@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -252,6 +253,7 @@ def test_a_newer_deployment_is_left_alone(
         client.newest()  # it has come back to both by then
         assert client.link.publish(DESIRED, newer, qos=1, retain=True, wait_s=WAIT_S)
         client.newest()
+        time.sleep(0.5)  # the other thread of this process takes it in meanwhile
 
     try:
         bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)

@@ -142,6 +142,8 @@ class ChunkServer:
             try:
                 return self._read(blob, part, bases)
             except (BundleError, OSError) as error:
+                if self._library.holds(sha256):
+                    raise  # who has opened it is told
                 LOG.error("%s", error)
                 self._library.forget(sha256)
         return GONE_PART, self._gone(sha256)

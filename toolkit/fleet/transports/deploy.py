@@ -4,6 +4,7 @@ The devices drive: each compares its retained `desired` document with its slots 
 chunks that it lacks. After a restart of a device or the broker the transfer resumes by itself.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -26,15 +27,14 @@ from device.protocol.mqtt import (
     Message,
     queue_putter,
 )
-from device.protocol.topics import DeviceId
+from device.protocol.topics import PREFIX, DeviceId
 from device.update.bundle import read_bundle_info
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.blob import INDEX_PART, Blob
 from toolkit.fleet.transports.deployment import (
     Deployment,
     DeployProgress,
     DeployResult,
-    PendingPart,
 )
 from toolkit.fleet.transports.withdrawal import Withdrawal
 
@@ -49,9 +49,9 @@ DEFAULT_POLICY = InstallPolicy()
 class _Rollout:
     """The deployments of one release over one connection: one thread handles all events.
 
-    `documents`: what is published to each device; `metadata` answers for what is signed; `earlier`:
-    the bundles that a chunk may be sent as a difference from; `fleet`: the folder that has signed;
-    `withdraw`: take the release back at Ctrl-C.
+    `documents`: what is published to each device; `metadata` answers for what is signed; `library`:
+    the bundle, and those that a chunk may be sent as a difference from; `fleet`: the folder that
+    has signed; `withdraw`: take the release back at Ctrl-C.
     """
 
     def __init__(
@@ -62,15 +62,16 @@ class _Rollout:
         *,
         broker: BrokerAddress,
         metadata: "MetadataServer | None",
-        earlier: "Library | None",
+        library: "Library",
         timeout_s: float,
         on_progress: Callable[[DeployProgress], None],
         fleet: Path | None,
         withdraw: bool,
     ) -> None:
+        from toolkit.fleet.server.chunks import ChunkServer  # it needs numpy, for differences
+
         now_s = time.monotonic()
         self._fleet, self._withdraws = fleet, withdraw
-        self._blob = blob
         self._desired = desired
         self._deployments = [
             Deployment(blob, desired, device, timeout_s=timeout_s, now_s=now_s)
@@ -78,12 +79,13 @@ class _Rollout:
         ]
         self._documents = documents
         self._metadata = metadata
-        self._earlier = earlier
         self._by_topic = {
             topic: deployment
             for deployment in self._deployments
             for topic in deployment.subscriptions
         }
+        self._by_device = {d.topics.device: d for d in self._deployments}
+        self._chunks = ChunkServer(library, self._send, self._deployments[0].peer)
         self._on_progress = on_progress
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._ended = threading.Event()
@@ -149,14 +151,14 @@ class _Rollout:
         return (*self._by_topic, *(d.topics.tuf_get for d in self._deployments))
 
     def _step(self, running: Sequence[Deployment]) -> None:
-        """Handle one event; without events send each device one part; without parts wait."""
-        pending = [deployment for deployment in running if deployment.pending]
+        """Handle one event; without events send a part; without parts wait."""
+        pending = self._chunks.pending
         remaining_s = min(d.deadline_s for d in running) - time.monotonic()
         try:
             event = self._events.get(timeout=0.0 if pending else max(0.0, remaining_s))
         except queue.Empty:
-            for deployment in pending:
-                self._send(deployment)
+            if pending:
+                self._chunks.send_next()
         else:
             self._handle(event)
         for deployment in running:
@@ -176,6 +178,7 @@ class _Rollout:
                 raise BrokerError(f"{event.reason}: is it running, and is its address right?")
             for deployment in self._deployments:
                 deployment.on_link_down(event.reason)
+            self._chunks.forget()
         else:
             self._on_message(event)
 
@@ -189,29 +192,23 @@ class _Rollout:
         if self._serve_metadata(message):
             return
         deployment = self._by_topic[message.topic]
-        try:
-            reported = deployment.on_message(message, time.monotonic())
-        except ValueError:
-            return  # of a newer agent, or not of an agent at all
-        if reported:
-            self._on_progress(deployment.progress)
+        now_s = time.monotonic()
+        with contextlib.suppress(ValueError):  # of a newer agent, or not of an agent at all
+            if message.topic == deployment.topics.blob_get:
+                if deployment.result is None and deployment.on_request(message.payload, now_s):
+                    self._chunks.on_message(message)
+            elif deployment.on_message(message, now_s):
+                self._on_progress(deployment.progress)
 
-    def _send(self, deployment: Deployment) -> None:
-        pending = deployment.take_part()
-        name, payload = self._read(pending)
-        topic = deployment.topics.chunk(self._blob.spec.sha256, name, deployment.peer)
-        if self._link.publish_bulk(topic, payload):
-            deployment.count_sent(pending.part, len(payload))
+    def _send(self, topic: str, payload: bytes) -> bool:
+        """Send a part that `ChunkServer` answers with."""
+        sent = self._link.publish_bulk(topic, payload)
+        if sent:
+            device, _blob, _sha256, name, _peer = topic.removeprefix(f"{PREFIX}/").split("/")
+            deployment = self._by_device[device]
+            deployment.count_sent(len(payload), is_chunk=name != INDEX_PART)
             self._on_progress(deployment.progress)
-
-    def _read(self, pending: PendingPart) -> tuple[int | str, bytes]:
-        """Return the name and the bytes of a part: a difference where the device has a base."""
-        part = pending.part
-        if isinstance(part, int) and self._earlier is not None:
-            difference = self._earlier.delta(self._blob, part, pending.bases)
-            if difference is not None:
-                return f"d{part}", difference
-        return part, self._blob.read(part)
+        return sent
 
 
 def _check_device(device: str) -> None:
@@ -289,7 +286,7 @@ def deploy_to_devices(
             raise DeployError(f"the device {device} is named twice: name each once")
     info = read_bundle_info(bundle)
     blob = Blob(bundle)
-    library = _library(fleet, earlier)
+    library = _library(blob, fleet, earlier)
     try:
         release = ReleaseSpec(
             name=info.name, version=info.version, profile=info.profile, blob=blob.spec
@@ -308,7 +305,7 @@ def deploy_to_devices(
             documents,
             broker=broker,
             metadata=metadata,
-            earlier=library,
+            library=library,
             timeout_s=timeout_s,
             on_progress=on_progress,
             fleet=fleet,
@@ -316,18 +313,16 @@ def deploy_to_devices(
         ).run()
     finally:
         blob.close()
-        if library is not None:
-            library.close()
+        library.close()
 
 
-def _library(fleet: Path | None, earlier: Path | None) -> "Library | None":
-    """Return the bundles that devices may have; None if no folder is named."""
-    if fleet is None and earlier is None:
-        return None
-    from toolkit.fleet.bundles.library import Library  # numpy is not needed without it
+def _library(blob: Blob, fleet: Path | None, earlier: Path | None) -> "Library":
+    """Return the bundle with those that devices may have."""
+    from toolkit.fleet.bundles.library import Library
 
     published = None if fleet is None else fleet / "repository" / "targets"
-    return Library(*(folder for folder in (published, earlier) if folder is not None))
+    folders = (folder for folder in (published, earlier) if folder is not None)
+    return Library(*folders, held=(blob,))
 
 
 def _documents(

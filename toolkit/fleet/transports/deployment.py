@@ -1,9 +1,8 @@
-"""The deployment of a release to one device: what its messages mean and which parts it waits for.
+"""The deployment of a release to one device: what its messages mean.
 
 It neither connects nor waits: `toolkit.fleet.transports.deploy` passes it messages and the time.
 """
 
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +17,7 @@ from device.protocol.documents import (
 from device.protocol.mqtt import Message
 from device.protocol.signed import open_desired, open_reported
 from device.protocol.topics import Topics
-from toolkit.fleet.bundles.blob import INDEX_PART, Blob
+from toolkit.fleet.bundles.blob import Blob
 
 ResultPhase = Literal["live", "rolled_back", "refused", "superseded", "timeout", "trial"]
 
@@ -66,14 +65,6 @@ class Before:
     reported: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPart:
-    """A part that the device waits for. `bases`: the SHA-256 of bundles that it has."""
-
-    part: int | str
-    bases: tuple[str, ...]
-
-
 class Deployment:
     """One device's share of a rollout. `result` is None until the device has said how it ended.
 
@@ -90,7 +81,6 @@ class Deployment:
         self._blob = blob
         self._desired = desired
         self._timeout_s = timeout_s
-        self._pending: deque[PendingPart] = deque()
         self._update: Update | None = None
         self._problems: tuple[str, ...] = ()
         self._device_state: AgentState | None = None
@@ -130,11 +120,6 @@ class Deployment:
         return topics.reported, topics.state, topics.desired, topics.blob_get
 
     @property
-    def pending(self) -> bool:
-        """Whether the device waits for a part."""
-        return self.result is None and bool(self._pending)
-
-    @property
     def progress(self) -> DeployProgress:
         """How far the device is."""
         update = self._update
@@ -161,9 +146,8 @@ class Deployment:
         self.published, self.echoed, self._down_reason = True, False, ""
 
     def on_link_down(self, reason: str) -> None:
-        """The connection was lost: the device asks again for what it lacks."""
+        """The connection was lost."""
         self._down_reason = reason
-        self._pending.clear()
 
     def on_message(self, message: Message, now_s: float) -> bool:
         """Take a message of one of `subscriptions`; return whether the device reported or ended.
@@ -172,34 +156,29 @@ class Deployment:
         """
         if not message.payload or self.result is not None:
             return False
-        if message.topic == self.topics.blob_get:
-            self._on_request(decode(message.payload, BlobGet), now_s)
-        elif message.topic == self.topics.reported:
+        if message.topic == self.topics.reported:
             return self._on_report(message.payload, now_s)
-        elif message.topic == self.topics.state:
+        if message.topic == self.topics.state:
             self._device_state = decode(message.payload, StateDocument).state
         else:
             self._on_desired(message.payload, now_s)
         return self.result is not None
 
-    def take_part(self) -> "PendingPart":
-        """Return the next part that the device waits for."""
-        return self._pending.popleft()
+    def on_request(self, payload: bytes, now_s: float) -> bool:
+        """Whether a request for chunks is for those of this release, and for this server.
 
-    def count_sent(self, part: int | str, size: int) -> None:
-        """Count a part that was sent."""
+        Raises ValueError: it is not understood.
+        """
+        request = decode(payload, BlobGet)
+        is_ours = request.sha256 == self._blob.spec.sha256 and request.peer in ("", self.peer)
+        if is_ours:
+            self._heard_s = now_s
+        return is_ours
+
+    def count_sent(self, size: int, *, is_chunk: bool) -> None:
+        """Count a part that was sent: a chunk, or the index."""
         self._sent_bytes += size
-        self._sent_chunks += part != INDEX_PART
-
-    def _on_request(self, request: BlobGet, now_s: float) -> None:
-        parts = self._blob.parts_of(request) if request.peer in ("", self.peer) else ()
-        if not parts:
-            return
-        self._heard_s = now_s
-        waiting = {row.part for row in self._pending}
-        self._pending.extend(
-            PendingPart(part, request.bases) for part in parts if part not in waiting
-        )
+        self._sent_chunks += is_chunk
 
     def _on_report(self, payload: bytes, now_s: float) -> bool:
         report = open_reported(payload)

@@ -20,7 +20,6 @@ from toolkit.errors import FleetError
 from toolkit.fleet.transports.deployment import Before, Deployment
 
 ECHO_S = 2.0  # until what is retained has come
-QUIET_S = 0.25
 BROKER_S = 5.0  # until a broker that is away is given up
 SETTLE_S = 5.0  # until the device has said that it stops
 LOOK_S = 0.5
@@ -105,8 +104,6 @@ class Withdrawal:
         if not deployment.published:
             return ""
         self._listen(ECHO_S, self._note, until=self._is_up_to_date)
-        # What another operator has just published may still be on its way to this client.
-        self._listen(QUIET_S, self._note, until=lambda: self._deployment.result is not None)
         sentence = self._too_late()
         if sentence:
             return sentence
