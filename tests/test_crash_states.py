@@ -134,11 +134,11 @@ class Board:
         *,
         retry: bool = False,
         policy: InstallPolicy | None = None,
-        carried: bool = False,
+        sideloaded: bool = False,
     ) -> str:
         """Take a bundle up to its trial, or to its shadow; return its hash.
 
-        `carried`: it lies in the inbox.
+        `sideloaded`: it lies in the inbox.
         """
         data = bundle.read_bytes()
         chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
@@ -158,7 +158,7 @@ class Board:
         self.desired = desired
         self.updater.on_desired(desired, TRUSTED)
         self.updater.downloads.on_part(blob.sha256, "index", index, 0.0)
-        for number, chunk in enumerate(() if carried else chunks):
+        for number, chunk in enumerate(() if sideloaded else chunks):
             self.updater.downloads.on_part(blob.sha256, str(number), chunk, 0.0)
         self.updater.advance(Clock.now_s)
         return blob.sha256
@@ -212,7 +212,7 @@ class Story:
         assert self.board.updater.update.phase == "live"
         self.promise(sha256)
 
-    def carried_release(self) -> None:
+    def sideloaded_release(self) -> None:
         """One that somebody brought: its file is the download, too, and goes when it is live."""
         before, bundle = self.board.active, next(self.bundles)
         inbox = self.board.store.root / "inbox"
@@ -223,7 +223,7 @@ class Story:
             files.write_synced(brought, [bundle.read_bytes()])
         files.sync_folder(inbox)
         self.promise(before, sha256)
-        assert self.board.fetch(bundle, carried=True) == sha256
+        assert self.board.fetch(bundle, sideloaded=True) == sha256
         self.board.run("running", 1.0)
         assert self.board.active == sha256
         self.promise(sha256)
@@ -300,7 +300,7 @@ class Story:
 
 EVENTS = (
     Story.new_release,
-    Story.carried_release,
+    Story.sideloaded_release,
     Story.bad_release,
     Story.crash_loop,
     Story.postponed_release,
@@ -345,7 +345,7 @@ def tell(root: Path, chance: random.Random, bundles: list[Path], events: int) ->
             story = Story(Board(root), recording, chance, left)
             story.promise(active)
             Story.new_release(story)
-            Story.carried_release(story)
+            Story.sideloaded_release(story)
             for _ in range(events):
                 chance.choice(EVENTS)(story)
             story.board.close()

@@ -30,7 +30,7 @@ from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.bases import difference_encoder
-from toolkit.fleet.transports.console import RescueBoard
+from toolkit.fleet.transports.console import ConsoleBoard
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp import SmpBoard
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
@@ -702,7 +702,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, wire: Cable) -> None:
         for number, line in enumerate(lines):
             words = [stands_for.get(word, word) for word in shlex.split(line)]
             if "rescue" in line:  # tests/test_flash_rescue.py takes this way
-                assert isinstance(open_board(parse_address(words[-1])), RescueBoard)
+                assert isinstance(open_board(parse_address(words[-1])), ConsoleBoard)
                 continue
             bundle = make_bundle(tmp_path / "in", version=str(number))
             words = [str(bundle) if word == "robot.bundle" else word for word in words[1:]]

@@ -222,7 +222,7 @@ def test_what_was_brought_to_a_board_without_a_broker_waits_for_none() -> None:
         healthy_s=0.0,
         was_online=False,
         offline_s=0.0,
-        carried=True,
+        sideloaded=True,
         signs=Liveness(2.0, 2.0),
     )
     limits = trial_limits(UpdateTable(confirm_after_s=1.0))

@@ -169,7 +169,7 @@ class Agent:
         self._facts = Facts(config)
         self._figures = Figures()
         self._desired: Desired | None = None
-        self._carried = False  # somebody brought the desired release to the board
+        self._sideloaded = False  # somebody brought the desired release to the board
         self._retained = b""  # what MQTT gave last
         self._handed_over = False  # the desired release came through the door
         self._desired_problem = ""
@@ -215,7 +215,7 @@ class Agent:
             return
         earlier = self._smp.start(self._updater.state, self._updater.update)
         if earlier is not None and self._desired is None:
-            self._on_desired(earlier.document, earlier.repository, carried=True)
+            self._on_desired(earlier.document, earlier.repository, sideloaded=True)
 
     def _shut_down(self) -> None:
         LOG.info("stopping")
@@ -286,7 +286,7 @@ class Agent:
         elif isinstance(event, SourcePart | SourceEnded):
             self._updater.downloads.on_source(event, time.monotonic())
         elif isinstance(event, SmpInstall):
-            self._on_desired(event.document, event.repository, carried=True)
+            self._on_desired(event.document, event.repository, sideloaded=True)
         elif isinstance(event, SmpRestart):
             self._restarts = True
         elif isinstance(event, Asked):
@@ -342,9 +342,11 @@ class Agent:
             sha256, _, part = path.partition("/")
             self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
 
-    def _on_desired(self, payload: bytes, repository: str = "", *, carried: bool = False) -> None:
-        """Take a desired document. `repository`: where its metadata are, if elsewhere; `carried`:
-        somebody brought it to the board."""
+    def _on_desired(
+        self, payload: bytes, repository: str = "", *, sideloaded: bool = False
+    ) -> None:
+        """Take a desired document. `repository`: where its metadata are, if elsewhere;
+        `sideloaded`: somebody brought it to the board."""
         try:
             desired, signed = open_desired(payload) if payload else (None, None)
         except ValueError as error:
@@ -353,9 +355,9 @@ class Agent:
             )
             LOG.error("%s", self._desired_problem)
             return
-        self._desired_problem, self._desired, self._carried = "", desired, carried
+        self._desired_problem, self._desired, self._sideloaded = "", desired, sideloaded
         self._updater.on_desired(
-            desired, self._verdict(payload, signed, repository), carried=carried
+            desired, self._verdict(payload, signed, repository), sideloaded=sideloaded
         )
 
     def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
@@ -367,7 +369,7 @@ class Agent:
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:
-            self._updater.on_desired(self._desired, verdict, carried=self._carried)
+            self._updater.on_desired(self._desired, verdict, sideloaded=self._sideloaded)
 
     def _surroundings(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
@@ -414,9 +416,9 @@ class Agent:
             release = msgspec.structs.replace(desired.release, sources=sources)
             desired = msgspec.structs.replace(desired, release=release)
         self._desired_problem, self._desired, self._handed_over = "", desired, True
-        self._carried = True
+        self._sideloaded = True
         verdict = self._verdict(payload, signed, ask.repository)
-        self._updater.on_desired(desired, verdict, carried=True)
+        self._updater.on_desired(desired, verdict, sideloaded=True)
         return ""
 
     # -- reports

@@ -102,7 +102,7 @@ class Trial:
     `away_s`: since when its source is away, None while it is not. `broken`: it stalled or failed.
     `signs`: its last signs of life.
     `was_online`: the broker was reachable when it began, or since; `offline_s`: since when it is
-    not, None while it is. `carried`: somebody brought the release to the board.
+    not, None while it is. `sideloaded`: somebody brought the release to the board.
     """
 
     frame_s: float
@@ -114,7 +114,7 @@ class Trial:
     signs: Liveness = NO_SIGNS
     reason: str = ""
     was_online: bool = True
-    carried: bool = False
+    sideloaded: bool = False
     offline_s: float | None = None
     latency_p95_ms: float | None = None
     temperature_c: float | None = None
@@ -230,7 +230,7 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict | 
     the trial, the release before could not reach it either; one that was brought by hand to a board
     without a broker waits for none.
     """
-    if trial.offline_s is None or (trial.carried and not trial.was_online):
+    if trial.offline_s is None or (trial.sideloaded and not trial.was_online):
         return None
     if not trial.was_online:
         reason = "it works, and is live once the broker is reachable, which it was not before"

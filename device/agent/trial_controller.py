@@ -98,7 +98,7 @@ class TrialController:
         self._looked_s = time.monotonic()
         self._limits = trial_limits(self._config, record.policy)
         self._trial = Trial(
-            frame_s=self._looked_s, was_online=record.began_online, carried=record.carried
+            frame_s=self._looked_s, was_online=record.began_online, sideloaded=record.sideloaded
         )
         self._waits_endlessly = False
 

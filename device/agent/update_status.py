@@ -15,12 +15,12 @@ LOG = logging.getLogger("tandem.agent")
 class UpdateStatus:
     """The desired state (None: none is known), what its signatures say, and the report on it.
 
-    `carried`: somebody brought it to the board, by cable, stick or SSH.
+    `sideloaded`: somebody brought it to the board, by cable, stick or SSH.
     """
 
     desired: Desired | None = None
     verdict: Verdict = TRUSTED
-    carried: bool = False
+    sideloaded: bool = False
     update: Update = IDLE
 
     @property

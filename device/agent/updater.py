@@ -184,14 +184,14 @@ class Updater:
     # -- desired state
 
     def on_desired(
-        self, desired: Desired | None, verdict: Verdict, *, carried: bool = False
+        self, desired: Desired | None, verdict: Verdict, *, sideloaded: bool = False
     ) -> None:
         """Take the desired state, None: it was cleared, and what its signatures say.
 
-        `carried`: somebody brought the release to the board.
+        `sideloaded`: somebody brought the release to the board.
         """
         self._order.desired, self._order.verdict = desired, verdict
-        self._order.carried = carried
+        self._order.sideloaded = sideloaded
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -493,7 +493,7 @@ class Updater:
             desired.policy,
             floor=floor if isinstance(floor, str) else "",
             online=self._around(time.monotonic()).online,
-            carried=self._order.carried,
+            sideloaded=self._order.sideloaded,
             golden_agreement=self._golden_agreement,
         )
 
@@ -523,7 +523,7 @@ class Updater:
         """Return what a release is compared with before it is fetched."""
         room, desired = self._store.room(self.state), self._order.desired
         blob = None if desired is None else desired.release.blob
-        if room is not None and blob and self._store.carried(blob.sha256, blob.bytes):
+        if room is not None and blob and self._store.sideloaded(blob.sha256, blob.bytes):
             room = dataclasses.replace(
                 room, free_bytes=room.free_bytes + blob.bytes
             )  # there, and not copied

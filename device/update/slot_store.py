@@ -146,7 +146,7 @@ class SlotStore:
             return None
         return Room(free_bytes, idle_bytes)
 
-    def carried(self, sha256: str, size: int) -> Path | None:
+    def sideloaded(self, sha256: str, size: int) -> Path | None:
         """Return the whole bundle that somebody has brought into the state folder, if it is there.
 
         It is compared with its hash before it is used.
@@ -163,7 +163,7 @@ class SlotStore:
 
         Both names are of one file. Where the file system has no hard links it is copied later.
         """
-        bundle, part = self.carried(sha256, size), self.downloads / f"{sha256}.part"
+        bundle, part = self.sideloaded(sha256, size), self.downloads / f"{sha256}.part"
         if bundle is None:
             return
         with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ class SlotRecord(Record, frozen=True, kw_only=True):
 
     `good`: it has passed a trial and was not rolled back since. `commit`: a number that rises with
     each release that becomes active, 0 before; `committed_at`: the time of it, UTC. `policy`: what
-    its trial must show; `began_online`: the broker was reachable when that began; `carried`:
+    its trial must show; `began_online`: the broker was reachable when that began; `sideloaded`:
     somebody brought the release to the board, which may have no broker. `floor`: the oldest version
     of this name that may run here once it was live. Agreements: what was measured here of its
     golden inputs and live frames, these for `shadow_request`; `shadow_attempts`: how often that was
@@ -48,7 +48,7 @@ class SlotRecord(Record, frozen=True, kw_only=True):
     committed_at: str = ""
     policy: InstallPolicy = InstallPolicy()
     began_online: bool = False
-    carried: bool = False
+    sideloaded: bool = msgspec.field(default=False, name="carried")  # as older agents call it
     floor: str = ""
     golden_agreement: float | None = None
     shadow_agreement: float | None = None
@@ -185,7 +185,7 @@ def begin_trial(
     *,
     floor: str = "",
     online: bool = False,
-    carried: bool = False,
+    sideloaded: bool = False,
     golden_agreement: float | None = None,
 ) -> SlotState:
     """Count the first attempt of the release in the idle slot, before it is started.
@@ -204,7 +204,7 @@ def begin_trial(
         policy=policy or InstallPolicy(),
         floor=floor,
         began_online=online,
-        carried=carried,
+        sideloaded=sideloaded,
         golden_agreement=golden_agreement,
     )
     state = _with_record(state, state.idle, record)

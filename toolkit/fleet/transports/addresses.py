@@ -71,18 +71,18 @@ def _serial(address: Address) -> Board:
         raise click.UsageError(f"--to {address.text}: baud = {baud!r} is no rate, such as 921600")
     lines = _lines(address)
     if "rescue" in address.options:
-        return _rescue(address, device, int(baud))
+        return _console(address, device, int(baud))
     from toolkit.fleet.transports.smp import SmpBoard
 
     return SmpBoard(lines.SerialLine(device, int(baud), "raw" if framing == "raw" else "console"))
 
 
-def _rescue(address: Address, device: str, baud: int) -> Board:
-    from toolkit.fleet.transports.console import RescueBoard
+def _console(address: Address, device: str, baud: int) -> Board:
+    from toolkit.fleet.transports.console import ConsoleBoard
 
     if address.options["rescue"] != "zmodem":
         raise click.UsageError(f"--to {address.text}: the rescue way is rescue=zmodem")
-    return RescueBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
+    return ConsoleBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
 
 
 def _ask(text: str, *, secret: bool) -> str:

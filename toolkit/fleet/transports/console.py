@@ -20,7 +20,7 @@ from device.protocol.control import Answer
 from toolkit.fleet.transports.addresses import Address
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.login_shell import Ask, Shell
-from toolkit.fleet.transports.ssh import AGENT, CONFIG, settled
+from toolkit.fleet.transports.ssh import AGENT, CONFIG, await_result
 from toolkit.fleet.transports.transport import (
     Delivered,
     OnProgress,
@@ -46,7 +46,7 @@ __FILES__
 """
 
 
-class RescueBoard:
+class ConsoleBoard:
     """The board behind a login shell."""
 
     def __init__(self, address: Address, device: str, baud: int, ask: Ask) -> None:
@@ -91,7 +91,7 @@ class RescueBoard:
         if not self._has_agent:
             return Delivered(sent_bytes)
         try:
-            last = settled(self._installed(shell), delivery, self.name, on_progress)
+            last = await_result(self._installed(shell), delivery, self.name, on_progress)
         except KeyboardInterrupt:
             shell.interrupt()
             shell.run(f"{self._control} cancel {delivery.request}")

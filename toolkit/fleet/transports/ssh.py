@@ -212,7 +212,7 @@ class ControlBoard:
             first = next(lines, b"")
             if not first:
                 raise TransportError(self._cause(child))
-            return settled(itertools.chain((first,), lines), delivery, self.name, on_progress)
+            return await_result(itertools.chain((first,), lines), delivery, self.name, on_progress)
 
     # -- the child
 
@@ -259,7 +259,7 @@ class ControlBoard:
         return f"{self.name}: {last_line}"
 
 
-def settled(
+def await_result(
     lines: Iterable[bytes], delivery: Delivery, name: str, on_progress: OnProgress
 ) -> Answer:
     """Follow what `tandem-agent control install` says; return the last of it once it is live.
