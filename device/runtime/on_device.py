@@ -16,6 +16,7 @@ import numpy.typing as npt
 from device.engine.file import Engine
 from device.engine.manifest import DimRange, Segment
 from device.errors import SessionError
+from device.runtime.chain import SegmentChain
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.device_array import DeviceArray, stream_handle
 from device.runtime.cuda.driver import CudaError
@@ -30,8 +31,7 @@ from device.runtime.cuda.interchange import (
 from device.runtime.cuda.sharing import CallersContext, DeviceMemory, Event
 from device.runtime.executors.protocol import DeviceSegment, Executor, Shapes
 from device.runtime.feeds import check_feeds, check_names, check_target_names, check_targets
-from device.runtime.line import Line
-from device.runtime.stages import open_line
+from device.runtime.stages import open_chain
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 class OnGpu:
     """Segments that follow each other in the GPU's memory."""
 
-    line: Line
+    chain: SegmentChain
     devices: tuple[DeviceSegment, ...]
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
@@ -124,14 +124,14 @@ class OnDevice:
         self._done.wait()
 
     def close(self) -> None:
-        """Wait for the last inference and release memory, stream and lines; results stay valid."""
+        """Wait for the last inference and release memory, stream and chains; results stay valid."""
         try:
             with CallersContext():
                 self._context.activate()
                 self._done.wait()
                 for part in self._parts:
                     if isinstance(part, OnGpu):
-                        part.line.close()
+                        part.chain.close()
         finally:
             self._memory.clear()
             self._in_use.clear()
@@ -222,9 +222,9 @@ class _Run:
 
     def _enqueue(self, part: OnGpu) -> None:
         shapes = part.shapes(self._sizes)
-        outputs = {name: self._place(name, *shapes[name]) for name in part.line.outputs}
-        part.line.enqueue(
-            {name: self._device(name).address for name in part.line.inputs},
+        outputs = {name: self._place(name, *shapes[name]) for name in part.chain.outputs}
+        part.chain.enqueue(
+            {name: self._device(name).address for name in part.chain.inputs},
             {name: array.address for name, array in outputs.items()},
             self._sizes,
             self._queue.handle.value or 0,
@@ -293,11 +293,11 @@ def _parts(engine: Engine, executors: Sequence[Executor]) -> tuple[Part, ...]:
                 continue
             segments = [segment for segment, _ in run]
             devices = tuple(d for _, executor in run if (d := executor.device) is not None)
-            parts.append(OnGpu(open_line(engine, segments, devices), devices))
+            parts.append(OnGpu(open_chain(engine, segments, devices), devices))
     except BaseException:
         for part in parts:
             if isinstance(part, OnGpu):
-                part.line.close()
+                part.chain.close()
         raise
     return tuple(parts)
 

@@ -106,8 +106,8 @@ class Session:
             self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
             self._stages = open_stages(engine, self._executors)
             for stage in self._stages:
-                if stage.line is not None:
-                    stack.callback(stage.line.close)
+                if stage.chain is not None:
+                    stack.callback(stage.chain.close)
             self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
             in_cuda = any(report.implementation in _IN_CUDA for report in self.reports)
             self._callers: Callable[[], AbstractContextManager[None]] = (
@@ -258,7 +258,7 @@ class Session:
                     outputs = {
                         name: targets[name] if name in targets else self._array_of(name, sizes)
                         for name in stage.outputs
-                        if stage.line is None or name in self._outputs
+                        if stage.chain is None or name in self._outputs
                     }
                     inputs = {name: values[name] for name in stage.inputs}
                     values.update(stage.run(inputs, outputs, sizes))

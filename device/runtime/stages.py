@@ -1,4 +1,4 @@
-"""What a session runs one after the other: single segments, and lines of segments on the GPU."""
+"""What a session runs one after the other: single segments, and chains of segments on the GPU."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Segment
+from device.runtime.chain import SegmentChain
 from device.runtime.executors.protocol import DeviceSegment, Executor
-from device.runtime.line import Line
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A segment with its executor, or a line of several. `name`: of the first segment."""
+    """A segment with its executor, or a chain of several. `name`: of the first segment."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    runner: Executor | Line
+    runner: Executor | SegmentChain
 
     @property
-    def line(self) -> Line | None:
-        """The line, None for a single segment."""
-        return self.runner if isinstance(self.runner, Line) else None
+    def chain(self) -> SegmentChain | None:
+        """The chain, None for a single segment."""
+        return self.runner if isinstance(self.runner, SegmentChain) else None
 
     def run(
         self,
@@ -51,9 +51,9 @@ def single_stages(segments: Sequence[Segment], executors: Sequence[Executor]) ->
 
 
 def open_stages(engine: Engine, executors: Sequence[Executor]) -> tuple[Stage, ...]:
-    """Return the stages of an engine: segments in GPU memory that follow each other share a line.
+    """Return the stages of an engine: segments in GPU memory that follow each other share a chain.
 
-    A single segment of kernels has a graph with its own copies, and needs no line. Raises
+    A single segment of kernels has a graph with its own copies, and needs no chain. Raises
     SessionError if the driver refuses; nothing stays open then.
     """
     segments = engine.manifest.segments
@@ -66,13 +66,13 @@ def open_stages(engine: Engine, executors: Sequence[Executor]) -> tuple[Stage, .
             if not devices or alone:
                 stages += singles[start:stop]
                 continue
-            line = open_line(engine, segments[start:stop], devices)
-            stages.append(Stage(segments[start].name, line.inputs, line.outputs, line))
+            chain = open_chain(engine, segments[start:stop], devices)
+            stages.append(Stage(segments[start].name, chain.inputs, chain.outputs, chain))
         keep_on_gpu(stages, engine.manifest.outputs)
     except BaseException:
         for stage in stages:
-            if stage.line is not None:
-                stage.line.close()
+            if stage.chain is not None:
+                stage.chain.close()
         raise
     return tuple(stages)
 
@@ -86,7 +86,7 @@ def keep_on_gpu(stages: Sequence[Stage], outputs: Collection[str]) -> None:
     kernels = {
         stage.name: stage.runner
         for stage in stages
-        if not isinstance(stage.runner, Line) and stage.runner.can_stay_on_gpu
+        if not isinstance(stage.runner, SegmentChain) and stage.runner.can_stay_on_gpu
     }
     kept: dict[str, int] = {}
     for stage in stages:
@@ -104,15 +104,15 @@ def keep_on_gpu(stages: Sequence[Stage], outputs: Collection[str]) -> None:
             kernels[stage.name].stay_on_gpu(made, sources)
 
 
-def open_line(
+def open_chain(
     engine: Engine, segments: Sequence[Segment], devices: Sequence[DeviceSegment]
-) -> Line:
-    """Return a line of consecutive segments. Raises SessionError if the driver refuses."""
+) -> SegmentChain:
+    """Return a chain of consecutive segments. Raises SessionError if the driver refuses."""
     manifest = engine.manifest
     names = {segment.name for segment in segments}
     read = {t for one in manifest.segments if one.name not in names for t in one.inputs}
     needed = frozenset({*manifest.outputs, *read})
-    return Line(str(engine.path), segments, devices, manifest.dims, needed)
+    return SegmentChain(str(engine.path), segments, devices, manifest.dims, needed)
 
 
 def _runs(on_gpu: Sequence[bool]) -> list[tuple[int, int]]:

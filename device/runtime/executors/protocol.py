@@ -11,9 +11,9 @@ import numpy.typing as npt
 from device.engine.file import Engine
 from device.engine.manifest import Segment, TensorInfo
 from device.errors import SessionError
+from device.runtime.chain_steps import Format
 from device.runtime.cuda.context import Stream
 from device.runtime.emulation.options import Emulation
-from device.runtime.line_steps import Format
 
 Array = npt.NDArray[Any]
 

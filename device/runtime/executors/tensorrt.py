@@ -1,8 +1,8 @@
 """Runs a DLA segment through TensorRT: a plan that was finished on this board.
 
-In a line (`device.runtime.line`) kernels bring tensors into the DLA's formats on the GPU. By itself
-inputs are packed in page-locked memory, and all is enqueued on one stream: copies in, the DLA's
-task, copies out. TensorRT is imported when a segment is loaded.
+In a chain (`device.runtime.chain`) kernels bring tensors into the DLA's formats on the GPU. By
+itself inputs are packed in page-locked memory, and all is enqueued on one stream: copies in, the
+DLA's task, copies out. TensorRT is imported when a segment is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from device.board_files import tensorrt_version
 from device.engine.manifest import Dim
 from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
+from device.runtime.chain_steps import Format, format_of
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.ports import PortKernels
@@ -25,7 +26,6 @@ from device.runtime.executors.protocol import (
     SegmentContext,
     Shapes,
 )
-from device.runtime.line_steps import Format, format_of
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan, core_count
@@ -236,7 +236,7 @@ class TensorRTExecutor(Executor):
 
 
 class _OnDevice(DeviceSegment):
-    """A plan in a line: its ports lie in its own memory, but for inputs that another wrote."""
+    """A plan in a chain: its ports lie in its own memory, but for inputs that another wrote."""
 
     captured = False  # TensorRT's tasks for a DLA cannot be captured
 

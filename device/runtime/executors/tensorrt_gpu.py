@@ -17,6 +17,7 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import ITEM_BYTES, TensorInfo, largest_elements
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import SessionError
+from device.runtime.chain_steps import Format
 from device.runtime.cuda.context import Context, CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.executors.protocol import (
@@ -29,7 +30,6 @@ from device.runtime.executors.protocol import (
     SegmentContext,
     Shapes,
 )
-from device.runtime.line_steps import Format
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import (
@@ -293,7 +293,7 @@ class TensorRTGpuExecutor(Executor):
 
 
 class _OnDevice(DeviceSegment):
-    """A plan in a line: inputs and outputs lie in its own memory, in C order."""
+    """A plan in a chain: inputs and outputs lie in its own memory, in C order."""
 
     def __init__(self, executor: TensorRTGpuExecutor) -> None:
         self._executor = executor

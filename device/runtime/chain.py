@@ -2,7 +2,7 @@
 
 What kernels and TensorRT's plans do on the GPU between two DLA tasks is one CUDA graph; the tasks
 are enqueued between the graphs, and so are plans that TensorRT lets no graph hold.
-The steps are planned by `device.runtime.line_steps`.
+The steps are planned by `device.runtime.chain_steps`.
 """
 
 from collections import OrderedDict
@@ -16,12 +16,9 @@ import numpy.typing as npt
 
 from device.engine.manifest import DimRange, Segment
 from device.errors import SessionError
-from device.runtime.cuda.context import Bytes, Context, CudaGraph, Stream
-from device.runtime.cuda.driver import CudaError
-from device.runtime.executors.protocol import DeviceSegment, Shapes
-from device.runtime.line_steps import (
+from device.runtime.chain_steps import (
     CALLER,
-    LINE,
+    CHAIN,
     Borders,
     Member,
     Place,
@@ -29,6 +26,9 @@ from device.runtime.line_steps import (
     in_graphs,
     plan_steps,
 )
+from device.runtime.cuda.context import Bytes, Context, CudaGraph, Stream
+from device.runtime.cuda.driver import CudaError
+from device.runtime.executors.protocol import DeviceSegment, Shapes
 
 Array = npt.NDArray[Any]
 
@@ -46,8 +46,8 @@ class _Bound:
     shapes: Shapes
 
 
-class Line:
-    """A line of segments, its stream, and memory for what the segments do not hold themselves.
+class SegmentChain:
+    """A chain of segments, its stream, and memory for what the segments do not hold themselves.
 
     One call runs at a time.
     """
@@ -99,7 +99,7 @@ class Line:
         outputs: Mapping[str, Array | None],
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
-        """Run on the host's arrays, as `Executor.run` does; `outputs` are those of the line.
+        """Run on the host's arrays, as `Executor.run` does; `outputs` are those of the chain.
 
         An output for None is a new array. One that is not asked for is returned in page-locked
         memory, which the next run overwrites.
@@ -139,9 +139,9 @@ class Line:
     ) -> None:
         """Enqueue an inference on tensors at addresses on the GPU, and do not wait for it.
 
-        `inputs`, `outputs`: the addresses of all of the line's, which hold the tensors in C order
+        `inputs`, `outputs`: the addresses of all of the chain's, which hold the tensors in C order
         and in the types of the manifest. `stream`: a CUstream of the primary context, None for the
-        line's own. Inferences of one line must not overlap. Raises SessionError: the driver or
+        chain's own. Inferences of one chain must not overlap. Raises SessionError: the driver or
         TensorRT refuses.
         """
         try:
@@ -153,7 +153,7 @@ class Line:
             raise SessionError(f"{self._where} failed: {error}") from error
 
     def wait(self) -> None:
-        """Wait until everything on the line's own stream is done."""
+        """Wait until everything on the chain's own stream is done."""
         try:
             self._context.activate()
             self._stream.wait()
@@ -266,7 +266,7 @@ class Line:
     def _address(self, place: Place, caller: Mapping[str, int]) -> int:
         if place.owner == CALLER:
             return caller[place.tensor]
-        if place.owner == LINE:
+        if place.owner == CHAIN:
             return self._memory[place.tensor]
         return self._devices[place.owner].address(place.tensor)
 
@@ -279,7 +279,7 @@ class Line:
         }
         for step in steps:
             name = step.tensor
-            on_gpu = any(place.owner == LINE for place in (step.source, step.target) if place)
+            on_gpu = any(place.owner == CHAIN for place in (step.source, step.target) if place)
             if on_gpu and name not in self._memory:
                 self._memory[name] = self._context.allocate(largest[name])
             if step.kind in ("upload", "download") and name not in self._host:

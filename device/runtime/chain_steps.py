@@ -1,4 +1,4 @@
-"""What a line of segments on one GPU stream does in one inference: a pure plan of steps.
+"""What a chain of segments on one GPU stream does in one inference: a pure plan of steps.
 
 A segment of kernels has its inputs and outputs in C order, at places of its own workspace. A
 segment on the DLA has them in the formats of its ports, wherever it is told. A tensor goes from
@@ -15,13 +15,13 @@ Format = tuple[str, str, float | None]
 """Of a port: element type, layout, scale. C order is None."""
 
 Kind = Literal["upload", "download", "copy", "enter", "leave", "use", "run"]
-LINE = ""
+CHAIN = ""
 CALLER = "caller"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Memory on the GPU for a tensor: that of a segment, of the LINE, or of the CALLER."""
+    """Memory on the GPU for a tensor: that of a segment, of the CHAIN, or of the CALLER."""
 
     owner: str
     tensor: str
@@ -29,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A segment of a line: the formats of its inputs and outputs, in order.
+    """A segment of a chain: the formats of its inputs and outputs, in order.
 
     `captured`: its work can be a part of a CUDA graph; that of a DLA and of some plans cannot.
     """
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """The tensors that enter and leave a line: over the host, or at addresses of the caller."""
+    """The tensors that enter and leave a chain: over the host, or at addresses of the caller."""
 
     host_inputs: Collection[str] = ()
     caller_inputs: Collection[str] = ()
@@ -98,7 +98,7 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
     for tensor in borders.host_inputs:
         readers = [m for m in members if tensor in dict(m.inputs)]
         if len(readers) > 1 or any(dict(m.inputs)[tensor] is not None for m in readers):
-            place = Place(LINE, tensor)
+            place = Place(CHAIN, tensor)
             steps.append(Step("upload", tensor, target=place))
             known.places[tensor, None] = place
     for member in members:
@@ -112,7 +112,7 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
         steps += _bring(known, tensor, Place(CALLER, tensor))
     for tensor in borders.host_outputs:
         if (tensor, None) not in known.places:
-            steps += _to_line(known, tensor)
+            steps += _to_chain(known, tensor)
         steps.append(Step("download", tensor, source=known.places[tensor, None]))
     return tuple(steps)
 
@@ -156,14 +156,14 @@ def _feed(known: _Known, segment: str, tensor: str, form: Format | None) -> Iter
         yield Step("use", tensor, segment, source=known.places[tensor, form])
         return
     if (tensor, None) not in known.places:
-        yield from _to_line(known, tensor)
+        yield from _to_chain(known, tensor)
     yield Step("enter", tensor, segment, known.places[tensor, None], own)
     known.places[tensor, form] = own
 
 
-def _to_line(known: _Known, tensor: str) -> Iterator[Step]:
-    """Yield what brings a tensor in C order to the line's memory."""
-    place = Place(LINE, tensor)
+def _to_chain(known: _Known, tensor: str) -> Iterator[Step]:
+    """Yield what brings a tensor in C order to the chain's memory."""
+    place = Place(CHAIN, tensor)
     yield from _bring(known, tensor, place)
     known.places[tensor, None] = place
 
@@ -175,5 +175,5 @@ def _bring(known: _Known, tensor: str, target: Place) -> Iterator[Step]:
         yield Step("copy", tensor, source=source, target=target)
         return
     packed = known.packed(tensor)
-    assert packed is not None  # the line makes it, or the host gives it in C order
+    assert packed is not None  # the chain makes it, or the host gives it in C order
     yield Step("leave", tensor, known.made_by[tensor], packed, target)

@@ -22,7 +22,7 @@ from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose, without_portable
 from device.engine.tensorrt_manifest import TensorRT
 from device.errors import EngineError, SessionError
-from device.runtime.line_steps import (
+from device.runtime.chain_steps import (
     Borders,
     Format,
     Member,
@@ -200,18 +200,18 @@ def test_a_line_runs_on_addresses_of_the_caller(
     with open_session(engine, plans=tmp_path / "plans") as session:
         expected = session.infer({"x": x})["y"]
         (stage,) = session._stages
-        assert stage.line is not None
+        assert stage.chain is not None
         source, target = gpu.take(x.nbytes), gpu.take(expected.nbytes)
         gpu.memory[source][:] = x.reshape(-1).view(np.uint8)
         gpu.calls.clear()
-        stage.line.enqueue({"x": source}, {"y": target}, {})
+        stage.chain.enqueue({"x": source}, {"y": target}, {})
         assert "cuStreamSynchronize" not in gpu.calls
         assert not any("DtoH" in call or "HtoD" in call for call in gpu.calls)
-        stage.line.wait()
+        stage.chain.wait()
         assert np.array_equal(gpu.memory[target].view(np.float32).reshape(1, 10), expected)
         # An output whose array only the run can make is the caller's to keep.
-        result = stage.line.run({"x": x}, {"y": None}, {})["y"]
-        stage.line.run({"x": x + 1}, {"y": None}, {})
+        result = stage.chain.run({"x": x}, {"y": None}, {})["y"]
+        stage.chain.run({"x": x + 1}, {"y": None}, {})
         assert np.array_equal(result, expected)
 
 
@@ -247,7 +247,7 @@ def values(gpu: cuda_double.CudaDouble, array: DeviceArray) -> np.ndarray:
     return gpu.memory[int(array)][: array.nbytes].view(array.dtype).reshape(array.shape)
 
 
-# Of a line with a DLA, and of kernels alone; 0 is a thread that has none.
+# Of a chain with a DLA, and of kernels alone; 0 is a thread that has none.
 @pytest.mark.parametrize(("foreign", "plans"), [(77, "plans"), (0, "plans"), (77, "none")])
 def test_no_call_of_a_session_leaves_its_context_current(
     foreign: int, plans: str, engines: Path, gpu: cuda_double.CudaDouble, tmp_path: Path,
