@@ -41,9 +41,9 @@ class PlainModel:
     """A float model and the quantization of its Q/DQ nodes.
 
     `amax`: activation -> range; those in `inferred` come from neighbours. `results`: ranges of what
-    INT8 nodes write and no node reads in INT8 (`toolkit.quantize.quantize`). `float_nodes`: the nodes
-    that computed in floating point. `unranged`: float activations that INT8 nodes read or write
-    without a range in the model. `notes`: accepted deviations from the rules.
+    INT8 nodes write and no node reads in INT8 (`toolkit.quantize.quantize`). `float_nodes`: the
+    nodes that computed in floating point. `unranged`: float activations that INT8 nodes read or
+    write without a range in the model. `notes`: accepted deviations from the rules.
     """
 
     model: ir.Model
