@@ -406,6 +406,18 @@ def test_the_page_of_the_kit_has_the_steps_in_their_order_with_their_ends() -> N
     assert sum(step.share for step in STEPS) == pytest.approx(1)
 
 
+def test_the_page_of_the_kit_lists_every_file_of_one(kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.whl").touch()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    copy_script(copied, [tmp_path / "w.whl"])
+    files = {path.name + "/" * path.is_dir() for path in (*kit.iterdir(), *copied.iterdir())}
+    table = (
+        (ROOT / "docs/BOARD_KIT.md").read_text().partition("| in `kit/`")[2].partition("\n\n")[0]
+    )
+    assert files == set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE))
+
+
 def test_the_steps_fit_into_the_time_and_have_distinct_names() -> None:
     times = deadlines_s(MINUTES)
     assert list(times) == sorted(times)
