@@ -1,4 +1,4 @@
-"""A board whose TensorRT begins to give garbage takes no release, and keeps the one that it has.
+"""A board with TensorRT takes releases: none while it gives garbage, and the first in its own time.
 
 Agent, broker, pipeline, the building of plans and the check of golden inputs are real and processes
 of their own. tests/tensorrt_double stands for TensorRT, tests/cuda_double for the driver.
@@ -23,6 +23,7 @@ from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 120.0
+TRIAL_S = 15.0
 # The children that open sessions have the driver's double; the agent itself has none.
 LAUNCHER = f"""
 import logging, sys
@@ -43,7 +44,7 @@ serve(load_agent_config(Path(sys.argv[1])), replace(PIPELINE, prefix=(*doubles, 
 class Board:
     """A board with a DLA by the doubles, and a camera of four pictures."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trial_timeout_s: float = PATIENCE_S) -> None:
         self.folder = folder
         pictures = folder / "pictures"
         pictures.mkdir()
@@ -57,7 +58,7 @@ class Board:
             self.broker.port,
             profile="orin-nx-16gb",
             source=f"images://{pictures}?fps=10",  # type: ignore[arg-type]
-            trial_timeout_s=PATIENCE_S,
+            trial_timeout_s=trial_timeout_s,
         )
         (folder / "launch_agent.py").write_text(LAUNCHER)
         self.box.start()
@@ -103,6 +104,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_for_dla(tmp_path_factory.mktemp("engine"), precision="fp16")
 
 
+@pytest.fixture(autouse=True)
+def endless_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases begin the folder of pictures again at its end."""
+    text = PIPELINE.replace("v4l2:///dev/video0", "images:///camera")
+    text = text.replace("[preprocess]", "loop = true\n[preprocess]")
+    monkeypatch.setattr("test_golden.PIPELINE", text)
+
+
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
@@ -120,10 +129,6 @@ def test_a_running_board_that_begins_to_give_garbage_refuses_the_next_release(
     install("10.3.0", tmp_path, monkeypatch)
     garbage = tmp_path / "garbage"
     monkeypatch.setenv("TENSORRT_DOUBLE_INJECT", f"outputs={outputs}@{garbage}")
-    monkeypatch.setattr(
-        "test_golden.PIPELINE", PIPELINE.replace("v4l2:///dev/video0", "images:///camera")
-        .replace("[preprocess]", "loop = true\n[preprocess]"),
-    )  # fmt: skip
     board = Board(tmp_path)
     try:
         result = board.deploy(board.release(engine, "1"))
@@ -146,6 +151,26 @@ def test_a_running_board_that_begins_to_give_garbage_refuses_the_next_release(
         result = board.deploy(second)
         assert result.live, (result, board.box.log())
         board.wait_report(runs("2"))
+    finally:
+        board.close()
+
+
+def test_the_first_release_of_a_board_has_its_trial_after_plans_are_built(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans take longer than a trial may wait for a frame, and are none of its time."""
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv("TENSORRT_DOUBLE_TIMES", f"{TRIAL_S} 0 {TRIAL_S}")
+    board = Board(tmp_path, TRIAL_S)
+    try:
+        begun_s = time.monotonic()
+        result = board.deploy(board.release(engine, "1"))
+        assert result.live, (result, board.box.log())
+        assert time.monotonic() - begun_s > 1.5 * TRIAL_S
+        assert board.wait_report(runs("1")).pipeline.degraded == ()
+        reports = board.watcher.drain().reports
+        building = [one.update.phase for one in reports if "TensorRT builds" in one.update.reason]
+        assert set(building) == {"staging"}
     finally:
         board.close()
 
