@@ -22,13 +22,12 @@ Arch = Literal["arm64", "amd64"]
 LOGIN = "robot"
 REPORT = "proven.txt"
 
-# What every board has, by the names of Debian and Ubuntu alike.
 PACKAGES = (
     *("systemd-sysv", "udev", "dbus", "kmod", "e2fsprogs", "initramfs-tools", "iproute2"),
     *("openssh-server", "sudo", "ca-certificates", "python3", "python3-venv", "python3-numpy"),
 )
-# As JetPack: OpenCV and GStreamer are packages of the system.
-UBUNTU_PACKAGES = (
+# As on JetPack 6: OpenCV, of NumPy 1, and GStreamer are packages of the system.
+SYSTEM_OPENCV = (
     *("gstreamer1.0-tools", "gstreamer1.0-plugins-base", "gstreamer1.0-plugins-good"),
     *("python3-opencv", "gstreamer1.0-plugins-bad"),
 )
@@ -37,29 +36,21 @@ INITRAMFS_MODULES = "virtio_pci virtio_blk virtio_net ext4"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A release of Debian or Ubuntu: its systemd, its kernel with vivid, parts of its archive."""
+    """A release of Debian, and the one that systemd and udev alone are taken from."""
 
     systemd: int
-    kernels: tuple[str, ...]  # "{arch}" is filled in
-    components: str
+    release: str
+    systemd_release: str = ""  # empty: `release`
     extras: tuple[str, ...] = ()
 
 
+# Debian has neither 249 (JetPack 6) nor 255 (JetPack 7): 247 and 252, 254 and 257 lie around them.
+# The Python of Debian 11 is too old for Tandem: its systemd runs below the programs of Debian 12.
 SUITES = {
-    "bookworm": Suite(252, ("linux-image-{arch}",), "main"),
-    # The kernels of the first day: their names stay, and vivid is in the extra modules.
-    "jammy": Suite(
-        249,
-        ("linux-image-5.15.0-25-generic", "linux-modules-extra-5.15.0-25-generic"),
-        "main,universe",
-        UBUNTU_PACKAGES,
-    ),
-    "noble": Suite(
-        255,
-        ("linux-image-6.8.0-31-generic", "linux-modules-extra-6.8.0-31-generic"),
-        "main,universe",
-        UBUNTU_PACKAGES,
-    ),
+    "bookworm": Suite(252, "bookworm"),
+    "trixie": Suite(257, "trixie"),
+    "bookworm-systemd247": Suite(247, "bookworm", "bullseye", SYSTEM_OPENCV),
+    "bookworm-systemd254": Suite(254, "bookworm", "bookworm-backports"),
 }
 # qemu's program and its machine. Processors: an A78's elder brother; x86-64-v2, which NumPy needs.
 MACHINES: dict[Arch, tuple[str, tuple[str, ...], str]] = {
@@ -75,7 +66,6 @@ class ImagePlan:
     suite: str
     arch: Arch
     folder: Path
-    keyring: Path | None = None
     accel: str = "tcg"
     disk_gb: int = 6
     memory_mb: int = 3072
@@ -83,27 +73,30 @@ class ImagePlan:
     @property
     def packages(self) -> tuple[str, ...]:
         suite = SUITES[self.suite]
-        kernels = tuple(name.format(arch=self.arch) for name in suite.kernels)
-        return (*PACKAGES, *suite.extras, *kernels)
+        return (*PACKAGES, *suite.extras, f"linux-image-{self.arch}")
 
     @property
     def place(self) -> Path:
         """Where image, kernel and keys are; another plan has another place."""
-        text = repr((self.suite, self.arch, self.packages, self.disk_gb, customise("KEY")))
+        suite = SUITES[self.suite]
+        text = repr((suite, self.arch, self.packages, self.disk_gb, customise("KEY")))
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return self.folder / f"{self.suite}-{self.arch}-{digest}"
 
     def bootstrap(self, root: Path, hooks: Path, mirror: str) -> tuple[str, ...]:
         """Return the command that makes the root file system."""
         suite = SUITES[self.suite]
-        keyring = () if self.keyring is None else (f"--keyring={self.keyring}",)
+        other: tuple[str, ...] = ()
+        if suite.systemd_release:
+            other = (f"deb {mirror} {suite.systemd_release} main",)
         return (
             *("mmdebstrap", "--mode=root", "--variant=apt", f"--architectures={self.arch}"),
-            *(f"--components={suite.components}", f"--include={','.join(self.packages)}"),
+            *("--components=main", f"--include={','.join(self.packages)}"),
             *('--aptopt=APT::Install-Recommends "false"', '--aptopt=Acquire::Retries "3"'),
             # Before the kernel comes: a small initramfs, which an emulator makes in seconds.
-            *(f"--essential-hook=copy-in {hooks}/initramfs-tools /etc", *keyring),
-            *(self.suite, str(root), mirror),
+            f"--essential-hook=copy-in {hooks}/initramfs-tools /etc",
+            f'--setup-hook=cp {hooks}/preferences "$1/etc/apt/preferences.d/board"',
+            *(suite.release, str(root), mirror, *other),
         )
 
     def boot(self, disk: Path, ssh_port: int, qmp: Path, console: Path) -> tuple[str, ...]:
@@ -127,6 +120,17 @@ class ImagePlan:
             ),
             *("-qmp", f"unix:{qmp},server=on,wait=off"),
         )
+
+
+def preferences(suite: Suite) -> str:
+    """Return what makes apt take systemd and udev, and no other package, from their release."""
+    if not suite.systemd_release:
+        return ""
+    rows = (("src:systemd", suite.systemd_release, 990), ("*", suite.release, 900))
+    return "\n".join(
+        f"Package: {package}\nPin: release n={release}\nPin-Priority: {priority}\n"
+        for package, release, priority in rows
+    )
 
 
 def customise(key: str) -> str:
@@ -175,6 +179,7 @@ def build_image(plan: ImagePlan, mirror: str) -> None:
     (hooks / "hooks/board").chmod(0o755)
     for name in ("user_key", "host_key"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "board", "-f", str(place / name))
+    (place / "preferences").write_text(preferences(SUITES[plan.suite]))
     run(*plan.bootstrap(root, place, mirror))
     key = (place / "user_key.pub").read_text().strip()
     run("chroot", str(root), "sh", "-c", customise(key))
@@ -204,16 +209,13 @@ def parse(arguments: Sequence[str]) -> tuple[ImagePlan, list[str]]:
     )
     parser.add_argument("--suite", choices=tuple(SUITES), default="bookworm")
     parser.add_argument("--arch", choices=tuple(MACHINES), default="arm64")
-    parser.add_argument(
-        "--keyring", type=Path, help="the keys of the archive, if not this Debian's"
-    )
     parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg",
         help="kvm: this machine's processor in place of an emulated one")  # fmt: skip
     parser.add_argument("--memory-mb", type=int, default=3072)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/tandem/board-vm")
     found, rest = parser.parse_known_args(arguments)
     plan = ImagePlan(
-        suite=found.suite, arch=found.arch, folder=found.folder, keyring=found.keyring,
+        suite=found.suite, arch=found.arch, folder=found.folder,
         accel=found.accel, memory_mb=found.memory_mb,
     )  # fmt: skip
     return plan, rest
@@ -230,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
     if not (plan.place / "READY").exists():
         if os.geteuid() != 0:
             raise SystemExit("board_vm: run it as root: it makes a root file system")
-        command = (str(ROOT / "scripts/apt_mirror.sh"), plan.suite)
+        command = (str(ROOT / "scripts/apt_mirror.sh"), SUITES[plan.suite].release)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(done.stderr.strip())
@@ -249,9 +251,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def arguments_of(plan: ImagePlan) -> tuple[str, ...]:
     """Return the options that mean this plan, as `parse` reads them."""
-    keyring = () if plan.keyring is None else ("--keyring", str(plan.keyring))
     return (
-        *("--suite", plan.suite, "--arch", plan.arch, "--accel", plan.accel, *keyring),
+        *("--suite", plan.suite, "--arch", plan.arch, "--accel", plan.accel),
         *("--memory-mb", str(plan.memory_mb), "--folder", str(plan.folder)),
     )
 

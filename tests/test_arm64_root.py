@@ -56,6 +56,11 @@ def test_the_mirror_is_the_one_of_this_machines_apt(tmp_path: Path) -> None:
     assert mirror(tmp_path, APT).stdout == "one:/a\n"
 
 
+def test_a_mirror_of_another_release_of_debian_has_this_one_too(tmp_path: Path) -> None:
+    apt = """case "$*" in *"Label: Debian Component: main") echo one:/a ;; esac"""
+    assert mirror(tmp_path, apt).stdout == "one:/a\n"
+
+
 def test_a_mirror_can_be_named(tmp_path: Path) -> None:
     assert mirror(tmp_path, "exit 9", TANDEM_MIRROR="three:/c").stdout == "three:/c\n"
 

@@ -55,6 +55,7 @@ def outcomes(done: Result) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_fresh_board_is_set_up_once_and_a_second_run_changes_nothing(
     tmp_path: Path, fresh: FreshBoard, wheel: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_fresh_board_is_set_up_once_and_a_second_run_changes_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_that_failed_goes_on_and_a_changed_file_is_kept(
     fresh: FreshBoard, wheel: Path, tmp_path: Path
 ) -> None:

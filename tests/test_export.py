@@ -428,3 +428,49 @@ def test_what_a_board_sets_is_in_the_api_of_its_releases(profile: str) -> None:
             flags = row.builder_flags
             names = sum(flags.values(), ()) if isinstance(flags, dict) else flags
             assert {*names, *getattr(row, "int8_flags", ())} <= set(api["BuilderFlag"]["enum"])
+
+
+@pytest.mark.parametrize("place", ["dla", "gpu"])
+def test_what_a_convolution_writes_for_a_silu_has_its_range(
+    place: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Without one, a release that takes ranges runs the convolution in FP16."""
+    sizes = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 3, 3)}
+    weights = {name: rng.normal(size=s).astype(np.float32) * 0.2 for name, s in sizes.items()}
+    nodes = []
+    for n, source in enumerate(("x", "m0", "m1")):
+        nodes += [
+            helper.make_node("Conv", [source, f"w{n}"], [f"c{n}"], name=f"conv{n}", pads=[1] * 4),
+            helper.make_node("Sigmoid", [f"c{n}"], [f"s{n}"], name=f"sigmoid{n}"),
+            helper.make_node("Mul", [f"c{n}", f"s{n}"], [f"m{n}"], name=f"mul{n}"),
+        ]
+    shape = [1, 3, 32, 32]
+    model = save(tmp_path / "m.onnx", nodes, {"x": shape}, {"m2": [1, 8, 32, 32]}, weights)
+    data = samples(rng)
+    forced = Forced(dla=("all",)) if place == "dla" else Forced(gpu=("all",))
+    options = BuildOptions(
+        kernels=False, data=data, plan=PlanOptions(forced=forced), accept_loss=True,
+        gpu_backend="cuda" if place == "dla" else "both",
+    )  # fmt: skip
+    build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", options)
+    with open_engine(tmp_path / "m.engine") as opened:
+        forms = [i for s in opened.manifest.segments for i in s.implementations]
+    ranges = {n: a for form in forms if hasattr(form, "ranges") for n, a in form.ranges.items()}
+    assert {"c0", "c1", "c2"} <= ranges.keys()
+    export_trtexec(tmp_path / "m.engine", tmp_path / "out")
+    text = (tmp_path / "out/implicit/calibration-10.3.0.cache").read_text()
+    scales = decode_cache(text, "the cache").scales
+    outputs = onnx.load(model)
+    for n in range(3):
+        outputs.graph.output.append(helper.make_tensor_value_info(f"c{n}", 1, None))
+    onnx.save(outputs, tmp_path / "all.onnx")
+    results = [run(tmp_path / "all.onnx", feeds)[1:] for feeds in data]
+    for n in range(3):
+        largest = max(np.abs(row[n]).max() for row in results)
+        assert ranges[f"c{n}"] == pytest.approx(127 * scales[f"c{n}"], rel=1e-6)
+        assert 0.4 * largest < ranges[f"c{n}"] <= 1.01 * largest
+    # The typed form has no Q/DQ there: it computes the SiLU of what the convolution gives.
+    typed = onnx.load(tmp_path / "out/explicit/model.onnx").graph
+    assert not [
+        n for n in typed.node if n.op_type == "QuantizeLinear" and n.input[0].startswith("c")
+    ]

@@ -19,11 +19,11 @@ from toolkit.fleet.boards.wheels import own_wheel
 
 ROOT = Path(__file__).parent.parent
 
-# What the extensions of opencv-python 4.8.1 and 4.12.0 hold, and that of Ubuntu 22.04 as 4.8.1.
+# What the extensions of opencv-python 4.8.1 and 4.12.0 hold, and that of Debian 12 as 4.8.1.
 OF_NUMPY_1 = b"\x7fELF\0numpy.core._multiarray_umath\0numpy.core.multiarray failed to import\0"
 OF_NUMPY_2 = b"\x7fELF\0numpy._core._multiarray_umath\0numpy.core._multiarray_umath\0"
-UBUNTU = f"cv2{sysconfig.get_config_var('EXT_SUFFIX')}"
-JETPACK = f"cv2/python-3.10/{UBUNTU}"
+SYSTEM = f"cv2{sysconfig.get_config_var('EXT_SUFFIX')}"
+JETPACK = f"cv2/python-3.10/{SYSTEM}"
 
 
 def ask(folder: Path, files: dict[str, bytes]) -> str:
@@ -47,7 +47,7 @@ def numpy_of(version: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("files", "bound"),
     [
-        ({UBUNTU: OF_NUMPY_1}, NUMPY_1),
+        ({SYSTEM: OF_NUMPY_1}, NUMPY_1),
         ({JETPACK: OF_NUMPY_1, "cv2/__init__.py": b"raise ImportError"}, NUMPY_1),
         ({JETPACK: OF_NUMPY_1, "cv2/__init__.py": b"", **numpy_of("2.2.6")}, NUMPY_1),
         ({"cv2/cv2.abi3.so": OF_NUMPY_2, "cv2/__init__.py": b""}, ANY_NUMPY),

@@ -26,6 +26,7 @@ from test_tensorrt import install
 from video_fixtures import wait_for
 
 from device.errors import TandemError
+from device.runtime.tensorrt.releases import find_release
 from device.selftest import dla, rules
 from device.selftest.kit import Kit, KitError, load_kit
 from device.selftest.machine import read_machine
@@ -189,6 +190,27 @@ def test_each_rules_case_is_put_to_tensorrt(
     assert {row.expected for row in rows} == {True, False}
     assert all((row.asked, row.built) == (row.expected, row.expected) for row in rows)
     assert {row.precision for row in rows} == ({"fp16"} if version == "11.4.1" else {"int8"})
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "11.4.1"])
+def test_a_case_whose_ports_no_dla_can_have_is_asked_and_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """What it would say is of the ports, and would be read as a correction of the rule."""
+    install(version, tmp_path, monkeypatch)
+    models = rule_models(choose_target("orin-nx-16gb"))
+    (gemm,) = (
+        m for m in models if (m.case.rule, m.case.side, m.case.op) == ("product.form", "at", "Gemm")
+    )
+    typed = version == "11.4.1"
+    (tmp_path / "m.onnx").write_bytes(gemm.half if typed else gemm.model)
+    release = find_release(version)
+    try:
+        asked, built, said = rules._ask(release, tmp_path / "m.onnx", int8=not typed)
+    finally:
+        sys.modules.pop("tensorrt", None)
+    assert (gemm.case.expected, asked, built) == (True, True, None)
+    assert "has 2 dimensions" in said
 
 
 def test_a_refusal_is_reported_with_what_tensorrt_said(
@@ -405,6 +427,18 @@ def test_the_page_of_the_kit_has_the_steps_in_their_order_with_their_ends() -> N
     ends = [f"{seconds / 60:.1f}" for seconds in deadlines_s(MINUTES)]
     assert rows == list(zip([step.name for step in STEPS], ends, strict=True))
     assert sum(step.share for step in STEPS) == pytest.approx(1)
+
+
+def test_the_page_of_the_kit_lists_every_file_of_one(kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.whl").touch()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    copy_script(copied, [tmp_path / "w.whl"])
+    files = {path.name + "/" * path.is_dir() for path in (*kit.iterdir(), *copied.iterdir())}
+    table = (
+        (ROOT / "docs/BOARD_KIT.md").read_text().partition("| in `kit/`")[2].partition("\n\n")[0]
+    )
+    assert files == set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE))
 
 
 def test_the_steps_fit_into_the_time_and_have_distinct_names() -> None:

@@ -13,6 +13,8 @@ import cuda_double
 import msgspec
 import numpy as np
 import pytest
+from model_fixtures import save
+from onnx import helper
 from test_tensorrt import build, install, prepare
 
 from device.runtime.tensorrt import build as build_module
@@ -22,6 +24,9 @@ from device.runtime.tensorrt.messages import MESSAGES, explain, last_error
 from device.runtime.tensorrt.prepare import Prepared
 from device.runtime.tensorrt.request import Request
 from device.session import open_session
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.forced import Forced
+from toolkit.partition.planning.plan import PlanOptions
 
 INJECT = "TENSORRT_DOUBLE_INJECT"
 
@@ -117,6 +122,40 @@ def test_a_plan_with_fallback_is_taken_only_if_all_of_it_is_on_the_dla(
     assert row.problem is not None
     assert says in row.problem
     assert not list((tmp_path / "plans").glob("*.plan"))
+
+
+NO_SPACE = "NvMapMemAllocInternalTagged: 1075072515 error 12"
+UNHEARD = "Error Code 2: Internal Error (Assertion nobody knows failed. )"
+
+
+@pytest.mark.parametrize(
+    ("inject", "says"),
+    [
+        (f"constants=fails:{NO_SPACE}", "not enough memory to build"),
+        (f"constants=fails:{UNHEARD}", f"TensorRT builds no plan: {UNHEARD}"),
+    ],
+)
+def test_where_a_build_with_fallback_fails_too_its_error_comes_first(
+    inject: str, says: str, engine: Path, in_process: None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv(INJECT, inject)
+    problem = prepare(engine, tmp_path / "plans").problem or ""
+    assert says in problem.partition("without GPU fallback: ")[0]
+    assert "const0" in problem.partition("without GPU fallback: ")[2]
+
+
+@pytest.mark.parametrize(("error", "says"), [(NO_SPACE, "not enough memory"), (UNHEARD, "")])
+def test_a_build_with_fallback_that_crashes_is_not_explained_by_the_one_before(
+    error: str, says: str, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.3.0", tmp_path, monkeypatch)
+    monkeypatch.setenv(INJECT, f"constants=crashes:{error}")
+    problem = prepare(engine, tmp_path / "plans").problem or ""
+    assert f"SIGSEGV) while it built the segment, after: {error}" in problem
+    assert says in problem
+    assert "const0" not in problem
 
 
 def test_the_command_says_that_constants_were_folded_with_fallback(
@@ -532,3 +571,28 @@ def test_records_say_that_a_plan_was_built_with_fallback(
     prepare(engine, tmp_path / "plans")
     (record,) = (tmp_path / "plans").glob("*.json")
     assert json.loads(record.read_text())["fallback"] is True
+
+
+def test_no_convolution_before_a_silu_leaves_int8_for_want_of_a_range(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    weights = {f"w{n}": rng.normal(size=(8, 8, 3, 3)).astype(np.float32) * 0.2 for n in (0, 1)}
+    nodes = []
+    for n, source in enumerate(("x", "m0")):
+        nodes += [
+            helper.make_node("Conv", [source, f"w{n}"], [f"c{n}"], name=f"conv{n}", pads=[1] * 4),
+            helper.make_node("Sigmoid", [f"c{n}"], [f"s{n}"], name=f"sigmoid{n}"),
+            helper.make_node("Mul", [f"c{n}", f"s{n}"], [f"m{n}"], name=f"mul{n}"),
+        ]
+    shape = (1, 8, 16, 16)
+    model = save(tmp_path / "m.onnx", nodes, {"x": shape}, {"m1": shape}, weights)
+    options = BuildOptions(
+        data=[{"x": rng.normal(size=shape).astype(np.float32)} for _ in range(4)],
+        kernels=False, accept_loss=True, plan=PlanOptions(forced=Forced(dla=("all",))),
+    )  # fmt: skip
+    build_engine(model, "orin-nx-16gb", tmp_path / "m.engine", options)
+    install("10.3.0", tmp_path, monkeypatch)
+    assert prepare(tmp_path / "m.engine", tmp_path / "plans").problem is None
+    log = next((tmp_path / "plans").glob("*.log")).read_text()
+    missing = re.findall("Missing scale and zero-point for tensor (\\w+)", log)
+    assert not {"c0", "c1"} & set(missing)

@@ -176,8 +176,8 @@ def device_rules(directives: Directives, version: int) -> tuple[str, ...]:
     """Return what systemd makes of a unit's device policy; empty: every node may be opened.
 
     unit_patch_contexts of src/core/unit.c. From 252 on what is implied is added to a policy that
-    is there, and makes none (commit 63857bf4f7a5, systemd#25075); 249.11 has no such condition
-    for ProtectClock.
+    is there, and makes none (commit 63857bf4f7a5, systemd#25075); before, no such condition stood
+    at ProtectClock.
     """
     unit = dict(directives)
     policy = unit.get("DevicePolicy", "auto")
@@ -187,7 +187,7 @@ def device_rules(directives: Directives, version: int) -> tuple[str, ...]:
     closed = policy != "auto" or bool(rules)
     if closed and ("RootImage" in unit or "MountImages" in unit):
         rules += ["/dev/loop-control rw", "/dev/mapper/control rw", "block-loop rwm"]
-    if _on(unit, "ProtectClock") and (closed or version == 249):
+    if _on(unit, "ProtectClock") and (closed or version < 252):
         rules.append("char-rtc r")
     encrypted = {"LoadCredentialEncrypted", "SetCredentialEncrypted"} & unit.keys()
     if closed and encrypted and version >= 252:

@@ -2,7 +2,9 @@
 
 First `can_run_on_DLA` is asked of each layer but constants, then a loadable is built of the whole,
 as `device.runtime.tensorrt.build_dla` builds segments. All tensors have one range, so that no rule
-on equal ranges stands in the way.
+on equal ranges stands in the way. A case with inputs or outputs of fewer than three dimensions,
+such as those of Gemm, is not built: no format of the DLA takes them at a border
+(NvInferRuntimeBase.h, TensorFormat), which says nothing of the rule.
 """
 
 from pathlib import Path
@@ -27,6 +29,7 @@ NODE = "node"
 """What the node of a case is called; layers of TensorRT have its name in theirs."""
 
 _AMAX = 4.0
+_MIN_RANK = 3
 
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
@@ -59,8 +62,9 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
     )
 
 
-def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool, str]:
-    """Return what can_run_on_DLA says, whether a loadable is built, and the reason if not."""
+def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool | None, str]:
+    """Return what can_run_on_DLA says, whether a loadable is built (None: it was not tried), and
+    the reason if not."""
     import tensorrt as trt
 
     lines: list[str] = []
@@ -84,6 +88,11 @@ def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, boo
     layers = computing_layers(trt, network)
     named = [layer for layer in layers if NODE in str(layer.name)] or layers
     asked = all(config.can_run_on_DLA(layer) for layer in named)
+    flat = next((port for port in _ports(network) if len(port.shape) < _MIN_RANK), None)
+    if flat is not None:
+        rank = len(flat.shape)
+        said = f"not built: {flat.name} has {rank} dimensions, a DLA's formats {_MIN_RANK} or more"
+        return asked, None, said
     try:
         plan, _, elsewhere = serialize(tools, network, config)
     except RefusedError as error:
@@ -95,11 +104,14 @@ def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, boo
     return asked, False, known or where or (text_of(lines[-1]) if lines else "it says nothing")
 
 
+def _ports(network: Any) -> list[Any]:  # noqa: ANN401
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return [*inputs, *(network.get_output(index) for index in range(network.num_outputs))]
+
+
 def _set_types(trt: Any, network: Any, *, int8: bool, ranged: bool) -> None:  # noqa: ANN401
     """Give inputs and outputs a type and a format of the DLA; with ranges, every tensor one."""
-    ports = [network.get_input(index) for index in range(network.num_inputs)]
-    ports += [network.get_output(index) for index in range(network.num_outputs)]
-    for port in ports:
+    for port in _ports(network):
         if ranged and port.dtype in (trt.DataType.FLOAT, trt.DataType.HALF):
             port.dtype = trt.DataType.INT8 if int8 else trt.DataType.HALF
         name = "CHW32" if port.dtype == trt.DataType.INT8 else "CHW16"

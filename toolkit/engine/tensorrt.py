@@ -56,13 +56,15 @@ class StoredWeight:
 class PlainSegment:
     """A segment in float. `amax`: of each tensor that INT8 reads; `half`: nodes in FP16.
 
-    `stored`: its large weights, by their names in `model`.
+    `results`: ranges of what INT8 nodes write for floating point alone, which a release with ranges
+    needs to run them in INT8. `stored`: its large weights, by their names in `model`.
     """
 
     model: ir.Model
     amax: Mapping[str, float] = field(default_factory=dict)
     half: tuple[str, ...] = ()
     stored: Mapping[str, StoredWeight] = field(default_factory=dict)
+    results: Mapping[str, float] = field(default_factory=dict)
 
 
 def tensorrt_segment(
@@ -96,7 +98,7 @@ def tensorrt_segment(
         typed=typed,
         inputs=ports[0],
         outputs=ports[1],
-        ranges=dict(plain.amax),
+        ranges={**plain.amax, **plain.results},
         half_nodes=plain.half,
         take_turns=take_turns,
         ranged_problem=_rank_problem((*ports[0], *ports[1]), tensors),
@@ -122,7 +124,7 @@ def plain_segment(piece: ExtractedSegment) -> PlainSegment:
         plain = import_qdq(model, any_weight_scale=True)
     except ImportModelError as error:
         raise BuildError(f"Segment {piece.name} cannot be written for TensorRT: {error}") from error
-    return PlainSegment(plain.model, plain.amax, plain.float_nodes, _stored(piece))
+    return PlainSegment(plain.model, plain.amax, plain.float_nodes, _stored(piece), plain.results)
 
 
 def _float_borders(segment: str, graph: ir.Graph) -> None:

@@ -61,7 +61,7 @@ def tensorrt_gpu_segment(
         precision=lowest,
         ranged=ranged,
         typed=typed,
-        ranges=dict(plain.amax),
+        ranges={**plain.amax, **plain.results},
         half_nodes=plain.half if plain.amax else (),
         ranged_problem=ranged_problem,
         typed_problem=typed_problem,

@@ -161,7 +161,8 @@ def _write_implicit(network: Network, releases: Sequence[Release], folder: Path)
         _write_scripts(place, rows)
         for row in written(era):
             if network.precision == "int8":
-                cache = cache_of(network.amax, cache_version(row.release.version))
+                ranges = {**network.amax, **network.results}
+                cache = cache_of(ranges, cache_version(row.release.version))
                 (place / _cache_name(row.release)).write_text(encode_cache(cache))
     return era
 

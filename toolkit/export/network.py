@@ -22,7 +22,8 @@ from toolkit.quantize.qdq.importer import import_qdq
 class Network:
     """The network of an engine, without Q/DQ.
 
-    `amax`: the range of each tensor that INT8 reads. `float_nodes`: what an INT8 engine computes in
+    `amax`: the range of each tensor that INT8 reads. `results`: of each other one that an INT8 node
+    writes. `float_nodes`: what an INT8 engine computes in
     floating point. `processors`: where each node of `model` runs. `dims`: the dynamic dimensions.
     """
 
@@ -31,6 +32,7 @@ class Network:
     precision: Precision
     model: ir.Model
     amax: Mapping[str, float]
+    results: Mapping[str, float]
     float_nodes: tuple[str, ...]
     processors: Mapping[str, Processor]
     dims: tuple[DimRange, ...]
@@ -42,13 +44,15 @@ def network_of(engine: Engine) -> Network:
     joined = _join(engine)
     precision = manifest.provenance.precision
     amax: Mapping[str, float] = {}
+    results: Mapping[str, float] = {}
     float_nodes: tuple[str, ...] = ()
     if precision == "int8":
         try:
             plain = import_qdq(joined, any_weight_scale=True)
         except ImportModelError as error:
             raise BuildError(f"{engine.path} cannot be exported: {error}") from error
-        joined, amax, float_nodes = plain.model, plain.amax, plain.float_nodes
+        joined, amax, results = plain.model, plain.amax, plain.results
+        float_nodes = plain.float_nodes
     places = {row.node: row.processor for row in manifest.plan}
     last: Processor = manifest.segments[-1].processor
     return Network(
@@ -57,6 +61,7 @@ def network_of(engine: Engine) -> Network:
         precision=precision,
         model=joined,
         amax=amax,
+        results=results,
         float_nodes=float_nodes,
         processors={str(node.name): places.get(str(node.name), last) for node in joined.graph},
         dims=manifest.dims,

@@ -14,9 +14,13 @@ Q.
 A tensor that crosses between processors is INT8: Q is in the segment that computes it, DQ in each
 segment that reads it. Within a segment the same values are stored as UINT8 with zero point 128
 (stored + 128), for which onnxruntime has integer kernels on every CPU.
+
+What an INT8 node writes for readers in floating point alone, such as the SiLU behind a convolution,
+is not rounded, and keeps its range as metadata: TensorRT with ranges runs a layer in INT8 only if
+its result has one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -35,6 +39,9 @@ MASK_CARRIERS = frozenset(
     {"Add", "Cast", "Concat", "Expand", "Gather", "Mul", "Reshape", "Slice", "Squeeze", "Sub"}
     | {"Tile", "Transpose", "Trilu", "Unsqueeze", "Where"}
 )
+
+RESULT_AMAX = "tandem.result_amax"
+"""Metadata of a value that an INT8 node writes and no node reads in INT8: its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +190,13 @@ def quantize(
     Raises BuildError: a tensor that must be quantized has no range.
     """
     inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
-    for node, row in int8_reads(inserter.model, keep_float, operands):
+    reads = int8_reads(inserter.model, keep_float, operands)
+    for node, row in reads:
         inserter.quantize_node(node, row)
     inserter.quantize_boundaries(int8_segments)
     inserter.quantize_averages(int8_segments)
     inserter.insert()
+    inserter.keep_ranges(node for node, _ in reads)
     inserter.graph.sort()
     return QuantizedModel(inserter.model, inserter.segment_of, inserter.scales)
 
@@ -297,6 +306,16 @@ class _Inserter:
                     source = self._rounded(source, f"{value.name}_{segment}", scale, segment)
                 for node, index in members:
                     node.replace_input_with(index, source)
+
+    def keep_ranges(self, int8_nodes: Iterable[ir.Node]) -> None:
+        """Note the range of each INT8 node's result that no Q holds and no reader tells."""
+        for node in int8_nodes:
+            value = node.outputs[0]
+            limit = self.amax.get(str(value.name))
+            if limit is None or value in self._uses or value.is_graph_output():
+                continue
+            if any(use.node.op_type not in SCALE_MOVING_OPS for use in value.uses()):
+                value.metadata_props[RESULT_AMAX] = repr(float(limit))
 
     def _keep_scale_before(self, value: ir.Value, scale: float) -> None:
         """Quantize the operand of a scale-keeping producer with the same scale."""

@@ -17,7 +17,7 @@ import msgspec
 from device.files import disk_problem, replacing
 from device.runtime.tensorrt.build_dla import Built, build_for_dla
 from device.runtime.tensorrt.build_gpu import build_for_gpu
-from device.runtime.tensorrt.messages import explain, last_error, text_of
+from device.runtime.tensorrt.messages import explain, last_error, split_builds, text_of
 from device.runtime.tensorrt.network import RefusedError, Tools, has_bytes, make_logger
 from device.runtime.tensorrt.request import Answer, OnDla, Request
 
@@ -68,7 +68,8 @@ def answer(request: Request, alive: list[Any]) -> Answer:
             return Answer(tensorrt=version, problem="there is no memory to build", passing=True)
         except Exception as error:  # noqa: BLE001  (TensorRT's bindings raise what C++ does)
             problem = f"TensorRT fails with {type(error).__name__}: {error}"
-            known = explain([*log.lines, str(error)])
+            first, again = split_builds(log.lines)
+            known = explain([*(again or first), str(error)])
             return Answer(tensorrt=version, problem=f"{problem}; {known}" if known else problem)
 
 
@@ -123,27 +124,41 @@ class _Log:
 
 
 def _why(lines: list[str], built: Built) -> str:
-    """Return why there is no plan."""
-    known = explain(lines)
+    """Return why there is no plan; where a build with GPU fallback failed, too, what both said."""
+    first, again = split_builds(lines)
+    known = explain(first)
     if built.elsewhere:
         names = ", ".join(repr(name) for name in built.elsewhere[:3])
         fallback = f"with GPU fallback {len(built.elsewhere)} of its layers run elsewhere: {names}"
         return (
             f"{known}; {fallback}" if known else f"TensorRT builds no plan for the DLA; {fallback}"
         )
-    if known is not None:
-        return known
-    if built.refused:
-        return (
-            f"TensorRT does not run {len(built.refused)} of its layers on the DLA, first "
-            f"{built.refused[0]!r}; keep it off with `tandem build --force-gpu`, and report it: "
-            "the rule table is wrong"
-        )
-    error = last_error(lines)
-    if error:
-        return f"TensorRT builds no plan: {error}"
+    reason, reason_again = (
+        known or _refusal(built) or _error(first),
+        explain(again) or _error(again),
+    )
+    if reason and reason_again and reason != reason_again:
+        return f"{reason_again}; without GPU fallback: {reason}"
+    if reason or reason_again:
+        return reason or reason_again
     last = text_of(lines[-1]) if lines else "it says nothing"
     return f"TensorRT builds no plan; its last line: {last}"
+
+
+def _refusal(built: Built) -> str:
+    """Return what TensorRT keeps off the DLA as a reason, "" if nothing."""
+    if not built.refused:
+        return ""
+    return (
+        f"TensorRT does not run {len(built.refused)} of its layers on the DLA, first "
+        f"{built.refused[0]!r}; keep it off with `tandem build --force-gpu`, and report it: "
+        "the rule table is wrong"
+    )
+
+
+def _error(lines: list[str]) -> str:
+    error = last_error(lines)
+    return f"TensorRT builds no plan: {error}" if error else ""
 
 
 def _write(path: Path, data: memoryview) -> str:

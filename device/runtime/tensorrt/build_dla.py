@@ -12,7 +12,7 @@ from typing import Any
 
 from device.engine.tensorrt_manifest import Port
 from device.runtime.tensorrt import request as limits
-from device.runtime.tensorrt.messages import text_of
+from device.runtime.tensorrt.messages import WITH_FALLBACK, text_of
 from device.runtime.tensorrt.network import (
     PLACES,
     RefusedError,
@@ -99,6 +99,7 @@ def serialize(tools: Tools, network: Any, config: Any) -> tuple[Any, bool, tuple
     plan = tools.builder.build_serialized_network(network, config)
     if has_bytes(plan):
         return plan, False, ()
+    tools.logger.log(tools.trt.ILogger.INFO, WITH_FALLBACK)
     config.set_flag(tools.trt.BuilderFlag.GPU_FALLBACK)
     config.profiling_verbosity = tools.trt.ProfilingVerbosity.DETAILED
     plan = tools.builder.build_serialized_network(network, config)

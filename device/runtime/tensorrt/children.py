@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.runtime.tensorrt.messages import explain, severity_of, text_of
+from device.runtime.tensorrt.messages import explain, severity_of, split_builds, text_of
 from device.runtime.tensorrt.request import Answer, Times
 from device.start.child import guarded
 from device.start.command import module_command
@@ -171,7 +171,8 @@ def _death(task: Task, status: int, errors: Path, log: Path) -> str:
         name = signal.Signals(-status).name
         last = f", after: {text_of(lines[-1])}" if lines else ""
         reason = f"TensorRT crashed ({name}) while {task.doing}{last}"
-        known = explain(line for line in lines if severity_of(line) == "error")
+        first, again = split_builds(lines)
+        known = explain(line for line in again or first if severity_of(line) == "error")
         return f"{reason}; {known}" if known else reason
     text = errors.read_text(errors="replace").strip().splitlines()
     return f"the {task.noun} failed: {text[-1] if text else f'exit status {status}'}"

@@ -259,6 +259,9 @@ MESSAGES: tuple[Message, ...] = (
     ),
 )
 
+WITH_FALLBACK = "Tandem: no plan without GPU fallback, now a build with it"
+"""Line of a log between two builds of a segment for the DLA."""
+
 # What TensorRT says at the end of every build that fails: it explains nothing.
 _CONSEQUENCES = re.compile(
     r"engine(?:Ptr)? != nullptr|Engine could not be created|Building engine failed|"
@@ -293,6 +296,14 @@ def explain(log: Iterable[str]) -> str | None:
         if severity == "error" and any(not _CONSEQUENCES.search(line) for line in rows):
             return None
     return None
+
+
+def split_builds(log: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the lines of the build without GPU fallback, and those of the one with it that came
+    after; none if it did not come."""
+    lines = list(log)
+    at = next((n for n, line in enumerate(lines) if text_of(line) == WITH_FALLBACK), len(lines))
+    return lines[:at], lines[at + 1 :]
 
 
 def last_error(log: Iterable[str]) -> str:

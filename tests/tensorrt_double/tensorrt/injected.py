@@ -16,7 +16,10 @@
     disk=full                a file cannot be brought to the disk
     constants=DEVICE         the parser makes a constant layer and a Shuffle of it; without fallback
                              the build stops at it, with fallback a layer of both runs on DEVICE
+    constants=fails:LINE     with fallback the build stops, too, with this error
+    constants=crashes:LINE   ... and the process ends with SIGSEGV
     outputs=zero|nan|inf     what a plan computes is overwritten
+    outputs=...@FILE         while this file is there: a process that runs can begin with it
     trace=                   every call is noted in CALLS
 
 A value that is read or written is a call, too: `Runtime.num_DLA_cores=raise`.
@@ -115,7 +118,8 @@ def _disk(module, how):
     os.fsync = full
 
 
-def _constants(module, device):
+def _constants(module, how):
+    device, _, line = how.partition(":")
     parse = module["OnnxParser"].parse_from_file
     can_run = module["IBuilderConfig"].can_run_on_DLA
     build = module["Builder"].build_serialized_network
@@ -133,6 +137,11 @@ def _constants(module, device):
         return good
 
     def built(self, network, config):
+        if "GPU_FALLBACK" in config._flags and line:
+            self._logger.log(module["ILogger"].ERROR, line)
+            if device == "crashes":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return None
         if "GPU_FALLBACK" in config._flags or "DLA" not in config.default_device_type.name:
             return build(self, network, config)
         self._logger.log(
@@ -157,9 +166,12 @@ def _constants(module, device):
 
 def _outputs(module, how):
     run = module["IExecutionContext"]._run
+    how, _, switch = how.partition("@")
 
     def spoiled(self, addresses, shapes=None):
         run(self, addresses, shapes)
+        if switch and not os.path.exists(switch):
+            return
         for name, port in self._ports.items():
             if port["kind"] == "output":
                 shape = (shapes or self._shapes)[name]

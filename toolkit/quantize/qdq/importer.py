@@ -9,7 +9,7 @@ Everything else is refused with node, rule and value.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from toolkit.quantize.qdq.nodes import (
     quantized_constant,
 )
 from toolkit.quantize.qdq.symmetric import along, quantized_by, symmetric_params, weight_readers
-from toolkit.quantize.quantize import QUANTIZED_OPS, is_activation
+from toolkit.quantize.quantize import QUANTIZED_OPS, RESULT_AMAX, is_activation
 
 WEIGHT_TOLERANCE = 1e-3
 """Relative tolerance of s_c against max|w_c| / 127."""
@@ -40,9 +40,10 @@ _SWITCHED_OFF = 1e-30
 class PlainModel:
     """A float model and the quantization of its Q/DQ nodes.
 
-    `amax`: activation -> range; those in `inferred` come from neighbours. `float_nodes`: the nodes
-    that computed in floating point. `unranged`: float activations that INT8 nodes read or write
-    without a range in the model. `notes`: accepted deviations from the rules.
+    `amax`: activation -> range; those in `inferred` come from neighbours. `results`: ranges of what
+    INT8 nodes write and no node reads in INT8 (`toolkit.quantize.quantize`). `float_nodes`: the
+    nodes that computed in floating point. `unranged`: float activations that INT8 nodes read or
+    write without a range in the model. `notes`: accepted deviations from the rules.
     """
 
     model: ir.Model
@@ -51,6 +52,7 @@ class PlainModel:
     float_nodes: tuple[str, ...]
     unranged: tuple[str, ...]
     notes: tuple[str, ...]
+    results: Mapping[str, float] = field(default_factory=dict)
 
 
 def import_qdq(model: ir.Model, *, any_weight_scale: bool = False) -> PlainModel:
@@ -80,7 +82,14 @@ def import_qdq(model: ir.Model, *, any_weight_scale: bool = False) -> PlainModel
             if name not in ranges
         )
     )
-    return PlainModel(copy, ranges, inferred, float_nodes, unranged, tuple(remover.notes))
+    results = {
+        str(value.name): float(value.metadata_props[RESULT_AMAX])
+        for node in copy.graph
+        for value in node.outputs
+        if RESULT_AMAX in value.metadata_props and str(value.name) not in ranges
+    }
+    notes = tuple(remover.notes)
+    return PlainModel(copy, ranges, inferred, float_nodes, unranged, notes, results)
 
 
 class _QdqRemover:
