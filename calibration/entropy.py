@@ -70,10 +70,11 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     in_gap = (last == 0.0) & (outside > 0.0)
     added_element = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
 
-    quantised = np.empty(candidates.size)
-    for start in range(0, candidates.size, _ROWS):
-        rows = slice(start, start + _ROWS)
-        edges = _group_edges()[: candidates.size][rows]
+    possible = np.flatnonzero(~in_gap | (candidates == LEVELS))
+    quantised = np.zeros(candidates.size)
+    for start in range(0, possible.size, _ROWS):
+        rows = possible[start : start + _ROWS]
+        edges = _group_edges()[rows]
         in_group = _between(count_sums, edges)
         mean = _between(filled_sums, edges)
         mean[:, -1] += added_element[rows]

@@ -6,8 +6,13 @@ Every row runs in a separate process, for its own memory peak. Both sides get th
 and two threads. onnxruntime keeps every activation of every image in memory, so its rows run with
 `--peer-images` only. "forward" is the plain model on the same images: the floor.
 
-The clock starts after the imports of libraries and before the model is read, for both sides. The
-peer runs as `quantize_static` runs it: create_calibrator with the defaults of the method,
+In the first table the clock starts after the imports of libraries and before the model is read, for
+both sides. The second one has whole processes from start to end, `tandem calibrate` and a script
+that calls the peer, on the same .npy file of `--peer-images` arrays: imports, reading and writing
+included, and INT8 judged on held-out samples by Tandem alone. It is compared by processor time,
+which a busy machine changes less than the clock.
+
+The peer runs as `quantize_static` runs it: create_calibrator with the defaults of the method,
 collect_data, compute_data. Its entropy calibrator has 128 bins by default, one for each level, so
 that there is no threshold to search for; "entropy-2048" is the same with bins enough to search.
 """
@@ -15,15 +20,19 @@ that there is no threshold to search for; "entropy-2048" is the same with bins e
 import argparse
 import json
 import multiprocessing
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
 PEERS = {
@@ -43,7 +52,11 @@ def main() -> None:
     parser.add_argument("--peer-images", type=int, default=32)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS[:3])
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--peer-on", type=Path, help=argparse.SUPPRESS)  # the peer's whole process
     arguments = parser.parse_args()
+    if arguments.peer_on is not None:
+        peer_on_file(arguments.model, arguments.methods[0], arguments.peer_on)
+        return
     rows = [measure("forward", forward, arguments.model, "", arguments.peer_images)]
     for method in arguments.methods:
         for peer_method in PEERS.get(method, ()):
@@ -53,8 +66,9 @@ def main() -> None:
         rows += [
             measure("tandem", tandem, arguments.model, method, count) for count in arguments.images
         ]
+    commands = measure_commands(arguments.model, arguments.methods, arguments.peer_images)
     if arguments.json:
-        print(json.dumps(rows))
+        print(json.dumps({"functions": rows, "commands": commands}))
         return
     print(f"{'who':12} {'method':13} {'images':>6} {'s':>8} {'peak MB':>8} {'times ours':>10}")
     ours = {(r["method"], r["images"]): r["seconds"] for r in rows if r["who"] == "tandem"}
@@ -65,6 +79,56 @@ def main() -> None:
             f"{row['who']:12} {row['method']:13} {row['images']:6d} {row['seconds']:8.2f} "
             f"{row['peak_mb']:8.0f} {ratio:>10}"
         )
+    print(f"\n{'process':18} {'method':13} {'s':>8} {'CPU s':>8} {'peak MB':>8} {'times ours':>10}")
+    ours_cpu = {row["method"]: row["cpu_s"] for row in commands if row["who"] != "onnxruntime"}
+    for row in commands:
+        ratio = f"{row['cpu_s'] / ours_cpu[row['method']]:.1f}x"
+        print(
+            f"{row['who']:18} {row['method']:13} {row['seconds']:8.2f} {row['cpu_s']:8.2f} "
+            f"{row['peak_mb']:8.0f} {ratio if row['who'] == 'onnxruntime' else '':>10}"
+        )
+
+
+def measure_commands(model: Path, methods: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """Return a row for each whole process: the peer's, and the command's, by method."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        data, table = Path(folder) / "arrays.npy", Path(folder) / "table.json"
+        np.save(
+            data, np.concatenate([array for s in samples(model, count) for array in s.values()])
+        )
+        for method in methods:
+            commands = {
+                "onnxruntime": [__file__, str(model), "--methods", method, "--peer-on", str(data)],
+                "tandem calibrate": [
+                    *("-m", "toolkit.cli", "calibrate", str(model), "--data", str(data)),
+                    *("--method", method, "--accept-loss", "-q", "-o", str(table)),
+                ],
+            }
+            rows += [
+                {"who": who, "method": method, "images": count, **measure_process(command)}
+                for who, command in commands.items()
+                if who != "onnxruntime" or method in PEERS
+            ]
+    return rows
+
+
+def measure_process(arguments: Sequence[str]) -> dict[str, float]:
+    """Run Python with arguments; return its wall clock, processor time and peak memory.
+
+    Children that it waits for count.
+    """
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with status {process.returncode}")
+    return {
+        "seconds": round(time.perf_counter() - start, 3),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+        "peak_mb": round(usage.ru_maxrss / 1024, 1),
+    }
 
 
 def measure(
@@ -102,11 +166,18 @@ def _child(
     send.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
-def samples(count: int) -> Iterator[dict[str, np.ndarray]]:
+def input_of(model: Path) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape of the first input."""
+    value = onnx.load(model, load_external_data=False).graph.input[0]
+    return value.name, tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def samples(model: Path, count: int) -> Iterator[dict[str, np.ndarray]]:
     """The same random images for all subjects, generated one at a time."""
+    name, shape = input_of(model)
     for number in range(count):
         rng = np.random.default_rng([SEED, number])
-        yield {"images": rng.standard_normal((1, 3, 224, 224), dtype=np.float32)}
+        yield {name: rng.standard_normal(shape, dtype=np.float32)}
 
 
 def forward(model: Path, method: str, count: int) -> float:
@@ -117,22 +188,35 @@ def forward(model: Path, method: str, count: int) -> float:
     options.intra_op_num_threads = 2
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     start = time.perf_counter()
-    for sample in samples(count):
+    for sample in samples(model, count):
         session.run(None, sample)
     return time.perf_counter() - start
 
 
 def peer(model: Path, method: str, count: int) -> float:
     """onnxruntime.quantization's calibrators, as its documentation uses them."""
+    import onnxruntime.quantization  # noqa: F401  (imported before the clock starts)
+
+    start = time.perf_counter()
+    calibrate_with_peer(model, method, samples(model, count))
+    return time.perf_counter() - start
+
+
+def peer_on_file(model: Path, method: str, data: Path) -> None:
+    """The same on a file of arrays."""
+    name, _ = input_of(model)
+    arrays = np.load(data, mmap_mode="r")
+    calibrate_with_peer(model, method, ({name: np.array(array[None])} for array in arrays))
+
+
+def calibrate_with_peer(model: Path, method: str, data: Iterator[dict[str, np.ndarray]]) -> None:
+    """Collect and compute ranges as `quantize_static` does."""
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._samples = samples(count)
-
         def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(self._samples, None)
+            return next(data, None)
 
     kinds = {
         "minmax": CalibrationMethod.MinMax,
@@ -140,7 +224,6 @@ def peer(model: Path, method: str, count: int) -> float:
         "entropy": CalibrationMethod.Entropy,
     }
     name, _, bins = method.partition("-")
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         calibrator = create_calibrator(
             model,
@@ -150,7 +233,6 @@ def peer(model: Path, method: str, count: int) -> float:
         )
         calibrator.collect_data(Reader())
         calibrator.compute_data()
-    return time.perf_counter() - start
 
 
 def tandem(model: Path, method: str, count: int) -> float:
@@ -166,7 +248,7 @@ def tandem(model: Path, method: str, count: int) -> float:
 
     start = time.perf_counter()
     graph, _ = run_passes(import_model(model).model)
-    data = iterable_dataset(samples(count), [InputSpec("images", (1, 3, 224, 224))], None)
+    data = iterable_dataset(samples(model, count), [InputSpec(*input_of(model))], None)
     observation = observe_graph(graph, data, calibrated_tensors(graph))
     amax_by_method(observation.histograms, [method])
     return time.perf_counter() - start

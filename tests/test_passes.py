@@ -183,15 +183,29 @@ def test_every_value_of_a_light_model_has_a_shape(light_models: Path) -> None:
     assert all(value.shape is not None for node in model.graph for value in node.outputs)
 
 
-def test_a_pass_that_fails_is_left_out_and_named(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("place", [0, 4, len(PASSES)])
+def test_a_pass_that_fails_is_left_out_and_named(
+    place: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
     def fail(model: ir.Model) -> str:
         model.graph.remove(list(model.graph), safe=False)
         raise ValueError("no luck")
 
     imported = import_model(small_convnet(tmp_path / "m.onnx", rng))
-    model, reports = run_passes(imported.model, [Pass("broken", fail), *PASSES])
-    assert reports[0] == PassReport("broken", "", "ValueError: no luck")
-    assert ops(model)["Conv"] == 2
+    steps = [*PASSES[:place], Pass("broken", fail), *PASSES[place:]]
+    model, reports = run_passes(imported.model, steps)
+    assert reports[place] == PassReport("broken", "", "ValueError: no luck")
+    assert ops(model) == ops(run_passes(imported.model)[0])
+
+
+def test_the_model_is_copied_once(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = import_model(small_convnet(tmp_path / "m.onnx", rng))
+    copied, clone = [], ir.Model.clone
+    monkeypatch.setattr(ir.Model, "clone", lambda self: copied.append(self) or clone(self))
+    run_passes(imported.model)
+    assert copied == [imported.model]
 
 
 def test_factors_of_a_gemm_move_into_its_constants(

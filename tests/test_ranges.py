@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,8 +17,10 @@ from click.testing import CliRunner
 from model_fixtures import classification_of_convnet, small_convnet
 
 import configs
+from calibration import threshold
 from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
+from calibration.observer import Histogram
 from calibration.table import read_table
 from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
@@ -28,6 +32,7 @@ from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.ranges.fit import AUTO_METHODS
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
+from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 
@@ -50,6 +55,30 @@ def test_one_method_takes_all_samples(tmp_path: Path, rng: np.random.Generator) 
     assert (found.judgement.basis, found.judgement.samples) == ("held out", 4)
     assert found.table.tensors["x"] == pytest.approx(max(np.abs(s["x"]).max() for s in data))
     assert found.sqnr_db["y"] > 15
+
+
+def test_one_method_makes_one_runner_and_no_range_that_nothing_is_judged_with(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges are those of all samples, and for the judgement of all but the held-out ones."""
+    runners, fitted = [], []
+
+    class Runner(ActivationRunner):
+        def __init__(self, *arguments: Any) -> None:
+            runners.append(self)
+            super().__init__(*arguments)
+
+    def amax_by_method(histograms: Mapping[str, Histogram], methods: Sequence[str]) -> Any:
+        if tuple(methods) == ("entropy",):
+            fitted.append(histograms["x"].elements)
+        return threshold.amax_by_method(histograms, methods)
+
+    monkeypatch.setattr("toolkit.quantize.ranges.observe.ActivationRunner", Runner)
+    monkeypatch.setattr("toolkit.quantize.ranges.fit.amax_by_method", amax_by_method)
+    data = samples(rng, 16)
+    measure(small_convnet(tmp_path / "m.onnx", rng), data, RangeOptions("entropy"))
+    assert len(runners) == 1
+    assert fitted == [16 * data[0]["x"].size, 8 * data[0]["x"].size]
 
 
 def test_auto_judges_on_samples_that_its_ranges_did_not_see(

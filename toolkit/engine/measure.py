@@ -11,8 +11,6 @@ from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
-from toolkit.partition.planning.plan import PlanOptions
-from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
@@ -72,5 +70,8 @@ def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
     check_host_memory(graph.graph)
     if profile is None:
         return graph
+    from toolkit.partition.planning.plan import PlanOptions  # a solver; nothing else here needs it
+    from toolkit.partition.prepare import prepare
+
     target = choose_target(profile)
     return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model

@@ -140,6 +140,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy would start more, for nothing
         )
         atexit.register(self.end)
         try:

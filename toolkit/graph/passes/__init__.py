@@ -61,16 +61,21 @@ def run_passes(
     A pass improves a graph that is right without it, so one that fails is left out and named.
     Raises ImportModelError: the model crashes ONNX, or takes more than the limit of memory.
     """
-    reports = []
-    for step in passes:
-        try:
-            changed = model.clone()
-            reports.append(PassReport(step.name, step.run(changed)))
-        except TandemError:
-            raise
-        except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
-            reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
+    failures: dict[str, str] = {}
+    while True:
+        changed, reports = model.clone(), list[PassReport]()
+        for step in passes:
+            if step.name in failures:
+                reports.append(PassReport(step.name, "", failures[step.name]))
+                continue
+            try:
+                reports.append(PassReport(step.name, step.run(changed)))
+            except TandemError:
+                raise
+            except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
+                failures[step.name] = f"{type(err).__name__}: {err}"
+                break  # the copy is half changed: once more from the start, without this pass
         else:
-            model = changed
-        LOG.debug("pass %s: %s", step.name, reports[-1].changes or reports[-1].failure or "nothing")
-    return model, tuple(reports)
+            for report in reports:
+                LOG.debug("pass %s: %s", report.name, report.changes or report.failure or "nothing")
+            return changed, tuple(reports)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -166,19 +167,21 @@ def _as_judged(
 ) -> AsJudged:
     """Judge each sample with the range that the same method gives on the part without it."""
     held_out = frozenset(halves.numbers.tolist())
-    tables: list[dict[tuple[str, float | None], float]] = []
-    for histograms in (halves.first, *((halves.held_out,) if halves.both else ())):
+
+    @cache  # a calibration by one method judges the held-out samples alone
+    def table_of(part: Literal["first", "held_out"]) -> dict[tuple[str, float | None], float]:
+        histograms = halves.first if part == "first" else halves.held_out
         table: dict[tuple[str, float | None], float] = {}
         for method, amax_of in _candidates(graph, histograms, tuple(candidates)).items():
             requested = with_operands(graph, candidates[method])
             for tensor, amax in with_operands(graph, amax_of).items():
                 table.setdefault((tensor, requested[tensor]), amax)
-        tables.append(table)
+        return table
 
     def as_judged(assignment: Assignment, number: int) -> Assignment:
         if number not in held_out and not halves.both:
             return assignment
-        table = tables[0 if number in held_out else 1]
+        table = table_of("first" if number in held_out else "held_out")
         return {name: table.get((name, amax), amax) for name, amax in assignment.items()}
 
     return as_judged

@@ -182,9 +182,11 @@ def fit_ranges(
     judges: ValidationSet,
     graph: ir.Model,
     first: Observation,
+    run: Run,
+    *,
     exact: Sequence[Outputs] | None = None,
 ) -> Fit:
-    """Step 2; held-out samples are observed here."""
+    """Step 2; held-out samples are observed here, by the runner of the first pass."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
     operands = operands_on_gpu(graph, nodes, job.options.keep_float)
     on_progress = _share(job.report, "try methods")
@@ -199,7 +201,6 @@ def fit_ranges(
             on_progress=on_progress,
         )
     held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
-    run = shared_runner(graph, job.tensors)
     held_out = observe_run(run, held_out_data, job.tensors, _share(job.report, "calibrate"), None)
     halves = Halves(first.histograms, held_out.histograms, judges.held_out, job.data.unseen)
     merged = merge_observations(first, held_out)
@@ -228,8 +229,9 @@ def _equalise(
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
-        observation = observe(job, shared_runner(changed, job.tensors), checkpoint)
-        return fit_ranges(job, judges, changed, observation, plain.noise.exact)
+        run = shared_runner(changed, job.tensors)
+        observation = observe(job, run, checkpoint)
+        return fit_ranges(job, judges, changed, observation, run, exact=plain.noise.exact)
 
     return try_equalisation(plain, job.data, refit, switch)
 
