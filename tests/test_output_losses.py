@@ -13,7 +13,7 @@ from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.loss import metrics
-from toolkit.quantize.loss.judge import Judgement, check, judge
+from toolkit.quantize.loss.judge import Judgement, check, error_of, judge
 from toolkit.quantize.loss.metrics import Candidates, OutputLoss
 from toolkit.quantize.loss.parts import (
     OutputPart,
@@ -400,3 +400,43 @@ def test_lists_whose_length_differs_have_no_grid(rng: np.random.Generator) -> No
         lists.append(Candidates(boxes, rng.uniform(0, 1, (count, 2))))
     drop = metrics.detection_losses("s", lists, lists)[0]
     assert (drop.metric, drop.value) == (metrics.DETECTION_DROP, 0.0)
+
+
+def lines_of(*texts: str) -> np.ndarray:
+    """Probabilities [lines, 12 steps, 16 classes] of letters from "a" on; "_" is the blank."""
+    steps = np.full((len(texts), 12), 0)
+    for row, text in enumerate(texts):
+        steps[row, : len(text)] = [0 if sign == "_" else ord(sign) - 96 for sign in text]
+    return np.where(np.arange(16) == steps[..., None], 0.85, 0.01).astype(np.float32)
+
+
+def test_text_is_judged_by_the_line_where_most_steps_are_blanks() -> None:
+    exact = lines_of("ab", "a_a", "cc_d", "b", "")
+    moved = lines_of("_a_b", "a_a", "c_d", "b___f", "a")  # one more letter, and one out of nothing
+    part = OutputPart("y", "y", "probabilities", class_axis=2)
+    judgement = judge([part], [{"y": exact}], [{"y": moved}], basis="held out")
+    loss = loss_of(judgement.losses, metrics.LINES)
+    assert (loss.of, loss.value) == (4, 0.75)
+    assert loss.missed
+    assert not loss.broken
+    assert loss_of(judgement.losses, metrics.AGREEMENT).value > 0.8  # which says less
+    nan = np.full_like(exact, np.nan)
+    (of_nan,) = (metrics.line_loss("y", [exact], [nan]),)
+    assert of_nan is not None
+    assert of_nan.broken
+    assert metrics.line_loss("y", [lines_of("", "")], [lines_of("a", "b")]) is None
+
+
+def test_logits_beside_boxes_are_judged_as_the_scores_that_a_decoder_makes_of_them() -> None:
+    """Values far below 0 make the SQNR, and say nothing of detections."""
+    logits = np.full((1, 50, 1), -3.0)
+    logits[0, :4] = -30000.0
+    outputs = {"boxes": np.ones((1, 50, 16)), "logits": logits}
+    parts = [OutputPart(name, name, "values", linear=True) for name in outputs]
+    coarse = {**outputs, "logits": np.round(logits / 240.0) * 240.0}  # all others are 0: 0.5
+    judgement = judge(parts, [outputs], [coarse], basis="held out")
+    assert loss_of(judgement.losses, metrics.SCORE_RISE).broken
+    assert error_of(parts, [outputs], [coarse]) > 1.0
+    assert not judge(parts, [outputs], [outputs], basis="held out").broken
+    alone = judge(parts[1:], [outputs], [coarse], basis="held out")
+    assert not alone.broken

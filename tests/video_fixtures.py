@@ -32,15 +32,48 @@ RTSP_SERVER = """
 import sys
 import gi
 gi.require_version("Gst", "1.0")
+gi.require_version("GstRtsp", "1.0")
 gi.require_version("GstRtspServer", "1.0")
-from gi.repository import GLib, Gst, GstRtspServer
+from gi.repository import GLib, Gst, GstRtsp, GstRtspServer
 Gst.init(None)
-port, width, height, user, password = sys.argv[1:6]
+port, width, height, user, password, method = sys.argv[1:7]
 video = "videotestsrc is-live=true pattern=ball ! video/x-raw,width=%s,height=%s,framerate=30/1 ! "
 video = video % (width, height)
 h264 = "x264enc tune=zerolatency speed-preset=ultrafast key-int-max=15 ! rtph264pay name=pay0 pt=96"
 h265 = "x265enc tune=zerolatency speed-preset=ultrafast ! rtph265pay name=pay0 pt=96"
 sound = "audiotestsrc is-live=true ! alawenc ! rtppcmapay pt=8 name="
+# Streams of network cameras as they are set at delivery: path -> what is encoded. They send key
+# frames at their interval, and not when they are asked.
+at_15 = "videotestsrc is-live=true pattern=ball ! video/x-raw,width=%s,height=%s,framerate=15/1 ! "
+main, sub = at_15 % (width, height), at_15 % (int(width) // 2, int(height) // 2)
+x264 = "x264enc name=enc tune=zerolatency speed-preset=ultrafast %s ! video/x-h264,profile=%s ! "
+x264 += "rtph264pay name=pay0 pt=96 config-interval=-1"
+high = "cabac=true dct8x8=true b-adapt=false bframes=%d key-int-max=%d"
+base = x264 % ("key-int-max=30", "constrained-baseline")
+x265 = "x265enc name=enc tune=zerolatency speed-preset=ultrafast "
+x265 += "option-string=bframes=%d:rc-lookahead=4:keyint=30"
+x265 += " ! video/x-h265,profile=main ! rtph265pay name=pay0 pt=97"
+metadata = "audiotestsrc is-live=true ! alawenc ! rtppcmapay pt=107 name=pay2 "  # nothing reads it
+cameras = {
+    "/Streaming/Channels/101": sound + "pay1 " + metadata + main + x264 % (high % (2, 50), "high"),
+    "/Streaming/Channels/102": sub + base,
+    "/axis-media/media.amp": main + x264 % (high % (0, 32), "high"),
+    "/h264Preview_01_main": main + x264 % (high % (0, 60), "high"),
+    "/h264Preview_01_sub": sub + base,
+    "/h265Preview_01_main": main + x265 % 0,
+    "/cam/realmonitor": sound + "pay1 " + main + x265 % 2,
+}
+
+def drop_requests(pad, info):
+    wanted = info.get_event().get_structure()
+    is_request = wanted is not None and wanted.get_name() == "GstForceKeyUnit"
+    return Gst.PadProbeReturn.DROP if is_request else Gst.PadProbeReturn.OK
+
+def as_camera(factory, media):
+    encoder = media.get_element().get_by_name("enc")
+    pad = encoder.get_static_pad("src")
+    pad.add_probe(Gst.PadProbeType.EVENT_UPSTREAM, drop_requests)
+
 server = GstRtspServer.RTSPServer()
 server.set_address("127.0.0.1")
 server.set_service(port)
@@ -49,8 +82,11 @@ for path, launch in {
     "/h265": video + h265,
     "/sound": sound + "pay1 " + video + h264,
     "/only-sound": sound + "pay0",
+    **cameras,
 }.items():
     factory = GstRtspServer.RTSPMediaFactory()
+    if path in cameras:
+        factory.connect("media-configure", as_camera)
     factory.set_shared(True)
     factory.set_launch("( %s )" % launch)
     if user:
@@ -63,7 +99,11 @@ if user:
     token = GstRtspServer.RTSPToken()
     token.set_string("media.factory.role", "viewer")
     auth = GstRtspServer.RTSPAuth()
-    auth.add_basic(GstRtspServer.RTSPAuth.make_basic(user, password), token)
+    if method == "digest":
+        auth.set_supported_methods(GstRtsp.RTSPAuthMethod.DIGEST)
+        auth.add_digest(user, password, token)
+    else:
+        auth.add_basic(GstRtspServer.RTSPAuth.make_basic(user, password), token)
     server.set_auth(auth)
 server.attach(None)
 print("ready", flush=True)
@@ -81,11 +121,11 @@ def require_program(name):
 class RtspServer:
     """gst-rtsp-server in a process of its own, to be killed and frozen by tests."""
 
-    def __init__(self, width, height, path, login):
+    def __init__(self, width, height, path, login, method):
         require_program("gst-inspect-1.0")
         self.port = free_port()
         self.url = f"rtsp://127.0.0.1:{self.port}{path}"
-        self._arguments = (str(self.port), str(width), str(height), *login)
+        self._arguments = (str(self.port), str(width), str(height), *login, method)
         self._process = None
 
     def start(self):
@@ -111,8 +151,9 @@ class RtspServer:
 
 
 @contextmanager
-def rtsp_server(width=320, height=180, path="/cam", login=("", "")):
-    server = RtspServer(width, height, path, login)
+def rtsp_server(width=320, height=180, path="/cam", login=("", ""), method="basic"):
+    """`method`: how `login`, a user and a password, is asked for: "basic" or "digest"."""
+    server = RtspServer(width, height, path, login, method)
     server.start()
     try:
         yield server

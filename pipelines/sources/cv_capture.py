@@ -5,6 +5,7 @@ for the start of the next frame.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from pipelines.sources.uri import Camera
 from pipelines.vision import cv2
 
 OPEN_S = 8.0
+FIRST_FRAME_S = 8.0  # a stream shows nothing before its next key frame
 READ_TRIES = 3  # OpenCV waits out its read time-out three times before it gives up
 FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 RTSP_OPTIONS = "rtsp_transport;tcp|fflags;nobuffer|flags;low_delay"
@@ -25,9 +27,13 @@ RTSP_OPTIONS = "rtsp_transport;tcp|fflags;nobuffer|flags;low_delay"
 class CvCapture:
     """One opened cv2.VideoCapture; a failed read means that the camera is lost."""
 
-    def __init__(self, name: str, capture: "cv2.VideoCapture", what_to_do: str) -> None:
+    def __init__(
+        self, name: str, capture: "cv2.VideoCapture", what_to_do: str, first_frame_s: float = 0.0
+    ) -> None:
+        """`first_frame_s`: how long the first frame may take; OpenCV's own limit is for all."""
         self._name = name
         self._capture = capture
+        self._first_until = time.monotonic() + first_frame_s
         if not capture.isOpened():
             capture.release()
             raise SourceError(f"{name} cannot be opened: {what_to_do}.")
@@ -35,6 +41,10 @@ class CvCapture:
     def read(self) -> RawFrame:
         """Wait for a frame; raise SourceError when none comes in time."""
         ok, image = self._capture.read()
+        while not ok and time.monotonic() < self._first_until:
+            if self._capture.grab():  # after a time-out the first picture is black
+                ok, image = self._capture.read()
+        self._first_until = 0.0
         now = Stamp.now()
         if not ok:
             raise SourceError(
@@ -61,7 +71,8 @@ def open_rtsp_capture(name: str, uri: str, stall_s: float) -> CvCapture:
     ]
     with _ffmpeg_options(RTSP_OPTIONS):
         capture = cv2.VideoCapture(uri, cv2.CAP_FFMPEG, options)
-    return CvCapture(name, capture, "check address, credentials and path, and that it is on")
+    todo = "check address, credentials and path, and that it is on"
+    return CvCapture(name, capture, todo, max(FIRST_FRAME_S, stall_s))
 
 
 @contextmanager

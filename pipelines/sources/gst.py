@@ -284,10 +284,7 @@ class GstCapture:
         while filled < len(target):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or self._ended():
-                raise SourceError(
-                    f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again"
-                    " until it does; check the camera and its network."
-                )
+                raise SourceError(self._stalled())
             ready = {fd for fd, _ in self._poll.poll(min(remaining_s, 0.1) * 1000)}
             if self._err in ready:
                 self._drain_stderr()
@@ -296,6 +293,18 @@ class GstCapture:
                 if count == 0:
                     raise SourceError(self._why_ended())
                 filled += count
+
+    def _stalled(self) -> str:
+        hint = ""
+        if self._layout is None and not self._ended():
+            hint = (
+                "; a stream shows nothing before its next key frame, so set their interval in the"
+                f" camera below {self._patience_s:g} s, or `stall_s` above it"
+            )
+        return (
+            f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again until it"
+            f" does; check the camera and its network{hint}."
+        )
 
     def _drain_stderr(self) -> None:
         text = os.read(self._err, STDERR_BYTES)

@@ -10,6 +10,7 @@ from toolkit.quantize.loss.judge import Judgement, samples_text
 from toolkit.quantize.loss.metrics import (
     AGREEMENT,
     DETECTION_DROP,
+    LINES,
     MASK_IOU,
     RANKING,
     SCORE_DROP,
@@ -28,6 +29,7 @@ NAMES: Mapping[str, str] = {
     DETECTION_DROP.name: "detection_drop",
     RANKING.name: "ranking",
     AGREEMENT.name: "agreement",
+    LINES.name: "lines",
     MASK_IOU.name: "mask_iou",
 }
 

@@ -127,10 +127,16 @@ def _of_engine(path: Path) -> ModelFacts:
 def _of_model(path: Path, input_size: tuple[int, int] | None) -> ModelFacts:
     import onnx_ir as ir
 
+    from toolkit.graph.passes.shapes import propagate_shapes
     from toolkit.importers.onnx import read_model_file
 
     model = read_model_file(path).model
     graph = model.graph
+    shapeless = [value for value in graph.outputs if not value.shape]
+    for value in shapeless:
+        value.shape = None  # converters of Paddle write that of a scalar
+    if shapeless:
+        propagate_shapes(model)
 
     def info(value: ir.Value) -> TensorInfo:
         dims = value.shape if value.shape is not None else ()

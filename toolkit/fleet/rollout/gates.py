@@ -33,9 +33,9 @@ BUNDLE = "bundle."
 # What builds measure, as bundles name it; the shares of them may be given in percent.
 BUNDLE_METRICS = (
     "task_score", "task_score_drop", "agreement", "sqnr_db", "score_drop", "score_rise",
-    "detection_drop", "ranking", "mask_iou", "predicted_latency_ms",
+    "detection_drop", "ranking", "lines", "mask_iou", "predicted_latency_ms",
 )  # fmt: skip
-BUNDLE_SHARES = frozenset({"task_score", "agreement", "ranking", "mask_iou"})
+BUNDLE_SHARES = frozenset({"task_score", "agreement", "ranking", "lines", "mask_iou"})
 LICENCE = "licence"
 HASHES = frozenset({"model", "data", "table"})  # SHA-256 of what a bundle was made of
 BUNDLE_TEXTS: Mapping[str, str] = {LICENCE: LICENCE, "license": LICENCE} | {

@@ -16,6 +16,7 @@ from toolkit.quantize.loss.metrics import (
     OutputLoss,
     class_loss,
     detection_losses,
+    line_loss,
     mask_loss,
     matched_losses,
     score_error,
@@ -117,6 +118,8 @@ def error_of(
             exact = [outputs[part.name] for outputs in reference]
             actual = [outputs[part.name] for outputs in candidate]
             measure = score_error if part.kind in ("scores", "detections") else value_error
+            if _are_logits(part, parts, reference[0]):
+                exact, actual, measure = _as_scores(exact), _as_scores(actual), score_error
             error += measure(exact, actual)
     return error
 
@@ -190,6 +193,8 @@ def _fitting(
     """The losses that fit the kind of a part, as far as the reference has something to lose."""
     exact = [outputs[part.name] for outputs in reference]
     actual = [outputs[part.name] for outputs in candidate]
+    if _are_logits(part, parts, reference[0]):
+        return score_losses(part.name, _as_scores(exact), _as_scores(actual))
     boxes = _boxes_of(part, parts, reference[0])
     if boxes is not None:
         of_boxes, axis = boxes
@@ -208,7 +213,38 @@ def _fitting(
         return ()
     logits = part.kind == "values"
     classes = class_loss(part.name, exact, actual, class_axis, logits=logits)
-    return () if classes is None else (classes,)
+    lines = None
+    if _is_text(part, exact[0], class_axis):
+        lines = line_loss(part.name, exact, actual)
+    return tuple(loss for loss in (classes, lines) if loss is not None)
+
+
+def _are_logits(part: OutputPart, parts: Sequence[OutputPart], outputs: Parts) -> bool:
+    """True for one column [N, A, 1] beside rows of boxes of as many candidates, [N, A, 4 or more].
+
+    A decoder makes scores of them. Their SQNR is that of values far below 0, whose score is 0
+    however far they are.
+    """
+    shape = outputs[part.name].shape
+    if part.kind != "values" or len(shape) != 3 or shape[1] < 2 or shape[2] != 1:
+        return False
+    others = [outputs[other.name].shape for other in parts if other.name in outputs]
+    return any(len(one) == 3 and one[:2] == shape[:2] and one[2] >= 4 for one in others)
+
+
+def _as_scores(logits: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    return [1.0 / (1.0 + np.exp(-np.clip(array, -100.0, 100.0))) for array in logits]
+
+
+def _is_text(part: OutputPart, array: NDArray[Any], class_axis: int) -> bool:
+    """True for probabilities of characters at the steps of a line: [N, steps, classes]."""
+    return (
+        part.kind == "probabilities"
+        and array.ndim == 3
+        and class_axis % 3 == 2
+        and array.shape[1] > 1
+        and array.shape[2] >= MIN_CLASSES
+    )
 
 
 def _class_axis(part: OutputPart, array: NDArray[Any]) -> int | None:

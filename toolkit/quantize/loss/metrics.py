@@ -60,9 +60,10 @@ DETECTION_DROP = Metric(
 )
 RANKING = Metric("detections in the same order", "", 0.9, 0.95)
 AGREEMENT = Metric("same class where FP32 is certain", "", 0.8, 0.95)
+LINES = Metric("lines with the same text", "", 0.7, 0.9)
 MASK_IOU = Metric("overlap of the areas above 0.5", "IoU", 0.7, 0.85)
 
-METRICS = (SQNR, SCORE_DROP, SCORE_RISE, DETECTION_DROP, RANKING, AGREEMENT, MASK_IOU)
+METRICS = (SQNR, SCORE_DROP, SCORE_RISE, DETECTION_DROP, RANKING, AGREEMENT, LINES, MASK_IOU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,34 @@ def class_loss(
         stays = exact.argmax(axis=1) == actual.argmax(axis=1)
         same += int((stays & ~np.isnan(actual).any(axis=1))[rows].sum())
     return OutputLoss(part, AGREEMENT, same / certain, certain) if certain else None
+
+
+def line_loss(part: str, reference: Arrays, candidate: Arrays) -> OutputLoss | None:
+    """Share of lines whose text stays, of probabilities [N, steps, classes] of a recogniser.
+
+    A line has some tens of steps, and one other class among them changes its text: the share of
+    classes that stay says little. Text is what CTC reads: repeats count once, blanks not at all;
+    the blank is the most frequent class. None: the reference reads no line for certain.
+    """
+    best = [np.asarray(r).argmax(axis=-1) for r in reference]
+    blank = int(np.bincount(np.concatenate([steps.ravel() for steps in best])).argmax())
+    same = lines = 0
+    for r, c in zip(reference, candidate, strict=True):
+        actual = np.asarray(c)
+        for exact, read in zip(np.asarray(r), actual, strict=True):
+            steps = exact.argmax(axis=-1)
+            text = _text(steps, blank)
+            if not text or exact.max(axis=-1)[steps != blank].mean() < CERTAIN:
+                continue
+            lines += 1
+            same += text == _text(read.argmax(axis=-1), blank) and not np.isnan(read).any()
+    return OutputLoss(part, LINES, same / lines, lines) if lines else None
+
+
+def _text(steps: NDArray[np.intp], blank: int) -> list[int]:
+    """The classes of a line by CTC: those of a run count once."""
+    starts = np.flatnonzero(np.diff(steps, prepend=-1))
+    return [int(kind) for kind in steps[starts] if kind != blank]
 
 
 @dataclass(frozen=True, slots=True)
