@@ -143,6 +143,12 @@ class GraphRewriter:
             for old, new in self._outputs
         )
 
+    def around_outputs(self) -> Iterator[ir.Node]:
+        """Yield the nodes that make or read what stands for a replaced output."""
+        for _, new in self._outputs:
+            yield from producers([use.node for use in new.uses()])
+            yield from (use.node for use in new.uses())
+
     def stage(self) -> None:
         """Put the new nodes into the graph; the replaced ones stay, and nothing reads them."""
         self._staged = True
