@@ -102,7 +102,9 @@ class GraphRewriter:
         """Return an initializer; floating point takes the type of `like` (float32)."""
         array = np.asarray(values)
         if like is not None and like.dtype is not None:
-            array = np.ascontiguousarray(array, like.dtype.numpy())
+            array = array.astype(
+                like.dtype.numpy(), copy=False
+            )  # a view of large weights stays one
         name = self._names.take(f"{self._origin.outputs[0].name}_constant")
         value = ir.Value(
             name=name,
