@@ -56,7 +56,7 @@ LOG = logging.getLogger(__name__)
 
 _WIDEST = 8  # bytes of an element; complex ones count half, and half the limit is near it
 _SHARED_DTYPES = frozenset(
-    {ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16}
+    {ir.DataType.BOOL, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16}
     | {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.INT64}
 )
 # What onnx-ir and its passes raise on a model that they cannot represent or go through.
@@ -355,16 +355,28 @@ def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.M
 
 
 def _share_weights(graph: ir.Graph) -> None:
-    """Read each constant once: a tensor of protobuf copies its bytes for every reader."""
+    """Read each constant once: a tensor of protobuf copies its bytes for every reader.
+
+    As long as one is left, protobuf keeps the bytes of all.
+    """
     for value in graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in _SHARED_DTYPES:
-            value.const_value = ir.Tensor(
-                tensor.numpy(),
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-            )
+        if value.const_value is not None:
+            value.const_value = _read_once(value.const_value)
+    for node in graph.all_nodes():
+        for name, attribute in tuple(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                node.attributes[name] = ir.AttrTensor(name, _read_once(attribute.as_tensor()))
+
+
+def _read_once(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if not isinstance(tensor, ir.TensorProtoTensor) or tensor.dtype not in _SHARED_DTYPES:
+        return tensor
+    return ir.Tensor(
+        tensor.numpy(),
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
 
 
 def _inlined(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
