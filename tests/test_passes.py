@@ -12,6 +12,8 @@ from model_fixtures import save, small_convnet
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from toolkit.graph import native
+from toolkit.graph.native import infer_shapes
 from toolkit.graph.passes import PASSES, Pass, PassReport, run_passes
 from toolkit.importers.onnx import import_model
 
@@ -304,3 +306,37 @@ def test_shapes_that_the_nodes_contradict_are_dropped(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, "n"]}, weights)
     model, _ = run_passes(import_model(path).model)
     assert model.graph.outputs[0].shape == (1, 2, 3)
+
+
+def _inferred_nodes(path: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many nodes inference goes over, of a chain of sizes that folding makes known."""
+    nodes = []
+    for i in range(depth):  # inference alone does not see through Mod
+        nodes += [
+            helper.make_node("Shape", [f"x{i}"], [f"s{i}"]),
+            helper.make_node("Mod", [f"s{i}", "one"], [f"m{i}"]),
+            helper.make_node("Concat", [f"m{i}", f"m{i}"], [f"p{i}"], axis=0),
+            helper.make_node("Pad", [f"x{i}", f"p{i}"], [f"x{i + 1}"]),
+        ]
+    weights = {"one": np.array([1])}
+    last = f"x{depth}"
+    model = import_model(save(path, nodes, {"x0": [2, 3]}, {last: [None, None]}, weights)).model
+    counts = []
+
+    def count(proto: onnx.ModelProto, *, strict: bool, data_prop: bool) -> onnx.ModelProto:
+        counts.append(len(proto.graph.node))
+        return infer_shapes(proto, strict=strict, data_prop=data_prop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "infer_shapes", count)
+        folded, _ = run_passes(model)
+    assert ops(folded) == Counter({"Pad": depth})
+    assert folded.graph.outputs[0].shape == (2, 3)
+    return sum(counts)
+
+
+def test_sizes_that_depend_on_each_other_take_twice_the_inference_when_they_double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = (_inferred_nodes(tmp_path / "m.onnx", n, monkeypatch) for n in (20, 40))
+    assert long <= 2.3 * short

@@ -1,11 +1,16 @@
 """Segments of a placement: valid, and the fewest there can be."""
 
+import sys
 from dataclasses import replace
+from itertools import cycle, pairwise
+from types import FrameType
 
 import numpy as np
 import pytest
 from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_network
 
+from toolkit.partition.solver.assess import assess, bad_components
+from toolkit.partition.solver.problem import Flow, Network, Problem, Task
 from toolkit.partition.solver.segmentation import components, segments_of
 
 
@@ -57,3 +62,35 @@ def test_pieces_are_connected_and_whole(rng):
             if parent in owner and child in owner:
                 assert owner[parent] == owner[child]
         assert len(set(owner.values())) == len(found)
+
+
+def _calls_of_assessment(tasks: int) -> int:
+    """Return the calls of Python that the figures of a chain take whose tasks take turns."""
+    names = [f"t{number}" for number in range(tasks)]
+    network = Network(
+        "chain",
+        tuple(Task(name, {"gpu": 2.0, "dla0": 1.0}) for name in names),
+        tuple(Flow(a, a, (b,), bytes=4) for a, b in pairwise(names)),
+    )
+    problem = Problem((network,), ("gpu", "dla0"))
+    placement = dict(zip(names, cycle(("gpu", "dla0")), strict=False))
+    assert len(network.graph.parents) == tasks  # found once
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        cost = assess(problem, network, placement)
+        bad = list(bad_components(problem, network, placement))
+    finally:
+        sys.setprofile(None)
+    assert len(cost.segments) == tasks
+    assert not bad
+    return count
+
+
+def test_twice_the_tasks_take_about_twice_the_calls() -> None:
+    assert _calls_of_assessment(400) <= 2.3 * _calls_of_assessment(200)

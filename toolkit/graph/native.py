@@ -249,7 +249,7 @@ def _exchange(child: _Child, request: bytes, data: bytes) -> tuple[str, bytes]:
     assert child.process.stdout is not None
     until = time.monotonic() + MAX_SECONDS
     sizes = len(request).to_bytes(8, "little") + len(data).to_bytes(8, "little")
-    for part in (sizes, request, data):
+    for part in (sizes + request + data[:PIECE_BYTES], memoryview(data)[PIECE_BYTES:]):
         _write(child.process.stdin.fileno(), part)
     head = _read(child.process.stdout.fileno(), 16, until)
     status_bytes, answer_bytes = (int.from_bytes(head[at : at + 8], "little") for at in (0, 8))
@@ -257,7 +257,7 @@ def _exchange(child: _Child, request: bytes, data: bytes) -> tuple[str, bytes]:
     return status.decode(), _read(child.process.stdout.fileno(), answer_bytes, until)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view[:PIECE_BYTES]) :]

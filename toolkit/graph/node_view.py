@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import onnx
 import onnx.defs
 import onnx_ir as ir
@@ -182,7 +183,7 @@ def _tensor(value: ir.Value, shapes: Mapping[str, Shape]) -> TensorView:
     dtype = "unknown" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name.lower())
     values = None
     if constant is not None and constant.size <= SMALL_CONSTANT and _numeric(constant.dtype):
-        values = tuple(float(item) for item in constant.numpy().reshape(-1))
+        values = tuple(constant.numpy().reshape(-1).astype(np.float64).tolist())
     if shape is None and constant is not None:
         shape = tuple(_dim(dim) for dim in constant.shape)
     return TensorView(value.name or "", dtype, shape, constant is not None, values)

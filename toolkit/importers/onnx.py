@@ -28,10 +28,12 @@ from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.importers.limits import (
+    KNOWN_DTYPES,
     check_array_sizes,
     check_external_sizes,
     check_node_count,
     read_model_bytes,
+    tensor_bytes,
 )
 from toolkit.importers.opset import at_known_opset
 from toolkit.importers.origin import ModelOrigin, model_origin
@@ -53,6 +55,10 @@ from toolkit.plugins.functions import add_functions, unused_plugins
 LOG = logging.getLogger(__name__)
 
 _WIDEST = 8  # bytes of an element; complex ones count half, and half the limit is near it
+_SHARED_DTYPES = frozenset(
+    {ir.DataType.BOOL, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16}
+    | {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.INT64}
+)
 # What onnx-ir and its passes raise on a model that they cannot represent or go through.
 _IR_REFUSALS = (
     ir.passes.InvariantError,
@@ -148,6 +154,7 @@ def open_model(
     data, sha256, export_notes = _read(source, report)
     plugged = [plugin.title for plugin in plugins]
     parsed, _ = _parse(data, path)
+    del data  # as large as the weights
     origin = model_origin(parsed)
     proto, notes = at_known_opset(
         parsed, path, lambda proto: _written(_inlined(proto, path, plugged), path)
@@ -316,8 +323,13 @@ def _load_external(proto: onnx.ModelProto, path: Path) -> tuple[str, ...]:
 
 
 def _weight_bytes(proto: onnx.ModelProto) -> int:
-    """Return a bound of the bytes of all initializers: their elements at the widest type."""
-    return sum(_WIDEST * math.prod(tensor.dims) for tensor in proto.graph.initializer)
+    """Return a bound of the bytes of all initializers: elements that are no raw bytes at most."""
+    return sum(
+        tensor_bytes(tensor)
+        if tensor.HasField("raw_data") and tensor.data_type in KNOWN_DTYPES
+        else _WIDEST * math.prod(tensor.dims)
+        for tensor in proto.graph.initializer
+    )
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
@@ -338,7 +350,33 @@ def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.M
     except _IR_REFUSALS as err:
         raise _not_imported(path, err) from err
     _name_nodes(model.graph)
+    _share_weights(model.graph)
     return model
+
+
+def _share_weights(graph: ir.Graph) -> None:
+    """Read each constant once: a tensor of protobuf copies its bytes for every reader.
+
+    As long as one is left, protobuf keeps the bytes of all.
+    """
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = _read_once(value.const_value)
+    for node in graph.all_nodes():
+        for name, attribute in tuple(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                node.attributes[name] = ir.AttrTensor(name, _read_once(attribute.as_tensor()))
+
+
+def _read_once(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if not isinstance(tensor, ir.TensorProtoTensor) or tensor.dtype not in _SHARED_DTYPES:
+        return tensor
+    return ir.Tensor(
+        tensor.numpy(),
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
 
 
 def _inlined(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:

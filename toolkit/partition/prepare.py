@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from device.engine.manifest import Processor
 from device.profile import Profile
-from toolkit.dla.legalize.legalize import legalize
+from toolkit.dla.legalize.legalize import as_it_is, legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
 from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
-from toolkit.partition.planning.placement import Effort, Trial
-from toolkit.partition.planning.plan import Model, PlanOptions, try_model
+from toolkit.partition.planning.placement import Candidate, Effort, Trial
+from toolkit.partition.planning.plan import Model, PlanOptions, candidate_of, try_candidate
 from toolkit.partition.solver.problem import Placement
 from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.qdq.infer_ranges import infer_ranges
@@ -68,6 +68,8 @@ def prepare(
         return Prepared(model, known)
 
     def rewrite(only: frozenset[str] | None) -> Legalized:
+        if only is not None and not only:
+            return as_it_is(model, dla, options.tensorrt, options.precision)
         return legalize(model, dla, options.tensorrt, options.precision, only)
 
     int8 = options.precision == "int8"
@@ -173,19 +175,33 @@ class _Trials:
     ranges: Mapping[str, float] | None
     keep_float: frozenset[str]
 
-    def run(
-        self, legal: Legalized, start: Placement | None = None, enough: float | None = None
-    ) -> Trial:
-        """Return a placement of a graph, improved from `start` until it is `enough`."""
-        graph, options = legal.model.graph, self.options
+    def run(self, legal: Legalized, start: Placement | None = None) -> Trial:
+        """Return a placement of a graph, improved from `start`."""
+        return self._place(self._candidate(legal), start)
+
+    def without(self, plain: Legalized, trial: Trial) -> Trial:
+        """Return a placement without the rewrites of a trial: one that is enough, or the best."""
+        candidate, start = self._candidate(plain), trial.solution.placement
+        quick = self._place(candidate, start, _enough(trial))
+        if _is_enough(quick, trial) or quick.solution.gap <= TRIAL_GAP:
+            return quick
+        return self._place(candidate, start)
+
+    def _candidate(self, legal: Legalized) -> Candidate:
+        graph, options = legal.model.graph, self._aim()
         model = Model(_TRIAL, graph, cuts=legal.cuts, rewrites=legal.applied)
         if options.precision == "int8":
             model = replace(model, keep_float=self.keep_float | {*mixing_concats(legal.model)})
             if self.ranges is not None:
                 known = infer_ranges(graph, self.ranges)[0]
                 model = replace(model, has_scale=known.__contains__)
-        if options.objective == MAKESPAN:  # of several models: what balances the processors helps
-            options = replace(options, objective=DEFAULT)
+        return candidate_of(model, self.profile, options)
+
+    def _place(
+        self, candidate: Candidate, start: Placement | None, enough: float | None = None
+    ) -> Trial:
+        """Return a placement, improved from `start` until it is `enough`."""
+        options = self._aim()
         effort = Effort(
             TRIAL_SHARE * options.seconds,
             TRIAL_GAP,
@@ -193,15 +209,12 @@ class _Trials:
             starts=() if start is None else (start,),
             min_gain=options.min_gain,
         )
-        return try_model(model, self.profile, options, effort)
+        return try_candidate(candidate, self.profile, options, effort)
 
-    def without(self, plain: Legalized, trial: Trial) -> Trial:
-        """Return a placement without the rewrites of a trial: one that is enough, or the best."""
-        start = trial.solution.placement
-        quick = self.run(plain, start, _enough(trial))
-        if _is_enough(quick, trial) or quick.solution.gap <= TRIAL_GAP:
-            return quick
-        return self.run(plain, start)
+    def _aim(self) -> PlanOptions:
+        if self.options.objective == MAKESPAN:  # of several models: balanced processors help
+            return replace(self.options, objective=DEFAULT)
+        return self.options
 
 
 def _on_dla(legal: Legalized, trial: Trial) -> set[str]:

@@ -102,7 +102,9 @@ class GraphRewriter:
         """Return an initializer; floating point takes the type of `like` (float32)."""
         array = np.asarray(values)
         if like is not None and like.dtype is not None:
-            array = np.ascontiguousarray(array, like.dtype.numpy())
+            array = array.astype(
+                like.dtype.numpy(), copy=False
+            )  # a view of large weights stays one
         name = self._names.take(f"{self._origin.outputs[0].name}_constant")
         value = ir.Value(
             name=name,
@@ -142,6 +144,12 @@ class GraphRewriter:
             old.is_graph_output() and (new.producer() is None or new.is_graph_output())
             for old, new in self._outputs
         )
+
+    def around_outputs(self) -> Iterator[ir.Node]:
+        """Yield the nodes that make or read what stands for a replaced output."""
+        for _, new in self._outputs:
+            yield from producers([use.node for use in new.uses()])
+            yield from (use.node for use in new.uses())
 
     def stage(self) -> None:
         """Put the new nodes into the graph; the replaced ones stay, and nothing reads them."""

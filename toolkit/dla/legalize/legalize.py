@@ -44,6 +44,13 @@ def legalize(
     return Legalized(copy, tuple(target.applied), target.still_declined(), _cuts(target))
 
 
+def as_it_is(model: ir.Model, dla: Dla, tensorrt: str | None, precision: Precision) -> Legalized:
+    """Return the model without a rewrite, and where its heads are cut."""
+    copy = model.clone()
+    target = _DlaTarget(copy.graph, dla, tensorrt, precision, None)
+    return Legalized(copy, (), (), _cuts(target))
+
+
 def would_help(node: NodeView) -> tuple[str, ...]:
     """The rewrites that exist for the operator of a node, in the order in which they are tried."""
     return tuple(row.id for row in REWRITES if node.op in row.ops)
@@ -61,7 +68,7 @@ def _rewrite_once(target: "_DlaTarget") -> int:
 class _DlaTarget:
     """A graph being legalized for a DLA: the adapter of `toolkit.graph.rewriter`.
 
-    It keeps the verdicts of its nodes as far as they are known.
+    It keeps the views and verdicts of its nodes as far as they are known.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class _DlaTarget:
         self._names = UniqueNames(_names_in(graph))
         self._opsets = dict(graph.opset_imports)
         self._verdicts: dict[ir.Node, tuple[Verdict, ...]] = {}
+        self._views: dict[ir.Node, NodeView] = {}
         self._declined: dict[str, list[Declined]] = {}
         self._failed: dict[tuple[str, ir.Node], Reason] = {}
         self._rewriter: GraphRewriter
@@ -96,7 +104,7 @@ class _DlaTarget:
     def verdicts(self, node: ir.Node) -> tuple[Verdict, ...]:
         """Return what keeps a node off the DLA."""
         if node not in self._verdicts:
-            self._verdicts[node] = self._judge(node)
+            self._verdicts[node] = judge(self._known_view(node), *self._judged_by)
         return self._verdicts[node]
 
     def nodes(self) -> Iterator[ir.Node]:
@@ -113,7 +121,7 @@ class _DlaTarget:
             rows = [row for row in rows if self._reads_refused(node, row)]
         if not rows or node.domain not in ("", "ai.onnx"):
             return
-        seen = self._view(node)
+        seen = self._known_view(node)
         self._declined[str(node.name)] = []
         for row in rows:
             if not _is_plain(seen, row.dtypes):
@@ -128,7 +136,7 @@ class _DlaTarget:
         """Build the new form of a node."""
         self._rewriter = GraphRewriter(self.graph, self._names, node)
         try:
-            outcome = rule.build(Site(node, self._view(node), self._rewriter, excluded))
+            outcome = rule.build(Site(node, self._known_view(node), self._rewriter, excluded))
         except onnx.shape_inference.InferenceError as err:
             return f"its new nodes have no valid shape ({str(err).splitlines()[0]})"
         if isinstance(outcome, Replacement) and self._rewriter.drops_output:
@@ -169,6 +177,9 @@ class _DlaTarget:
         self.applied.append(Applied(rule.id, refused.node, refused, replaced, names, borders))
         for node in _neighbours(self._rewriter, superseded):
             self._verdicts.pop(node, None)
+            self._views.pop(node, None)
+        for node in (*producers(superseded), *self._rewriter.around_outputs()):
+            self._views.pop(node, None)
         self._rewriter.commit()
 
     def roll_back(self) -> None:
@@ -187,6 +198,12 @@ class _DlaTarget:
 
     def _judge(self, node: ir.Node) -> tuple[Verdict, ...]:
         return judge(self._view(node), *self._judged_by)
+
+    def _known_view(self, node: ir.Node) -> NodeView:
+        """Return the view of a node while no replacement is staged."""
+        if node not in self._views:
+            self._views[node] = self._view(node)
+        return self._views[node]
 
     def _view(self, node: ir.Node) -> NodeView:
         return view(node, self._opsets.get(node.domain))

@@ -7,6 +7,8 @@ nothing to judge or the value is unknown: rule G5 refuses every node of unknown 
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from toolkit.dla.rules.rule import Fact
 from toolkit.graph.node_view import NodeView, TensorView
 from toolkit.graph.window import Shape
@@ -115,9 +117,8 @@ def weights(view: NodeView) -> tuple[Fact, ...]:
 def magnitudes(view: NodeView) -> tuple[Fact, ...]:
     """The largest finite magnitude of each small constant of floating point."""
     tensors = [t for t in view.constants if t.values and t.dtype == "float32"]
-    largest = [
-        max((abs(v) for v in t.values or () if math.isfinite(v)), default=0.0) for t in tensors
-    ]
+    arrays = [np.abs(np.array(t.values, np.float64)) for t in tensors]
+    largest = [float(array[np.isfinite(array)].max(initial=0.0)) for array in arrays]
     return tuple(
         Fact(value, f"{value:g} in '{t.name}'") for t, value in zip(tensors, largest, strict=True)
     )

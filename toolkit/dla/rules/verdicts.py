@@ -6,7 +6,7 @@ ranges that the DLA requires around poolings, sums and concatenations refuse no 
 can always be unified (`toolkit.quantize.scales.rules`).
 """
 
-from functools import cache
+from functools import cache, lru_cache
 
 from device.engine.manifest import Precision
 from device.profile import Dla
@@ -30,6 +30,7 @@ def situation_of(dla: Dla, tensorrt: str | None, precision: Precision) -> Situat
     return Situation(dla.generation, version, precision)
 
 
+@lru_cache(maxsize=4096)  # a plan asks of the same nodes for each trial
 def judge(
     view: NodeView, dla: Dla, tensorrt: str | None, precision: Precision
 ) -> tuple[Verdict, ...]:

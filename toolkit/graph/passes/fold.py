@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as ir_passes
-from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
 
@@ -26,6 +25,7 @@ from toolkit.graph.cpu_budget import CpuBudget
 from toolkit.graph.max_memory import max_memory_bytes
 from toolkit.graph.memory_limit import value_bytes
 from toolkit.graph.passes.branches import own_branch_outputs
+from toolkit.graph.passes.folder import Folder
 from toolkit.graph.passes.shapes import INFERENCE_ERRORS, propagate_shapes, settle_shapes
 
 # What folding may write in all. Light models keep their weights as ConstantOfShape; the largest,
@@ -113,16 +113,14 @@ def fold_constants(model: ir.Model) -> str:
 
 def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
     propagate_shapes(model)  # sizes are known before they are made
-    _refuse_parts(model)
-    fold_constants_ir(
+    evaluator = _Evaluator(model, budget)
+    Folder(
         model,
-        input_size_limit=MAX_FOLDED_ELEMENTS,
-        output_size_limit=MAX_FOLDED_ELEMENTS,
-        should_fold=budget.take,
-    )
+        max_elements=MAX_FOLDED_ELEMENTS,
+        should_fold=evaluator.should_fold,
+        before=_refuse_parts,
+    )(model)
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _fold_splits(model.graph, budget)
-    _fold_in_child(model, budget)
     _note_folded(model.graph)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
@@ -140,55 +138,78 @@ def _note_folded(graph: ir.Graph) -> None:
             value.shape = ir.Shape(constant.shape.numpy())
 
 
-def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
-    """Fold Split of a constant; the folder of onnxscript leaves out nodes of several results."""
-    for node in list(graph):
-        source = node.inputs[0] if node.op_type == "Split" and node.domain == "" else None
-        data = source.const_value if source is not None else None
-        if data is None or any(value.is_graph_output() for value in node.outputs):
-            continue
-        axis = node.attributes.get_int("axis", 0)
-        lengths = [None if v.shape is None else v.shape[axis] for v in node.outputs]
-        known = [length for length in lengths if isinstance(length, int)]
-        if len(known) < len(lengths) or not budget.take(node):
-            continue
-        parts = np.split(data.numpy(), np.cumsum(known)[:-1], axis)
-        for value, part in zip(node.outputs, parts, strict=True):
-            _replace(graph, value, ir.tensor(part))
+class _Evaluator:
+    """Decides which nodes the folder of onnxscript evaluates, and evaluates others itself."""
+
+    def __init__(self, model: ir.Model, budget: "_FoldingBudget") -> None:
+        self._model = model
+        self._budget = budget
+
+    def should_fold(self, node: ir.Node) -> bool:
+        """Whether the folder may evaluate a node; a result that is made here replaces its own."""
+        budget, graph = self._budget, node.graph
+        if not budget.allows(node):
+            return False
+        is_replaceable = isinstance(graph, ir.Graph) and not any(
+            value.is_graph_output() for value in node.outputs
+        )
+        if node.op_type not in LINEAR_OPS:
+            if is_replaceable and budget.tries(node):
+                self._fold_in_child(node)
+            return False
+        budget.take(node)
+        if node.op_type != "Split":
+            return True
+        if is_replaceable:
+            _fold_split(node)
+        return False  # the folder leaves out nodes of several results
+
+    def _fold_in_child(self, node: ir.Node) -> None:
+        """Evaluate a node that may take long, until the seconds of such nodes are over."""
+        budget, begin_s = self._budget, time.monotonic()
+        try:
+            results = native.evaluate(
+                _alone(node, self._model),
+                cpu_seconds=budget.child_seconds,
+                max_bytes=budget.left_bytes,
+            )
+        except native.TooSlowError:
+            budget.child_seconds = 0.0
+            return
+        except (ImportModelError, RuntimeError, *INFERENCE_ERRORS):
+            return  # the node stays, and is judged where it runs
+        finally:
+            budget.child_seconds -= time.monotonic() - begin_s
+        if len(results) == len(node.outputs):
+            budget.left_bytes -= sum(len(tensor.raw_data) for tensor in results.values())
+            for value in node.outputs:
+                _replace(node, value, ir.from_proto(results[str(value.name)]))
 
 
-def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Let readers of a value read a constant."""
+def _fold_split(node: ir.Node) -> None:
+    """Fold a Split of a constant whose lengths are known."""
+    source = node.inputs[0]
+    data = source.const_value if source is not None else None
+    axis = node.attributes.get_int("axis", 0)
+    lengths = [None if v.shape is None else v.shape[axis] for v in node.outputs]
+    known = [length for length in lengths if isinstance(length, int)]
+    if data is None or len(known) < len(lengths):
+        return
+    parts = np.split(data.numpy(), np.cumsum(known)[:-1], axis)
+    for value, part in zip(node.outputs, parts, strict=True):
+        _replace(node, value, ir.tensor(part))
+
+
+def _replace(node: ir.Node, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Let readers of a result of a node read a constant."""
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
     name = f"{value.name}_folded"
     tensor.name = name
     constant = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
     constant.type = ir.TensorType(tensor.dtype)
     graph.register_initializer(constant)
     ir.convenience.replace_all_uses_with(value, constant)
-
-
-def _fold_in_child(model: ir.Model, budget: "_FoldingBudget") -> None:
-    """Evaluate the nodes that may take long, until their seconds are over."""
-    for node in budget.take_postponed():
-        graph = node.graph
-        if not isinstance(graph, ir.Graph) or any(v.is_graph_output() for v in node.outputs):
-            continue
-        begin_s = time.monotonic()
-        try:
-            results = native.evaluate(
-                _alone(node, model), cpu_seconds=budget.child_seconds, max_bytes=budget.left_bytes
-            )
-        except native.TooSlowError:
-            budget.child_seconds = 0.0
-            return
-        except (ImportModelError, RuntimeError, *INFERENCE_ERRORS):
-            continue  # the node stays, and is judged where it runs
-        finally:
-            budget.child_seconds -= time.monotonic() - begin_s
-        if len(results) == len(node.outputs):
-            budget.left_bytes -= sum(len(tensor.raw_data) for tensor in results.values())
-            for value in node.outputs:
-                _replace(graph, value, ir.from_proto(results[str(value.name)]))
 
 
 def _alone(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
@@ -205,24 +226,23 @@ def _alone(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
     return onnx.ModelProto(graph=graph, opset_import=opsets, ir_version=model.ir_version)
 
 
-def _refuse_parts(model: ir.Model) -> None:
-    """Refuse what folding would take apart into millions of values of Python.
+def _refuse_parts(node: ir.Node) -> None:
+    """Refuse a node that folding would take apart into millions of values of Python.
 
     Raises ImportModelError, which names the node.
     """
-    for node in model.graph.all_nodes():
-        count, limit = 0, MAX_PARTS
-        if node.op_type == "SplitToSequence" and not node.domain:
-            count = _parts(node)
-        elif node.op_type == "Gather" and not node.domain and len(node.inputs) == 2:
-            source, indices = (0 if v is None else _elements(v) for v in node.inputs)
-            if source is not None and source <= MAX_RANK:
-                count, limit = indices or 0, MAX_GATHERED
-        if count > limit:
-            raise ImportModelError(
-                f"node {node.name!r} ({node.op_type}) makes {count} parts, the limit is {limit}; "
-                "export the model again"
-            )
+    count, limit = 0, MAX_PARTS
+    if node.op_type == "SplitToSequence" and not node.domain:
+        count = _parts(node)
+    elif node.op_type == "Gather" and not node.domain and len(node.inputs) == 2:
+        source, indices = (0 if v is None else _elements(v) for v in node.inputs)
+        if source is not None and source <= MAX_RANK:
+            count, limit = indices or 0, MAX_GATHERED
+    if count > limit:
+        raise ImportModelError(
+            f"node {node.name!r} ({node.op_type}) makes {count} parts, the limit is {limit}; "
+            "export the model again"
+        )
 
 
 def _parts(node: ir.Node) -> int:
@@ -270,45 +290,45 @@ class _FoldingBudget:
 
     def __init__(self, limit_bytes: int, seconds: CpuBudget) -> None:
         self.left_bytes = limit_bytes
+        self.child_seconds = MAX_CHILD_SECONDS
         self._left_elements = MAX_LINEAR_ELEMENTS
         self._seconds = seconds
-        self._postponed: list[ir.Node] = []
         self._tried: set[str] = set()
-        self.child_seconds = MAX_CHILD_SECONDS
 
-    def take(self, node: ir.Node) -> bool:
-        """Whether a node may be evaluated here; if so, it counts against the budget.
+    def allows(self, node: ir.Node) -> bool:
+        """Whether there is enough left for a node.
 
-        Q/DQ carry scales and are kept. A node that may take long is postponed. Text is never
-        evaluated: it grows without a size, and patterns of it take for ever.
+        Q/DQ carry scales and are kept. Text is never evaluated: it grows without a size, and
+        patterns of it take for ever.
         """
         if node.op_type in KEPT_OPS or self._seconds.is_spent or _holds_text(node):
             return False
-        linear = node.op_type in LINEAR_OPS
         sizes = [_known_bytes(value) for value in node.outputs]
-        known = [size for size in sizes if size is not None]
-        if linear and len(known) < len(sizes) and not _stays_small(node):
+        if None in sizes and node.op_type in LINEAR_OPS and not _stays_small(node):
             return False
-        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-        elements = sum(_elements(value) or 0 for value in values)
-        if sum(known) > self.left_bytes or elements > self._left_elements:
+        return _bytes_made(node) <= self.left_bytes and _work(node) <= self._left_elements
+
+    def take(self, node: ir.Node) -> None:
+        """Count a node that is evaluated in this process."""
+        self.left_bytes -= _bytes_made(node)
+        self._left_elements -= _work(node)
+
+    def tries(self, node: ir.Node) -> bool:
+        """Whether to evaluate a node in the child, which each is once."""
+        if self.child_seconds <= 0 or str(node.name) in self._tried:
             return False
-        if not linear:
-            self._postpone(node)
-            return False
-        self.left_bytes -= sum(known)
-        self._left_elements -= elements
+        self._tried.add(str(node.name))
         return True
 
-    def _postpone(self, node: ir.Node) -> None:
-        if self.child_seconds > 0 and str(node.name) not in self._tried:
-            self._tried.add(str(node.name))
-            self._postponed.append(node)
 
-    def take_postponed(self) -> list[ir.Node]:
-        """Return the nodes that are to be evaluated in the child, each once."""
-        nodes, self._postponed = self._postponed, []
-        return nodes
+def _bytes_made(node: ir.Node) -> int:
+    return sum(_known_bytes(value) or 0 for value in node.outputs)
+
+
+def _work(node: ir.Node) -> int:
+    """The elements that a node reads and writes, as far as they are known."""
+    values = (value for value in (*node.inputs, *node.outputs) if value is not None)
+    return sum(_elements(value) or 0 for value in values)
 
 
 def _holds_text(node: ir.Node) -> bool:

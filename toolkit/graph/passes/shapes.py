@@ -126,12 +126,13 @@ def _forget_shapes(model: ir.Model) -> bool:
     for value, claimed in shapes.items():
         if value.shape is None:
             value.shape = claimed
-        elif claimed is not None and not _agree(claimed, value.shape):
+        elif claimed is not None and not agree(claimed, value.shape):
             forgotten = True
     return forgotten
 
 
-def _agree(claimed: ir.Shape, inferred: ir.Shape) -> bool:
+def agree(claimed: ir.Shape, inferred: ir.Shape) -> bool:
+    """Return True if two shapes can be those of one tensor."""
     return len(claimed) == len(inferred) and all(
         a == b
         for a, b in zip(claimed, inferred, strict=True)

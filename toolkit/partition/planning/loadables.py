@@ -60,18 +60,23 @@ def memory_of(
     """Return the memory of the DLA segments; None where the profile has no DLA."""
     if profile.dla is None:
         return None
+    on_dla = [segment for segment in segments if segment.processor.startswith("dla")]
+    number_of = {name: number for number, segment in enumerate(on_dla) for name in segment.nodes}
+    pieces: list[list[int]] = [[] for _ in on_dla]
+    for index, task in enumerate(network.tasks):
+        number = number_of.get(tasks[task.name][0].name)
+        if number is not None:
+            pieces[number].append(index)
+    intermediates = intermediate_bytes(network, pieces)
     loadables = []
-    for segment in segments:
-        if not segment.processor.startswith("dla"):
-            continue
-        nodes = frozenset(segment.nodes)
-        inside = [task for task in network.tasks if tasks[task.name][0].name in nodes]
+    for segment, piece, inside in zip(on_dla, pieces, intermediates, strict=True):
+        members = [network.tasks[index] for index in piece]
         loadables.append(
             Loadable(
                 name=segment.name,
-                batches=tuple(sorted({int(t.lane) for t in inside if t.lane.isdigit()})),
-                weight_bytes=sum(task.weight_bytes for task in inside),
-                intermediate_bytes=intermediate_bytes(network, {task.name for task in inside}),
+                batches=tuple(sorted({int(t.lane) for t in members if t.lane.isdigit()})),
+                weight_bytes=sum(task.weight_bytes for task in members),
+                intermediate_bytes=inside,
             )
         )
     return DlaMemory(

@@ -201,12 +201,13 @@ def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None
     return plan_together((model,), profile, options).plans[0]
 
 
-def try_model(model: Model, profile: Profile, options: PlanOptions, effort: Effort) -> Trial:
+def try_candidate(
+    candidate: Candidate, profile: Profile, options: PlanOptions, effort: Effort
+) -> Trial:
     """Return the placement of one model without the rest of a plan; see `plan_together`.
 
     Names of forced nodes that the graph lacks or the DLA refuses are passed over.
     """
-    candidate = _candidate(model, profile, options)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
     return try_placement((candidate,), profile, goal_named(options.objective), limits, effort)
 
@@ -225,7 +226,7 @@ def plan_together(
     """
     options = options or PlanOptions()
     goal = goal_named(options.objective)
-    candidates = tuple(_candidate(model, profile, options) for model in models)
+    candidates = tuple(candidate_of(model, profile, options) for model in models)
     for model, candidate in zip(models, candidates, strict=True):
         names = (view.name for view in candidate.views)
         check_forced(options.forced.after(model.rewrites), names, candidate.refused)
@@ -285,7 +286,8 @@ def _portable(reason: str, no_kernel: str) -> str:
     return f"{reason}; runs portable: {no_kernel}"
 
 
-def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidate:
+def candidate_of(model: Model, profile: Profile, options: PlanOptions) -> Candidate:
+    """Return a model with the views, costs and refusals of its nodes."""
     nodes = _named_views(model)
     costs = CostModel(
         nodes,

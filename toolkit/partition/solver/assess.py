@@ -170,11 +170,12 @@ def bad_components(
     processors = [placed[task.name] for task in network.tasks]
     limits = problem.limits
     for core in dlas(problem):
-        for component in components(network.graph, processors, core):
+        pieces = components(network.graph, processors, core)
+        intermediates = intermediate_bytes(network, pieces)
+        for component, inside in zip(pieces, intermediates, strict=True):
             tasks = [network.tasks[index] for index in component]
             time = sum(task.time_us[core] for task in tasks)
             weights = sum(task.weight_bytes for task in tasks)
-            inside = intermediate_bytes(network, {task.name for task in tasks})
             if time < limits.min_segment_us:
                 text = f"{time:.4g} us, at least {limits.min_segment_us:.4g}"
                 yield BadComponent(core, component, True, text)
@@ -186,13 +187,17 @@ def bad_components(
                 yield BadComponent(core, component, False, text)
 
 
-def intermediate_bytes(network: Network, inside: set[str]) -> int:
-    """Return the bytes of tensors that only the tasks `inside` write and read."""
-    return sum(
-        flow.bytes
-        for flow in network.flows
-        if flow.source in inside and not flow.output and inside.issuperset(flow.targets)
-    )
+def intermediate_bytes(network: Network, pieces: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each piece of the tasks the bytes of tensors that only it writes and reads."""
+    piece_of = {network.tasks[t].name: number for number, piece in enumerate(pieces) for t in piece}
+    totals = [0] * len(pieces)
+    for flow in network.flows:
+        piece = None if flow.source is None else piece_of.get(flow.source)
+        if piece is None or flow.output:
+            continue
+        if all(piece_of.get(target) == piece for target in flow.targets):
+            totals[piece] += flow.bytes
+    return totals
 
 
 def _bad_component_texts(

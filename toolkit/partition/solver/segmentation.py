@@ -2,7 +2,7 @@
 
 An order of segments is a path through sets of finished tasks: each step selects a lane (a processor
 and, on the DLA, a batch size) and runs all ready tasks there. Running fewer never helps, so a
-shortest path over lanes is optimal. Two lanes alternate, so that only the first one is searched.
+shortest path over lanes is optimal. Two lanes alternate: only the first is to be chosen.
 """
 
 import heapq
@@ -71,6 +71,8 @@ def _search(
 ) -> list[tuple[Lane, tuple[int, ...]]]:
     """Return the lane and tasks of each segment: the cheapest path to all tasks finished."""
     kinds = sorted(set(lanes), key=lambda lane: (lane[0] != "gpu", lane))
+    if len(kinds) <= 2:
+        return _alternating(graph, lanes, kinds, segment_us)
     all_tasks = (1 << len(lanes)) - 1
     queue: list[tuple[float, int, int, int]] = [(0.0, 0, 0, 0)]  # cost, segments, number, done
     runs: list[_Path | None] = [None]
@@ -96,6 +98,47 @@ def _search(
         if len(settled) > _MAX_STATES:
             queue = [max(queue, key=lambda entry: entry[3].bit_count())]
     return []
+
+
+def _alternating(
+    graph: TaskGraph,
+    lanes: Sequence[Lane],
+    kinds: Sequence[Lane],
+    segment_us: Mapping[Processor, float],
+) -> list[tuple[Lane, tuple[int, ...]]]:
+    """Return what the search finds for up to two lanes: which one is first decides the rest."""
+    runs: list[list[list[int]]] = []
+    keys: list[tuple[float, ...]] = []
+    for turn, first in enumerate(kinds):
+        steps = _steps(graph, lanes, first)
+        if 0 not in steps:
+            continue
+        members: list[list[int]] = [[] for _ in range(max(steps) + 1)]
+        for index, step in enumerate(steps):
+            members[step].append(index)
+        order = (first, kinds[turn - 1])
+        costs = [0.0]
+        for step in range(len(members)):
+            costs.append(costs[-1] + segment_us.get(order[step % 2][0], 0.0))
+        runs.append(members)
+        # Of equal ones the search finds that first whose part before the last step costs less.
+        keys.append((costs[-1], len(members), *costs[-2::-1], turn))
+    if not runs:
+        return []
+    best = min(range(len(runs)), key=keys.__getitem__)
+    return [(lanes[members[0]], tuple(members)) for members in runs[best]]
+
+
+def _steps(graph: TaskGraph, lanes: Sequence[Lane], first: Lane) -> list[int]:
+    """Return the step of each task where two lanes take turns, each running all that is ready."""
+    steps: list[int] = []
+    for lane, parents in zip(lanes, graph.parents, strict=True):
+        step = 0 if lane == first else 1
+        for parent in parents:
+            earliest = steps[parent] if lanes[parent] == lane else steps[parent] + 1
+            step = max(step, earliest)
+        steps.append(step)
+    return steps
 
 
 def _ready(graph: TaskGraph, lanes: Sequence[Lane], lane: Lane, done: int) -> tuple[int, ...]:
