@@ -18,7 +18,9 @@ from test_tensorrt import build as build_for_dla
 from test_tensorrt import install
 
 from device.protocol.documents import Reported
-from toolkit.fleet.deploy import BrokerAddress, DeployResult, deploy_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deployment import DeployResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
