@@ -5,16 +5,13 @@ every command whose modules it belongs to.
 """
 
 import argparse
-import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import click
-import grimp
 import pytest
+from advice_fixtures import OPTION, TEXTS, Text, imports
 
 from device.agent.agent import make_parser as agent_parser
 from device.control.__main__ import make_parser as control_parser
@@ -25,9 +22,6 @@ from pipelines.__main__ import make_parser as pipeline_parser
 from toolkit.cli.main import COMMANDS, tandem
 from toolkit.fleet.brokers.local import make_parser as broker_parser
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("toolkit", "calibration", "device", "pipelines")
-OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 NAMED = re.compile(
     r"\btandem ([a-z]+)|\b(tandem-agent(?: control| enrol| prepare| selftest)?)\b"
     r"|(python -m pipelines)"
@@ -76,51 +70,6 @@ PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
 }
 
 
-@dataclass(frozen=True)
-class Text:
-    """A literal of a module that mentions options; what an f-string fills in is `{}`."""
-
-    module: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.line}"
-
-
-def texts(path: Path) -> Iterator[Text]:
-    """Every literal with an option and another word, without docstrings and parts of f-strings."""
-    tree = ast.parse(path.read_text())
-    skipped = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):  # docstrings
-            skipped |= {id(node.value)}
-        elif isinstance(node, ast.JoinedStr):
-            skipped |= {id(part) for part in node.values}
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = node.value
-        elif isinstance(node, ast.JoinedStr):
-            text = "".join(
-                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
-            )
-        else:
-            continue
-        if OPTION.search(text) and " " in text.strip():
-            yield Text(name.removesuffix(".__init__"), node.lineno, text)
-
-
-TEXTS = [
-    text
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-    for text in texts(path)
-]
-
-
 def with_subcommands(command: click.Command) -> Iterator[click.Command]:
     """A command and all below it."""
     yield command
@@ -143,11 +92,6 @@ def options_of(command: str) -> frozenset[str]:
         for name in (*p.opts, *p.secondary_opts)
     }
     return frozenset({"--help", *options})
-
-
-@cache
-def imports() -> grimp.ImportGraph:
-    return grimp.build_graph(*PACKAGES, "configs")
 
 
 @cache

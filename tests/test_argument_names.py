@@ -6,8 +6,8 @@ import re
 import numpy as np
 import onnx
 import pytest
+from advice_fixtures import OPTION, TEXTS, imports
 from onnx import TensorProto, helper
-from test_advice import OPTION, TEXTS, imports
 
 import tandem
 import toolkit.engine.argument_names as names

@@ -12,10 +12,10 @@ import cv2
 import numpy as np
 import pytest
 from board_fixtures import command_line, is_keeper, started_by
+from golden_fixtures import ON_DOUBLES, PIPELINE, packed
 from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
-from test_golden import ON_DOUBLES, PIPELINE, packed
-from test_tensorrt import build as build_for_dla
-from test_tensorrt import install
+from tensorrt_fixtures import build as build_for_dla
+from tensorrt_fixtures import install
 
 from device.protocol.documents import Reported
 from toolkit.fleet.brokers.address import BrokerAddress

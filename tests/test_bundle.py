@@ -8,9 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-import onnx
 import pytest
+from bundle_fixtures import HEADS, engine_of
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,7 +35,6 @@ from pipelines.config import PreprocessConfig
 from pipelines.decode_config import Classification, DecodeConfig
 from pipelines.stages.decoder_check import check_outputs
 from pipelines.stages.decoders.table import DECODERS
-from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
 
 
@@ -195,26 +193,6 @@ def test_the_command_shows_an_example() -> None:
     assert "Examples: tandem bundle" in result.output
 
 
-def engine_of(folder: Path, outputs: dict[str, list[int]], size: int | str = 64) -> Path:
-    """Build an engine with an image input and the given outputs, by the command of a user."""
-    image = onnx.helper.make_tensor_value_info("images", 1, [1, 3, size, size])
-    nodes, results = [onnx.helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0)], []
-    weights = []
-    for name, shape in outputs.items():
-        weights.append(onnx.numpy_helper.from_array(np.array(shape, np.int64), f"{name}_shape"))
-        nodes.append(onnx.helper.make_node("Expand", ["mean", f"{name}_shape"], [name]))
-        results.append(onnx.helper.make_tensor_value_info(name, 1, shape))
-    graph = onnx.helper.make_graph(nodes, "heads", [image], results, weights)
-    opset = [onnx.helper.make_opsetid("", 17)]
-    model, engine = folder / "heads.onnx", folder / "heads.engine"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), model)
-    dynamic = [f"--dim={size}=32:64:96"] if isinstance(size, str) else []
-    command = [str(model), "--profile", "laptop", "--precision", "fp32", "-o", str(engine)]
-    built = CliRunner().invoke(build_command, [*command, *dynamic])
-    assert built.exit_code == 0, built.output
-    return engine
-
-
 GRID = 'kind = "ltrb_grid"\nboxes = "{}"\nscores = "{}"\nstrides = [8, 16, 32]'
 CLASSES = 'kind = "classification"\nscores = "{}"'
 
@@ -229,10 +207,6 @@ def pack(folder: Path, engine: Path, decode: str, labels: int, size: int = 64) -
     names.write_text("".join(f"class {n}\n" for n in range(labels)))
     arguments = [str(engine), "--pipeline", str(pipeline), "--labels", str(names)]
     return CliRunner().invoke(bundle_command, [*arguments, "-o", str(folder / "out.bundle")])
-
-
-CELLS = 8 * 8 + 4 * 4 + 2 * 2
-HEADS = {"boxes": [1, 4, CELLS], "scores": [1, 3, CELLS], "classes": [1, 3, 1, 1]}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from bundle_models import detector, write_model_bundle
 from click.testing import CliRunner, Result
 from fleet_fixtures import Fleet
-from test_golden import PIPELINE, engine_of
+from golden_fixtures import PIPELINE, engine_of
 
 from device.update.bundle import extract_bundle, write_bundle
 from device.update.part_file import Fetch

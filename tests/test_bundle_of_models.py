@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto
-from test_several_models import DETECTOR, ON_RED, SPARE, pictures, shade_model
-from test_tensorrt import build, install
+from several_models_fixtures import DETECTOR, ON_RED, SPARE, pictures, shade_model
+from tensorrt_fixtures import build, install
 from video_fixtures import PATIENCE_S, colour_model, python_m_pipelines
 
 import tandem as library

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from model_fixtures import small_convnet
 from msgspec.structs import replace
-from test_tensorrt import install, prepare_all
+from tensorrt_fixtures import install, prepare_all
 
 from device.engine.cuda_manifest import Cuda, Workspace
 from device.engine.file import open_engine

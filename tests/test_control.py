@@ -3,22 +3,19 @@
 import json
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
+from control_fixtures import client_of, desired_of
 from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
 
 from device.control.client import Client
 from device.control.upload_request import check_path
 from device.errors import StateError, TransferError
 from device.protocol.control import AskProgress, Cancel, Install, Rollback, connect
-from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
-from device.update.bundle import read_bundle_info
+from device.protocol.documents import encode
 from device.update.versions import is_older
-from toolkit.fleet.bundles.blob import Blob
 
 
 @pytest.fixture
@@ -32,31 +29,6 @@ def board(tmp_path: Path) -> Iterator[AgentBox]:
     box.start()
     yield box
     box.close()
-
-
-def client_of(board: AgentBox) -> Client:
-    """A connection once the agent listens."""
-    for _ in range(int(WAIT_S / 0.05)):
-        try:
-            return Client(board.state_dir)
-        except StateError:
-            assert board.process is not None
-            assert board.process.poll() is None, board.log()
-            try:
-                board.process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-    raise AssertionError(board.log())
-
-
-def desired_of(bundle: Path, **changes: object) -> Desired:
-    info, blob = read_bundle_info(bundle), Blob(bundle)
-    blob.close()
-    release = ReleaseSpec(
-        name=info.name, version=info.version, profile=info.profile, blob=blob.spec
-    )
-    document = Desired(format=DOCUMENT_FORMAT, request=uuid.uuid4().hex, release=release)
-    return msgspec.structs.replace(document, **changes)
 
 
 def install(client: Client, bundle: Path) -> tuple[str, str]:

@@ -18,13 +18,12 @@ from typing import Any, BinaryIO
 from unittest import mock
 
 import pytest
+from crash_fixtures import Clock, Pipeline
 from crash_states import CrashState, Recording, record, states, write_tree
 from mqtt_fixtures import PROFILE, make_bundle
 
 from device import files
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
-from device.agent.health import PipelineHealth
-from device.agent.liveness import Liveness
 from device.agent.shadow_process import ShadowEnded, ShadowLimits
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -34,7 +33,6 @@ from device.protocol.documents import (
     BlobSpec,
     Desired,
     InstallPolicy,
-    PipelineReport,
     ReleaseSpec,
 )
 from device.runtime.cuda.facts import GpuFacts
@@ -47,38 +45,6 @@ from device.update.slot_store import SlotStore
 from device.update.slots import SLOTS
 
 CHUNK_BYTES = 4096
-
-
-class Clock:
-    """A steady clock that stands still until the test lets time pass."""
-
-    now_s = 0.0
-
-    @classmethod
-    def read(cls) -> float:
-        return cls.now_s
-
-
-@dataclass
-class Pipeline:
-    """A double of the pipeline runner: it starts nothing, and is as well as the test says."""
-
-    report: PipelineReport = field(default_factory=lambda: PipelineReport(status="stopped"))
-    folder: Path | None = None
-    restart_at_s: float | None = None
-    state: str = "starting"
-    frames: int = 0
-
-    def start(self, folder: Path, *, fresh: bool) -> bool:
-        self.folder, self.state, self.frames = folder, "starting", 0
-        return True
-
-    def stop(self, reason: str) -> None:
-        self.folder = None
-
-    def health(self) -> PipelineHealth:
-        signs = Liveness(Clock.now_s, Clock.now_s)
-        return PipelineHealth(self.state, self.frames, 0, None, 0.0, signs)
 
 
 @dataclass

@@ -14,13 +14,13 @@ from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
+from control_fixtures import client_of
 from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
+from serial_board_fixtures import roles, wait_for
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT, Sshd
-from test_control import client_of
-from test_flash_serial import roles, wait_for
 from zeroconf import ServiceInfo, Zeroconf
 
 from device.control.upload_request import BoardFacts

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docs_fixtures import ROOT, link_configs
 from model_fixtures import small_convnet
 
 from toolkit.cli.main import COMMANDS
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY.md"),
     *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
@@ -33,20 +33,6 @@ def test_every_file_that_a_document_names_exists(name: str) -> None:
     ]
     missing = [path for path in missing if not ((ROOT / name).parent / path).exists()]
     assert not missing
-
-
-def link_configs(folder: Path, pictures: int) -> None:
-    """Make a folder `configs` as the repository has it, but for fewer calibration pictures."""
-    scenes, calibration = folder / "configs/scenes", folder / "configs/scenes/calibration"
-    calibration.mkdir(parents=True)
-    linked = [*(ROOT / "configs").iterdir(), *(ROOT / "configs/scenes").iterdir()]
-    linked += sorted((ROOT / "configs/scenes/calibration").iterdir())[:pictures]
-    for path in linked:
-        if path not in (ROOT / "configs/scenes", ROOT / "configs/scenes/calibration"):
-            (folder / path.relative_to(ROOT)).symlink_to(path)
-    assert {path.name for path in scenes.iterdir()} == {
-        path.name for path in (ROOT / "configs/scenes").iterdir()
-    }
 
 
 def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from model_fixtures import save
 from onnx import TensorProto, helper
-from test_tensorrt import install, prepare
+from tensorrt_fixtures import install, prepare
 
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.partition.planning.forced import Forced

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_emulator_convolution import convolved
-from test_emulator_stages import rha, sat
+from emulator_convolution_fixtures import convolved
+from emulator_stages_fixtures import rha, sat
 
 from device.dla import accumulator, convert, convolution, pooling
 from device.dla.convert import Converter

@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from emulator_lookup_fixtures import drawn, expected, rha, sat
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_emulator_lookup import drawn, expected, rha, sat
 
 from device.dla import lookup, normalization
 from device.dla.convert import Converter

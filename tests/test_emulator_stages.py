@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from emulator_stages_fixtures import rha, sat
+from emulator_vectors_fixtures import WRONG
 from hypothesis import given
 from hypothesis import strategies as st
-from test_emulator_vectors import WRONG
 
 from device.dla import (
     accumulator,
@@ -19,15 +20,6 @@ from device.dla import (
 )
 from device.dla.convert import Converter
 from device.dla.output_stages import StageX, StageY
-
-
-def rha(value: int, shift: int) -> int:
-    size = (2 * abs(value) + 2**shift) // 2 ** (shift + 1)
-    return size if value >= 0 else -size
-
-
-def sat(value: int, bits: int) -> int:
-    return max(-(2 ** (bits - 1)), min(2 ** (bits - 1) - 1, value))
 
 
 def signed(bits: int) -> st.SearchStrategy[int]:

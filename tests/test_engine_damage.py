@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from engine_fixtures import split_network, without_checksums, write_network
 from mqtt_fixtures import PROFILE
-from test_updater import Board
+from updater_fixtures import Board
 
 from device.engine.file import Engine, open_engine
 from device.errors import BundleError, EngineError

@@ -8,38 +8,39 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from control_fixtures import client_of
+from flash_fixtures import (
+    MEGABYTE,
+    Site,
+    bundle_of,
+    flash,
+    run,
+    site,  # noqa: F401  (fixtures)
+)
 from mqtt_fixtures import PROFILE, WAIT_S, AgentBox, Mosquitto, free_port, make_bundle
 from ssh_fixtures import ROOT, Sshd
-from test_control import client_of
 
 from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer, AskProgress
 from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Update
-from device.update.bundle import BundleInfo, write_bundle
-from toolkit.cli.main import tandem
+from device.update.bundle import BundleInfo
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.transports import ssh
-from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.addresses import parse_address
 from toolkit.fleet.transports.checks import FlashOptions, refusal
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
-    Flashed,
     Progress,
     RefusedError,
     RolledBackError,
     TransportError,
 )
-
-MEGABYTE = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -57,36 +58,6 @@ def board(tmp_path: Path) -> Iterator[AgentBox]:
     client_of(box).close()
     yield box
     box.close()
-
-
-def bundle_of(folder: Path, engine: bytes, version: str, behaviour: str = "good") -> Path:
-    """A bundle with this engine."""
-    folder.mkdir(exist_ok=True)
-    files = {"e": engine, "p": behaviour.encode(), "l": b"person\n"}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    out = folder / f"{version}.bundle"
-    paths = {"engine": folder / "e", "pipeline": folder / "p", "labels": folder / "l"}
-    write_bundle(out, **paths, name="robot", version=version, profile=PROFILE)
-    return out
-
-
-def flash(way: str, bundle: Path, on_progress: Callable[[Progress], None] | None = None) -> Flashed:
-    delivery = Delivery(bundle, None)
-    try:
-        return flash_board(
-            open_board(parse_address(way)),
-            way,
-            delivery,
-            on_facts=lambda _facts: None,
-            on_progress=on_progress or (lambda _progress: None),
-        )
-    finally:
-        delivery.close()
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(tandem, ("flash", *words))
 
 
 def test_a_connection_that_breaks_is_made_again_and_only_differences_are_sent(
@@ -275,34 +246,10 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Site:
-    """A fleet's folder, a broker and a board that takes signed releases of version 1 and above."""
-
-    fleet: Path
-    broker: Mosquitto
-    box: AgentBox
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    broker = Mosquitto(tmp_path)
-    fleet = tmp_path / "fleet"
-    make_fleet(fleet, name="robots", broker="127.0.0.1:1")  # the plain one is used
-    shutil.copytree(fleet / "trust", tmp_path / "trust")
-    box = AgentBox(tmp_path, broker.tls_port, dev=False, ca=broker.ca)
-    box.config.write_text(
-        box.config.read_text().replace("[update]\n", '[update]\nmin_version = "1"\n')
-    )
-    box.start()
-    client_of(box).close()
-    yield Site(fleet, broker, box)
-    box.close()
-    broker.close()
-
-
 def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
-    tmp_path: Path, sshd: Sshd, site: Site
+    tmp_path: Path,
+    sshd: Sshd,
+    site: Site,  # noqa: F811
 ) -> None:
     box, signed = site.box, ("--fleet", str(site.fleet))
     ways = (sshd.way(box), f"mqtt://127.0.0.1:{site.broker.port}/{box.device}")
@@ -320,7 +267,7 @@ def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
 
 
 @pytest.mark.slow
-def test_a_stick_is_installed_and_refused_as_the_other_ways(tmp_path: Path, site: Site) -> None:
+def test_a_stick_is_installed_and_refused_as_the_other_ways(tmp_path: Path, site: Site) -> None:  # noqa: F811
     box, fleet, stick = site.box, site.fleet, tmp_path / "stick"
     stick.mkdir()
     control = (sys.executable, "-m", "device.agent", "control", "--config", str(box.config))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from control_fixtures import client_of
+from flash_fixtures import MEGABYTE, bundle_of
 from mqtt_fixtures import AgentBox, free_port, make_bundle
+from serial_board_fixtures import roles
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT
-from test_control import client_of
-from test_flash import MEGABYTE, bundle_of
-from test_flash_serial import roles
 
 from toolkit.fleet.transports import addresses as ways
 from toolkit.fleet.transports.addresses import open_board, parse_address

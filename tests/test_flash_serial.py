@@ -16,11 +16,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
+from control_fixtures import client_of
+from flash_fixtures import MEGABYTE, bundle_of, flash, run
+from mqtt_fixtures import AgentBox, free_port, make_bundle
+from serial_board_fixtures import roles, wait_for
 from smp_fixtures import Cable, cable
-from test_control import client_of
-from test_flash import MEGABYTE, bundle_of, flash, run
-from test_smp import Board, serve
+from smp_server_fixtures import Board, serve
 
 from device.protocol.control import AskProgress, Rollback
 from device.smp.intake import RECORD, ChunkList
@@ -599,20 +600,6 @@ def test_a_commit_that_does_not_arrive_is_said(
         done = run("--commit", *to, "--json")
     assert (done.exit_code, "did not keep the release on trial" in done.stdout) == (4, True)
     assert roles(bench) == {"1": "active", "2": "idle"}
-
-
-def roles(box: AgentBox) -> dict[str, str]:
-    client = client_of(box)
-    answer = client.ask(AskProgress())
-    client.close()
-    return {row.version: row.role for row in answer.slots}
-
-
-def wait_for(holds: Callable[[], bool], box: AgentBox) -> None:
-    until_s = time.monotonic() + 2 * WAIT_S
-    while not holds():
-        assert time.monotonic() < until_s, box.log()
-        time.sleep(0.1)
 
 
 class PeakBytes:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -11,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from model_fixtures import small_convnet
-from test_tensorrt import build as build_for_dla
-from test_tensorrt import install, prepare_all
+from golden_fixtures import ON_DOUBLES, engine_of, packed
+from tensorrt_fixtures import build as build_for_dla
+from tensorrt_fixtures import install, prepare_all
 
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
 from device.errors import BundleError
@@ -29,37 +28,9 @@ from device.update.bundle import (
     read_bundle_info,
     read_folder_info,
 )
-from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.commands.bundle import bundle as bundle_command
 
 PATIENCE_S = 120.0
-PIPELINE = """
-name = "p"
-[source]
-uri = "v4l2:///dev/video0"
-[preprocess]
-width = 32
-height = 32
-[decode]
-kind = "classification"
-scores = "y"
-"""
-
-
-def engine_of(folder: Path, seed: int) -> Path:
-    folder.mkdir()
-    model = small_convnet(folder / "m.onnx", np.random.default_rng(seed))
-    return build_engine(model, "laptop", folder / "m.engine", BuildOptions(precision="fp32")).path
-
-
-def packed(folder: Path, engine: Path, out: str, *options: str) -> Path:
-    (folder / "pipeline.toml").write_text(PIPELINE)
-    (folder / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
-    files = ("--pipeline", str(folder / "pipeline.toml"), "--labels", str(folder / "labels.txt"))
-    arguments = [str(engine), *files, "--portable", "-o", str(folder / out), *options]
-    result = CliRunner().invoke(bundle_command, arguments)
-    assert result.exit_code == 0, result.output
-    return folder / out
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +198,6 @@ def test_values_agree_within_a_share_of_their_range() -> None:
 
 # --- outputs that are no results
 
-# A module in a process with the doubles of the driver and, by its environment, of TensorRT.
-ON_DOUBLES = (
-    sys.executable,
-    "-c",
-    f"import runpy, sys; sys.path.append({str(Path(__file__).parent)!r}); import cuda_double; "
-    "driver = cuda_double.installed(); driver.__enter__(); del sys.argv[0]; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)",
-)
 
 ONE = np.array([1.0, 0.0, 3.0], np.float32)
 NOTHING = np.zeros(3, np.float32)

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from bundle_fixtures import HEADS
+from bundle_fixtures import engine_of as heads_engine
 from click.testing import CliRunner
-from test_bundle import HEADS
-from test_bundle import engine_of as heads_engine
-from test_golden import PIPELINE, engine_of
+from golden_fixtures import PIPELINE, engine_of
 
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
 from device.errors import BundleError

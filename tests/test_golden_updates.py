@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from crash_fixtures import Pipeline
 from mqtt_fixtures import PROFILE
-from test_crash_states import Pipeline
 
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.golden_check import GoldenCheck, GoldenEnded

@@ -1,16 +1,15 @@
 """Back-to-back products: a residual product and the product of its result, bits and conditions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import gpu_interpreter
 import int8_reference
 import numpy as np
 import pytest
-from gpu_graphs import Case
+from gpu_back_to_back_fixtures import BATCH, Pair, chain_of
 from int8_graphs import Graph
 
-from device.engine.manifest import DimRange
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
@@ -19,48 +18,6 @@ from toolkit.gpu.target import GpuTarget
 pytest.importorskip("triton", reason="Triton is not installed")
 
 HOPPER = GpuTarget(sm=90, sm_count=1)  # so few SMs that there are rows enough for all
-
-BATCH = DimRange(name="batch", min=1, opt=4, max=7)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A 1x1 convolution with a residual, and the one that reads what it makes."""
-
-    channels: int = 64
-    filters: int = 256
-    second: int = 64
-    residual: bool = True
-    stride: int = 1
-    taps: int = 1
-    added: bool = False  # a residual to the second
-
-
-def chain_of(
-    rng: np.random.Generator, pair: Pair, batch: int | str = 2, size: tuple[int, int] = (11, 10)
-) -> Case:
-    """Two residual blocks in a row, all on grids; each result is the next residual."""
-    graph = Graph(rng, {"x": (batch, pair.channels, *size)})  # type: ignore[dict-item]
-    x = graph.rounded("x")
-    found = graph.rounded(graph.product("Conv", x, (pair.filters, pair.channels, 1, 1)))
-    for _ in range(2):
-        y = graph.product("Conv", x, (pair.filters, pair.channels, 1, 1), bias="int32")
-        y = graph.add("Add", y, found) if pair.residual else y
-        found = graph.rounded(graph.add("Relu", y), np.float32(0.03))
-        z = graph.product(
-            "Conv",
-            found,
-            (pair.second, pair.filters, pair.taps, pair.taps),
-            bias="int32",
-            strides=[pair.stride] * 2,
-            pads=[pair.taps // 2] * 4,
-        )
-        z = graph.add("Add", z, x) if pair.added else z
-        z = graph.rounded(graph.add("Relu", z), np.float32(0.02))
-        if pair.second != pair.channels or pair.stride > 1:
-            break
-        x = z
-    return graph.case(graph.product("Conv", z, (4, pair.second, 1, 1)), found)
 
 
 def makes_both(call: KernelLaunch) -> bool:

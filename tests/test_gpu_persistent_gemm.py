@@ -4,10 +4,10 @@ import gpu_interpreter
 import int8_reference
 import numpy as np
 import pytest
+from gpu_back_to_back_fixtures import BATCH, Pair, chain_of
 from gpu_graphs import Case
+from gpu_row_panel_fixtures import pointwise, tactics_of
 from int8_graphs import Graph
-from test_gpu_back_to_back import BATCH, Pair, chain_of
-from test_gpu_row_panel import pointwise, tactics_of
 
 from toolkit.gpu.codegen.compile import compile_kernels
 from toolkit.gpu.codegen.triton_version import has_compiler

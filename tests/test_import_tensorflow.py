@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from import_page import run_command_of_page
 from numpy.typing import NDArray
+from tensorflow_fixtures import tensorflow  # noqa: F401  (fixtures)
 
 import tandem
 from toolkit.cli.main import tandem as command_line
@@ -20,20 +21,8 @@ from toolkit.importers import tensorflow_export
 from toolkit.importers.onnx import source_path
 from toolkit.importers.tensorflow import REQUIREMENTS, VARIABLE
 
-ROOT = Path(__file__).parents[1]
 FP32_ERROR = 1e-4  # of the largest output
 Arrays = Mapping[str, NDArray[Any]]
-
-
-@pytest.fixture
-def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The interpreter with TensorFlow, in the place where Tandem looks for it."""
-    python = Path(os.environ.get(VARIABLE, ROOT / ".venv-tensorflow" / "bin" / "python"))
-    if not python.exists():
-        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        refuse(f"{python} does not exist: scripts/test.sh makes .venv-tensorflow")
-    monkeypatch.setenv(VARIABLE, str(python))
-    return python
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +88,12 @@ MODELS = (
 
 @pytest.mark.parametrize(("kind", "name", "error"), MODELS)
 def test_an_engine_computes_what_tensorflow_computes(
-    kind: str, name: str, error: float, tensorflow: Path, made: Path, tmp_path: Path
+    kind: str,
+    name: str,
+    error: float,
+    tensorflow: Path,  # noqa: F811
+    made: Path,
+    tmp_path: Path,
 ) -> None:
     inputs, expected = make(tensorflow, kind, made, tmp_path)
     engine, report = run_command_of_page(name, tmp_path)
@@ -109,7 +103,9 @@ def test_an_engine_computes_what_tensorflow_computes(
 
 @pytest.mark.slow
 def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
-    tensorflow: Path, made: Path, tmp_path: Path
+    tensorflow: Path,  # noqa: F811
+    made: Path,
+    tmp_path: Path,
 ) -> None:
     inputs, expected = make(tensorflow, "h5", made, tmp_path)
     ((name, picture),) = inputs.items()
@@ -128,7 +124,9 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
 
 
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
-    tensorflow: Path, made: Path, tmp_path: Path
+    tensorflow: Path,  # noqa: F811
+    made: Path,
+    tmp_path: Path,
 ) -> None:
     make(tensorflow, "eigenvalues", made, tmp_path)
     with pytest.raises(
@@ -141,7 +139,7 @@ def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
     assert not (tmp_path / "saved_model.engine").exists()
 
 
-def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> None:
+def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "net.keras").write_bytes(b"PK")
     with pytest.raises(tandem.TandemError, match=r"net\.keras cannot be exported"):
         tandem.build(tmp_path / "net.keras")
@@ -287,7 +285,8 @@ def test_a_slip_of_the_converter_names_the_operator(fail: Any, says: str) -> Non
 
 @pytest.mark.slow
 def test_an_operator_of_a_tflite_that_is_not_converted_is_named(
-    tensorflow: Path, tmp_path: Path
+    tensorflow: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     code = (
         "import sys, tensorflow as tf\n"

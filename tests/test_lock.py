@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_provision import empty_wheel
+from wheel_fixtures import empty_wheel
 
 from scripts import lock
 

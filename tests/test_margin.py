@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from test_placement import chain
+from placement_fixtures import chain
 
 from device.profile import load_profile
 from scripts.networks import NETWORKS

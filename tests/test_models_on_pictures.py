@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from foreign_models import foreign_model
 from onnx import TensorProto, helper
-from test_import_tensorflow import tensorflow  # noqa: F401  (a fixture)
+from tensorflow_fixtures import tensorflow  # noqa: F401  (a fixture)
 
 import configs
 import tandem

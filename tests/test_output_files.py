@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from board_fixtures import colour_bundle
 from click.testing import CliRunner, Result
-from test_sinks import result
+from sink_fixtures import result
 from video_fixtures import LABELS, gray_frame, python_m_pipelines, scene
 
 from device.errors import BundleError, ConfigError, PipelineError

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_sinks import subscriber
+from sink_fixtures import subscriber
 from video_fixtures import (
     COLOUR_TOML,
     LABELS,

@@ -7,7 +7,7 @@ import msgspec
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from test_plan_pipeline import classifier
+from plan_pipeline_fixtures import classifier
 from video_fixtures import COLOUR_TOML, colour_model
 
 import configs

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from mqtt_fixtures import make_bundle
-from test_updater import Board
+from updater_fixtures import Board
 
 from device.agent import preparation as module
 from device.agent.pipeline_process import PipelineOutput

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from mqtt_fixtures import Mosquitto
 from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
+from wheel_fixtures import empty_wheel
 
 from device.numpy_bound import ANY_NUMPY, NUMPY_1
 from toolkit.cli.commands.board.provision import _AskOnce
@@ -291,19 +292,6 @@ def test_wheels_of_older_systems_run_on_newer_ones() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-def empty_wheel(folder: Path, name: str, version: str, tag: str, *requires: str) -> None:
-    """A wheel of nothing, for pip to find."""
-    import zipfile
-
-    info = f"{name}-{version}.dist-info"
-    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
-    lines += [f"Requires-Dist: {row}" for row in requires]
-    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as archive:
-        archive.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
-        archive.writestr(f"{info}/RECORD", "")
 
 
 def test_the_closure_is_made_by_the_boards_python_and_machine(tmp_path: Path, wheel: Path) -> None:

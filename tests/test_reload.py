@@ -11,8 +11,8 @@ from pathlib import Path
 import cv2
 import msgspec
 import pytest
-from test_several_models import DETECTOR, HEAD, ON_RED, SHADES, ShadeClassifier, config_of
-from test_sinks import subscriber
+from several_models_fixtures import DETECTOR, HEAD, ON_RED, SHADES, ShadeClassifier, config_of
+from sink_fixtures import subscriber
 from video_fixtures import (
     LABELS,
     PATIENCE_S,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_several_models import (
+from several_models_fixtures import (
     DEEP,
     DETECTOR,
     GREEN,

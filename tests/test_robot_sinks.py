@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
-from test_sinks import connected, detections, subscriber
+from sink_fixtures import connected, detections, subscriber
 from video_fixtures import LABELS, PATIENCE_S, gray_frame, mosquitto, wait_for
 
 from device.errors import PipelineError

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from golden_fixtures import PIPELINE
 from model_fixtures import small_convnet
-from test_golden import PIPELINE
 
 from device.update.bundle import BOM, BundleInfo, extract_bundle, read_bundle_info, write_bundle
 from toolkit.build import BuildOptions, build_engine

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import pytest
 from model_fixtures import small_convnet
-from test_tensorrt import install
+from tensorrt_fixtures import install
 from video_fixtures import wait_for
 
 from device.errors import TandemError

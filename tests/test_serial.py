@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import serial
-from test_sinks import LABELS, detections
-from test_sinks import result as plain_result
+from sink_fixtures import LABELS, detections
+from sink_fixtures import result as plain_result
 from video_fixtures import PATIENCE_S, wait_for
 
 from device.errors import PipelineError

@@ -7,15 +7,13 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 
 import cv2
 import numpy as np
-import paho.mqtt.client as paho
 import pytest
+from sink_fixtures import STAGES, connected, detections, result, subscriber
 from video_fixtures import (
     LABELS,
     PATIENCE_S,
@@ -23,34 +21,17 @@ from video_fixtures import (
     free_port,
     gray_frame,
     mosquitto,
-    scene,
     wait_for,
 )
 
 from device.errors import PipelineError
-from pipelines.results import ClassScores, Detections
+from pipelines.results import ClassScores
 from pipelines.sink_config import JsonlSink, MqttSink, VideoSink
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.table import Broker, FrameResult, RateLimit, SinkContext, open_sink
+from pipelines.sinks.table import Broker, RateLimit, SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
-
-STAGES = {"preprocess": 1.234, "infer": 5.678, "decode": 0.5}
-
-
-def detections(*rows):
-    boxes = np.array([row[0] for row in rows], np.float32).reshape(-1, 4)
-    return Detections(
-        boxes, np.array([r[1] for r in rows], np.float32), np.array([r[2] for r in rows], np.int64)
-    )
-
-
-def result(seq=0, image=None, found=None):
-    frame = frame_of(scene(1, 2) if image is None else image, seq)
-    found = detections(([8, 16, 16.04, 24], 0.91234, 0)) if found is None else found
-    event = make_event("door", frame, found, LABELS, STAGES)
-    return FrameResult(frame, found, event, encode_event(event))
 
 
 def context(port=None):
@@ -100,28 +81,6 @@ def test_hundred_detections_stay_small_and_quick():
 
 
 # --- mqtt
-
-
-@contextmanager
-def subscriber(port, topic="fleet/v1/robot-1/detections"):
-    """A paho client of its own; yields the list of messages that it got."""
-    seen, ready = [], threading.Event()
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-    client.on_message = lambda _c, _u, message: seen.append(message)
-    client.on_subscribe = lambda *_: ready.set()
-    client.connect("127.0.0.1", port)
-    client.loop_start()
-    client.subscribe(topic, qos=1)
-    assert ready.wait(PATIENCE_S)
-    try:
-        yield seen
-    finally:
-        client.disconnect()
-        client.loop_stop()
-
-
-def connected(sink, caplog):
-    wait_for(lambda: "mqtt sink connected" in caplog.text, PATIENCE_S, "the sink connects")
 
 
 @pytest.mark.parametrize("qos", [0, 1])

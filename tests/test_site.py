@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 from doc_tables import rows_in, rows_of, sections
-from test_docs import link_configs
+from docs_fixtures import link_configs
 
 import configs
 from device.agent.config import (

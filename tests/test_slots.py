@@ -24,21 +24,13 @@ from crash_states import record as recorded
 from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
+from slot_fixtures import bundle_of, live, populated, record
 
 from device.errors import BundleError, StateError
 from device.update import slot_store, slots, state_folder
 from device.update.boot import boot_state
 from device.update.slot_store import SlotStore
-from device.update.slots import SlotFailure, SlotRecord, SlotSeal, SlotState
-
-
-def record(name: str) -> SlotRecord:
-    return SlotRecord(sha256=name * 64, bytes=1, name=name, version="1", request=f"r-{name}")
-
-
-def live(name: str, state: SlotState = SlotState()) -> SlotState:  # noqa: B008  (frozen)
-    staged = slots.stage(slots.clear(state), record(name))
-    return slots.confirm(slots.begin_trial(staged, f"r-{name}"))
+from device.update.slots import SlotFailure, SlotSeal, SlotState
 
 
 def on_trial(name: str, state: SlotState) -> SlotState:
@@ -272,32 +264,6 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 # -- a state that is lost
-
-
-def bundle_of(folder: Path, version: str) -> tuple[Path, SlotRecord]:
-    path = make_bundle(folder / version, version=version, engine_bytes=5000)
-    release = SlotRecord(
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        bytes=path.stat().st_size,
-        name="good",
-        version=version,
-        request=f"r-{version}",
-    )
-    return path, release
-
-
-def populated(root: Path, folder: Path) -> SlotStore:
-    """Two live releases, the second active, as an agent leaves them."""
-    store = SlotStore(root)
-    state = store.load()
-    for version in ("1", "2"):
-        path, release = bundle_of(folder, version)
-        state = store.save(slots.clear(state))
-        store.populate(state.idle, path, release)
-        state = store.save(slots.stage(state, release))
-        state = store.save(slots.begin_trial(state, release.request))
-        state = store.save(slots.confirm(state, "2026-01-02T03:04:05Z"))
-    return store
 
 
 def sealed(body: dict[str, Any]) -> bytes:

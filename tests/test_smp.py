@@ -17,11 +17,12 @@ import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt_fixtures import PROFILE, make_bundle
+from mqtt_fixtures import make_bundle
 from smp import packet
 from smp.image_management import ImageUploadWriteRequest
 from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
+from smp_server_fixtures import Board, serve
 from smpclient import SMPClient
 from smpclient.exceptions import SMPUploadError
 from smpclient.requests.file_management import (
@@ -42,56 +43,16 @@ from device.errors import ConfigError
 from device.protocol.documents import Update
 from device.smp.cbor import decode_map, encode
 from device.smp.framing import MAX_LINE, ConsoleFraming, RawFraming
-from device.smp.inbox import HandedIn, Inbox, Statement
+from device.smp.inbox import Inbox, Statement
 from device.smp.message import HEADER, MAX_MESSAGE
 from device.smp.server import TtyServer, UdpServer, default_buffer, speed_of
-from device.smp.service import BoardState, SmpService
+from device.smp.service import BoardState
 from device.update.slots import SlotRecord, SlotState
 
 ROOT = Path(__file__).parents[1]
 SCALARS = st.integers(-(2**64), 2**64 - 1) | st.booleans() | st.none() | st.text() | st.binary()
 KEYS = st.text(max_size=20)
 VALUES = st.recursive(SCALARS, lambda item: st.lists(item) | st.dictionaries(KEYS, item))
-
-
-class Board:
-    """A service with an inbox, and what it told the agent."""
-
-    def __init__(self, folder: Path, *, dev: bool = True) -> None:
-        self.inbox = Inbox(folder / "smp")
-        self.state = BoardState(SlotState(), Update(phase="idle"))
-        self.installs: list[HandedIn] = []
-        self.restarts = 0
-        self.service = SmpService(
-            self.inbox,
-            device="cam",
-            profile=PROFILE,
-            dev=dev,
-            state=lambda: self.state,
-            install=self.installs.append,
-            restart=self._restart,
-        )
-
-    def _restart(self) -> None:
-        self.restarts += 1
-
-    def ask(
-        self, operation: int, group: int, command: int, content: object, peer: object = "host"
-    ) -> dict[str, object]:
-        """Send a request; return the content of the answer."""
-        body = cbor2.dumps(content)
-        message = HEADER.pack(8 | operation, 0, len(body), group, 7, command) + body
-        reply = self.service.handle(message, peer)
-        assert reply is not None
-        assert HEADER.unpack_from(reply)[0] == 8 | (operation + 1)
-        assert HEADER.unpack_from(reply)[2:] == (len(reply) - HEADER.size, group, 7, command)
-        return cbor2.loads(reply[HEADER.size :])
-
-    def send(self, data: bytes, peer: object = "host", image: int = 0) -> dict[str, object]:
-        """Upload bytes at once."""
-        sha = hashlib.sha256(data).digest()
-        request = {"off": 0, "len": len(data), "sha": sha, "image": image, "data": data}
-        return self.ask(2, 1, 1, request, peer)
 
 
 @pytest.fixture
@@ -106,16 +67,6 @@ def line(board: Board) -> Iterator[Cable]:
         server = serve(board, one)
         yield one
         server.stop()
-
-
-def serve(
-    board: Board, one: Cable, framing: str = "console", buffer_bytes: int = MAX_MESSAGE
-) -> TtyServer:
-    server = TtyServer(
-        one.board, board.service.handle, framing=framing, baud=115200, buffer_bytes=buffer_bytes
-    )
-    server.start()
-    return server
 
 
 # -- CBOR

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mqtt_fixtures import WAIT_S
-from test_slots import bundle_of, populated
+from slot_fixtures import bundle_of, populated
 
 from device.agent import state_check
 from device.agent.state_check import SHARE, StateCheck, paced

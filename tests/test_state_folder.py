@@ -13,7 +13,7 @@ from types import FrameType
 
 import msgspec
 import pytest
-from test_slots import populated
+from slot_fixtures import populated
 
 from device.agent.command_journal import CommandJournal
 from device.agent.outbox import Outbox

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from model_fixtures import save
 from onnx import helper
-from test_tensorrt import build, install, prepare
+from tensorrt_fixtures import build, install, prepare
 
 from device.runtime.tensorrt import build as build_module
 from device.runtime.tensorrt import prepare as prepare_module

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from model_fixtures import save, small_convnet
-from test_tensorrt import VERSIONS, install, prepare, prepare_all
+from model_fixtures import save
+from tensorrt_fixtures import VERSIONS, install, prepare, prepare_all
+from tensorrt_gpu_fixtures import X, build
 
 from device.engine.file import open_engine
 from device.engine.manifest import DimRange, Manifest, TensorInfo
@@ -32,14 +33,10 @@ from device.runtime.tensorrt.releases import find_gpu_release
 from device.session import Session, open_session
 from toolkit.cli.manifest_text import manifest_text
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
-from toolkit.engine.options import GpuBackendName
 from toolkit.engine.tensorrt_gpu import tensorrt_gpu_segment
 from toolkit.graph.extract import extract_segments
 from toolkit.importers.onnx import import_model
-from toolkit.partition.planning.forced import Forced
-from toolkit.partition.planning.plan import PlanOptions
 
-X = (1, 3, 32, 32)
 SMALL = (1, 16)
 
 
@@ -49,24 +46,6 @@ def gpu() -> Iterator[cuda_double.CudaDouble]:
     with cuda_double.installed() as double:
         yield double
     sys.modules.pop("tensorrt", None)
-
-
-def build(
-    folder: Path, precision: str, backend: GpuBackendName, *, dla: bool = False, **options: object
-) -> BuildResult:
-    rng = np.random.default_rng(5)
-    model = small_convnet(folder / "m.onnx", rng)
-    data = [{"x": rng.normal(size=X).astype(np.float32)} for _ in range(4)]
-    build_options = BuildOptions(
-        data=data if precision == "int8" else None,
-        precision=precision,  # type: ignore[arg-type]
-        accept_loss=True,
-        gpu_backend=backend,
-        plan=PlanOptions(forced=Forced(dla=("all",) if dla else ())),
-    )
-    path = folder / f"{precision}-{backend}-{dla}.engine"
-    with cuda_double.interpreted_cubins():
-        return build_engine(model, "orin-nx-16gb", path, replace(build_options, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import cuda_double
 import msgspec
 import numpy as np
 import pytest
-import test_tensorrt_gpu as on_gpu
-from test_tensorrt import build, install, prepare
+from tensorrt_fixtures import build, install, prepare
+from tensorrt_gpu_fixtures import build as build_for_gpu
 
 from device.engine.file import open_engine
 from device.errors import SessionError
@@ -49,7 +49,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gpu_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network in FP16 whose GPU segment has no kernels."""
-    return on_gpu.build(tmp_path_factory.mktemp("gpu"), "fp16", "tensorrt").path
+    return build_for_gpu(tmp_path_factory.mktemp("gpu"), "fp16", "tensorrt").path
 
 
 @pytest.fixture

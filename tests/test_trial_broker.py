@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crash_fixtures import Clock, Pipeline
 from mqtt_fixtures import PROFILE, make_bundle
-from test_crash_states import Clock, Pipeline
 
 from device.agent.config import AgentConfig, BrokerTable, UpdateTable
 from device.agent.liveness import Liveness

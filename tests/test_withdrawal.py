@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from control_fixtures import client_of, desired_of
+from flash_fixtures import Site, flash, site  # noqa: F401  (a fixture)
 from fleet_fixtures import Fleet
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
+from serial_board_fixtures import roles, wait_for
 from ssh_fixtures import ROOT
-from test_control import client_of, desired_of
-from test_flash import Site, flash, site  # noqa: F401  (a fixture)
-from test_flash_serial import roles, wait_for
 
 from device.protocol.control import Install
 from device.protocol.documents import (
