@@ -420,12 +420,8 @@ def plan_cell(row: PlanRow | None) -> str:
         return "-"
     if row.rc:
         return f"rc {row.rc}: {row.error[:80]}"
-    places = row.segments.split()
-    counts = ", ".join(
-        f"{places.count(place)} {label}"
-        for place, label in (("dla", "DLA"), ("gpu", "GPU"))
-        if place in places
-    )
+    places, names = row.segments.split(), {"dla": "DLA", "gpu": "GPU"}
+    counts = ", ".join(f"{places.count(one)} {names.get(one, one)}" for one in sorted(set(places)))
     share = f", {100 * row.share:.0f} % on the DLA" if row.share else ""
     return f"{counts}{share}; {row.predicted_us / 1000:.2f} ms; {row.wall_s:.0f} s"
 

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
+from foreign_models import BY_NAME, foreign_model
 from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -322,3 +323,19 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
     onnx.checker.check_model(onnx.load(out), full_check=True)
     assert 0 < len(onnx.load(out).graph.node) < len(onnx.load(net).graph.node)
     assert [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")] == []
+
+
+def test_a_part_of_a_model_of_others_is_planned_and_computes_the_same(tmp_path: Path) -> None:
+    """As docs/DEBUGGING.md walks: up to a tensor, then on its own."""
+    model = BY_NAME["mtcnn-onet"]
+    source, out = foreign_model(model.name), tmp_path / "part.onnx"
+    whole = onnx.load(source)
+    middle = next(node for node in whole.graph.node if node.op_type == "MaxPool").output[0]
+    assert run("extract", source, "--outputs", middle, "-o", out).exit_code == 0
+    assert len(onnx.load(out).graph.node) < len(whole.graph.node)
+    feeds = model.feeds(np.random.default_rng(2))
+    exact = tensors(source, feeds)[middle]
+    np.testing.assert_allclose(tensors(out, feeds)[middle], exact, rtol=1e-5, atol=1e-6)
+    words = ["--shape", "input=2x3x48x48", "--profile", "xavier-nx-16gb"]
+    planned = CliRunner().invoke(tandem, ["plan", str(out), *words])
+    assert planned.exit_code == 0, planned.output
