@@ -19,18 +19,21 @@ from scripts.cost_rows import PARTS, Board, Case
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.errors import NetworkClass, network_class
+from toolkit.partition.costs.errors import Distance, layer_kinds
 from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.gpu import (
     Array,
     GpuParameters,
     GpuRates,
     GpuWork,
+    call_us,
     gpu_times,
     gpu_work,
+    launch_us,
     tile_costs,
 )
 from toolkit.partition.costs.hardware import Hardware, at_clocks, hardware
+from toolkit.partition.costs.launches import Launch
 
 ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
 SCALE = 0.15  # log ratio above which the loss is less than quadratic
@@ -45,6 +48,8 @@ GPU_START = GpuParameters(
     bandwidth_share=0.7,
     kernel_cycles=8000.0,
     graph_share=0.5,
+    launch_kilocycles=40.0,
+    call_kilocycles=200.0,
 )
 
 
@@ -90,9 +95,11 @@ def board_of(board: Board) -> Hardware:
 
 
 @cache
-def _kernels(network: str, side: int | None, batch: int, case: "_Key") -> tuple[FusedKernel, ...]:
+def _kernels(
+    network: str, side: int | None, batch: int, launch: Launch, case: "_Key"
+) -> tuple[FusedKernel, ...]:
     model: ir.Model = case.case.model(batch)
-    return fuse(views(model.graph))
+    return fuse(views(model.graph), copy_shared=launch == "each")
 
 
 @dataclass(frozen=True)
@@ -110,12 +117,13 @@ class _Key:
 
 def kernels_of(case: Case, batch: int) -> tuple[FusedKernel, ...]:
     """Return the kernels of a case's network at a batch."""
-    return _kernels(case.network, case.side, 1 if case.network in PARTS else batch, _Key(case))
+    size = 1 if case.network in PARTS else batch
+    return _kernels(case.network, case.side, size, case.launch, _Key(case))
 
 
-def class_of(case: Case) -> NetworkClass:
-    """Return the class of a case's network."""
-    return network_class(kernels_of(case, 1))
+def kinds_of(case: Case) -> tuple[Distance, ...]:
+    """Return the layer kinds of a case that make its figures less certain."""
+    return tuple(sorted(layer_kinds(kernels_of(case, case.batch))))
 
 
 def dla_kernels(case: Case) -> tuple[FusedKernel, ...]:
@@ -158,16 +166,19 @@ class GpuRows:
         self.work = GpuWork(*kinds[: len(work_columns)])
         self.rates = GpuRates(*kinds[len(work_columns) :])
         self.tile_costs = tile_costs(self.work, self.rates)
-        self.empty = (self.work.bytes == 0) & (self.work.matrix + self.work.separable == 0)
+        self.launches = np.array([float(np.sum(work.launches)) for work in work_of])
+        self.boards = [board_of(case.board) for case in cases]
+        self.launches *= np.array([case.launch == "each" for case in cases])
+        self.called = np.array([case.called for case in cases])
         self.share = np.array([1 / c.batch if c.measure != "latency" else 1.0 for c in cases])
 
     def predicted(self, parameters: GpuParameters) -> Array:
         """Return ms of each case: of a run (latency) or of an image (rate)."""
-        total = np.where(
-            self.empty, 0.0, gpu_times(self.work, self.rates, parameters, self.tile_costs).total
-        )
+        total = gpu_times(self.work, self.rates, parameters, self.tile_costs).total
         summed = np.bincount(self.at, total[self.kind], minlength=len(self.cases))
-        return np.asarray(summed / 1e3 * self.share)
+        launching = self.launches * np.array([launch_us(parameters, b) for b in self.boards])
+        called = self.called * np.array([call_us(parameters, b) for b in self.boards])
+        return np.asarray((np.maximum(summed, launching) + called) / 1e3 * self.share)
 
 
 class DlaRows:
@@ -249,7 +260,7 @@ def solve(
     return Fitted(tuple(np.exp(solution.x)), tuple(np.sqrt(np.maximum(0, np.diag(spread)))))
 
 
-GPU_UPPER = (1.0, 1.0, 1.0, 10.0, 10.0, 1.0, 1e5, 1.0)
+GPU_UPPER = (1.0, 1.0, 1.0, 10.0, 10.0, 1.0, 1e5, 1.0, 1e3, 1e4)
 DLA_UPPER = (1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 200.0, 200.0)
 
 

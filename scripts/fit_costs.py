@@ -10,7 +10,6 @@ Same rows, same constants: nothing is random.
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from device.engine.manifest import Precision
 from device.errors import TandemError
 from device.profile import load_profile
 from device.selftest.report import Report, read_report
+from scripts.cost_errors import error_scales, errors_of
 from scripts.cost_fit import (
     ARRAYS,
     DlaFit,
@@ -34,11 +34,11 @@ from scripts.cost_fit import (
     GpuRows,
     PowerDraw,
     board_of,
-    class_of,
     fit_dla,
     fit_energy,
     fit_gpu,
     kernels_of,
+    kinds_of,
     solve,
     together,
 )
@@ -47,16 +47,14 @@ from scripts.cost_result import (
     Application,
     Everything,
     Prediction,
-    error_rows,
-    errors_of,
     write_fit,
 )
 from scripts.cost_rows import (
     CHECKS,
-    FIGURES,
     MODELS,
     Board,
     Case,
+    raw_rows,
     read_applications,
     read_rows,
     report_rows,
@@ -104,7 +102,7 @@ def fit_everything(reports: Sequence[Report] = ()) -> Everything:
         more, skipped = report_rows(report)
         cases += more
         unused += skipped
-    raw = list(csv.DictReader(FIGURES.open(newline="")))
+    raw = raw_rows()
     gpu_rows = GpuRows([c for c in cases if c.engine == "gpu" and c.measure in TIMES])
     dla_rows = DlaRows([c for c in cases if c.engine in ("dla0", "2dla") and c.measure in TIMES])
     crossings = tuple(_crossings(raw))
@@ -143,7 +141,8 @@ def fit_everything(reports: Sequence[Report] = ()) -> Everything:
         ),
         checks=(
             *_predicted(GpuRows([c for c in checks if c.engine == "gpu"]), gpu),
-            *_predicted(DlaRows([c for c in checks if c.engine != "gpu"]), dla),
+            *_predicted(DlaRows([c for c in checks if c.engine in ("dla0", "2dla")]), dla),
+            *_combined([c for c in checks if c.engine == "gpu+2dla"], gpu, dla),
         ),
         applications=tuple(_applications(gpu, dla)),
         unused=tuple(unused),
@@ -200,13 +199,13 @@ def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> I
             float(fitted[index]),
             float(held_out[0][index]),
             float(held_out[1][index]),
-            class_of(case),
+            kinds_of(case),
         )
 
 
 def _predicted(rows: Rows[P], parameters: P) -> Iterable[Prediction]:
     for case, value in zip(rows.cases, rows.predicted(parameters), strict=True):
-        yield Prediction(case, float(value), network=class_of(case))
+        yield Prediction(case, float(value), kinds=kinds_of(case))
 
 
 def model_of(network: str) -> str:
@@ -221,14 +220,14 @@ def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterabl
     dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
     for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
         both_ms = together(float(gpu_ms), float(dla_ms))
-        yield Prediction(case, both_ms, network=class_of(case))
+        yield Prediction(case, both_ms, kinds=kinds_of(case))
 
 
 def _crossings(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, float, float]]:
     """Yield (line, microseconds without the copying, as published) of transitions on the DLA."""
     bandwidth = board_of(Board(profile="agx-xavier-32gb")).bandwidth
     for line, row in enumerate(raw, start=2):
-        if row["metric"] == "transition_cost_ms" and "dummy" not in row["notes"]:
+        if row["metric"] == "transition_cost_ms" and row["kind"] == "measured":
             layer = int(row["notes"].split("layer index ")[1].split(";")[0])
             if row["engine"] == "DLA0":
                 copied = 2 * 2 * CUT_ELEMENTS[layer] / bandwidth
@@ -373,6 +372,10 @@ _NOTES = {
     "gpu.array_efficiency": "With the largest tile; smaller ones have less by their reuse.",
     "gpu.kernel_cycles": "Scales with the clock of the GPU: no constant part was found.",
     "gpu.graph_share": "From MLPerf, whose single-stream runs are CUDA graphs.",
+    "gpu.launch_kilocycles": (
+        "From ShuffleNets and DenseNets through torch2trt on AGX Xavier, JetPack 4."
+    ),
+    "gpu.call_kilocycles": "Of torch2trt; Ultralytics' inference times have no such part.",
     "gpu.fp32_share": "TensorRT uses TF32 where the GPU has it, but not in every layer.",
     "dla.fp16_share": (
         "Of the prior rate in toolkit/dla/cycles. One network in FP16, and heads of one."
@@ -398,6 +401,7 @@ def constants_text(fit_run: Everything) -> str:
     """Return configs/costs.toml."""
     gpu_rows = sum(p.case.engine == "gpu" for p in fit_run.times)
     dla_rows = sum(p.case.engine in ("dla0", "2dla") for p in fit_run.times)
+    fitted = sorted({p.case.device for p in fit_run.times if p.case.engine == "gpu"})
     by = "scripts/fit_costs.py, {} rows of configs/published_figures.csv"
 
     gpu = _group("gpu", fit_run.gpu, fit_run.gpu_fit, by.format(gpu_rows))
@@ -446,11 +450,14 @@ def constants_text(fit_run: Everything) -> str:
             )
         }
         | {"power": _residuals(fit_run.power)},
-        "errors": [
-            {name: value for name, value in asdict(row).items() if value is not None}
-            for row in error_rows(errors_of(fit_run.times, fit_run.checks, fit_run.power))
-        ],
-        "fitted_devices": sorted({p.case.device for p in fit_run.times if p.case.engine == "gpu"}),
+        "errors": {
+            part: asdict(scale)
+            for part, scale in error_scales(
+                errors_of(fit_run.times, fit_run.checks, fit_run.power)
+            ).items()
+        },
+        "fitted_devices": fitted,
+        "fitted_sms": sorted({load_profile(device).sm or 0 for device in fitted}),
     }
     head = (
         "# Constants of the cost model. Written by scripts/fit_costs.py --write; do not edit.\n"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from selftest_reports import network, on_dla, report
 
+from device.errors import ConfigError
 from device.profile import load_profile
 from device.selftest.report import Report, write_report
 from scripts import fit_costs
@@ -41,6 +42,8 @@ TRUE_GPU = GpuParameters(
     bandwidth_share=0.6,
     kernel_cycles=9000.0,
     graph_share=0.3,
+    launch_kilocycles=30.0,
+    call_kilocycles=400.0,
 )
 TRUE_DLA = DlaFit(
     array_efficiency=0.6,
@@ -74,7 +77,9 @@ def gpu_cases() -> list[Case]:
         for precision in ("fp32", "fp16", "int8")
         for source in ("made", "MLPerf of somebody")
     ]
-    return [*cases, *[case("yolov8n", board=b, side=s) for b in BOARDS_MADE for s in (160, 640)]]
+    cases += [case("yolov8n", board=b, side=s) for b in BOARDS_MADE for s in (160, 640)]
+    called = ("shufflenet_v2", "densenet121", "resnet18", "vgg16")
+    return [*cases, *[case(n, board="agx-xavier-32gb", source="torch2trt") for n in called]]
 
 
 BOARDS_MADE = ("agx-orin-64gb", "orin-nano-8gb")
@@ -115,6 +120,34 @@ def test_rows_come_out_as_their_sources_state_them():
     assert (both.engine, both.batch, both.dla_batch) == ("gpu+2dla", 64, 32)
     slow = by_line[1021]  # MLPerf MaxQ: clocks in the notes
     assert slow.board.clocks.gpu_mhz == 930.75
+
+
+@pytest.mark.parametrize("kind", ["", "guessed"])
+def test_a_row_that_does_not_say_how_it_came_about_is_refused(tmp_path, kind):
+    path = tmp_path / "rows.csv"
+    lines = FIGURES.read_text().splitlines(keepends=True)[:2]
+    path.write_text("".join(lines))
+    assert len(read_rows(path)[0]) == 1
+    path.write_text("".join(lines).replace(",measured,", f",{kind},"))
+    with pytest.raises(ConfigError, match=rf"rows\.csv, line 2: kind is '{kind}'.*configured"):
+        read_rows(path)
+
+
+def test_targets_leave_the_fit_and_the_judgement():
+    with FIGURES.open(newline="") as file:
+        rows = dict(enumerate(csv.DictReader(file), start=2))
+    expected = [line for line, row in rows.items() if row["metric"] == "fps_expected"]
+    assert len(expected) == 24
+    assert {rows[line]["kind"] for line in expected} == {"configured"}
+    assert not {rows[c.line]["kind"] for c in read_rows()[0]} & {"configured"}
+
+
+def test_a_call_through_torch2trt_adds_its_price():
+    plain, called = (
+        GpuRows([case("vgg16", board="agx-xavier-32gb", source=source)]).predicted(TRUE_GPU)[0]
+        for source in ("made", "torch2trt")
+    )
+    assert called - plain == pytest.approx(400 / 2265.6, rel=1e-3)  # kilocycles, MHz
 
 
 def test_every_board_is_a_profile_with_that_mode():

@@ -52,11 +52,17 @@ NETWORKS: dict[str, Network] = {
     "resnet101": Network(partial(classic.resnet, 101)),
     "resnet152": Network(partial(classic.resnet, 152)),
     "resnet34_backbone": Network(partial(classic.resnet, 34, side=(768, 1280), head=False)),
-    "densenet121": Network(classic.densenet121),
+    **{f"densenet{d}": Network(partial(classic.densenet, d)) for d in (121, 161, 169, 201)},
     "mobilenet_v1": Network(classic.mobilenet_v1),
     "mobilenet_v2": Network(classic.mobilenet_v2),
     "squeezenet": Network(compact.squeezenet, 224),
     "shufflenet_v2": Network(compact.shufflenet_v2, 224),
+    **{
+        f"shufflenet_v2_x{width.replace('.', '_')}": Network(
+            partial(compact.shufflenet_v2, width=width), 224
+        )
+        for width in ("0.5", "1.5", "2.0")
+    },
     "mobilenet_v3": Network(mobile.mobilenet_v3, 224),
     "efficientnet_lite0": Network(classic.efficientnet_lite0),
     "efficientnet_b0": Network(mobile.efficientnet_b0, 224),

@@ -199,15 +199,26 @@ def _bottleneck(
     return net.relu(net.add(y, _shortcut(net, x, 4 * maps, stride)))
 
 
-def densenet121(batch: int = 1) -> ir.Model:
-    """Return DenseNet-121, 224x224."""
-    net = Net("densenet121", (batch, 3, 224, 224))
-    x = net.pool(_norm_relu(net, net.image, 64, 7, 2), 3, 2, pad=1)
-    for stage, layers in enumerate((6, 12, 24, 16)):
+# Layers of the blocks, maps of the first convolution, maps that a layer adds (Huang et al., 2017).
+_DENSENETS = {
+    121: ((6, 12, 24, 16), 64, 32),
+    161: ((6, 12, 36, 24), 96, 48),
+    169: ((6, 12, 32, 32), 64, 32),
+    201: ((6, 12, 48, 32), 64, 32),
+}
+
+
+def densenet(depth: int, batch: int = 1) -> ir.Model:
+    """Return DenseNet as torchvision builds it, 224x224: a layer joins all maps of its block."""
+    repeats, first, growth = _DENSENETS[depth]
+    net = Net(f"densenet{depth}", (batch, 3, 224, 224))
+    x = net.pool(_norm_relu(net, net.image, first, 7, 2), 3, 2, pad=1)
+    for stage, layers in enumerate(repeats):
+        features = [x]
         for _ in range(layers):
-            y = net.conv(net.relu(net.norm(x)), 128)
-            y = net.conv(net.relu(net.norm(y)), 32, 3)
-            x = net.concat(x, y)
+            y = net.conv(net.relu(net.norm(x)), 4 * growth)
+            features.append(net.conv(net.relu(net.norm(y)), growth, 3))
+            x = net.concat(*features)
         x = net.relu(net.norm(x))
         if stage < 3:
             x = net.pool(net.conv(x, channels(x) // 2), 2, 2, kind="AveragePool")

@@ -29,11 +29,21 @@ def squeezenet(side: int, batch: int = 1) -> ir.Model:
     return net.model(net.flatten(net.mean(x)))
 
 
-def shufflenet_v2(side: int, batch: int = 1) -> ir.Model:
-    """Return ShuffleNetV2 x1.0 (Ma et al., 2018)."""
+# Maps of the stages and of the last convolution, by width (Ma et al., 2018).
+_SHUFFLENETS = {
+    "0.5": ((48, 96, 192), 1024),
+    "1.0": ((116, 232, 464), 1024),
+    "1.5": ((176, 352, 704), 1024),
+    "2.0": ((244, 488, 976), 2048),
+}
+
+
+def shufflenet_v2(side: int, batch: int = 1, *, width: str = "1.0") -> ir.Model:
+    """Return ShuffleNetV2 at a width."""
+    stages, last = _SHUFFLENETS[width]
     net = Net("shufflenet_v2", (batch, 3, side, side))
     x = net.pool(_made(net, net.image, 24, kernel=3, stride=2), 3, 2, pad=1)
-    for maps, repeats in ((116, 4), (232, 8), (464, 4)):
+    for maps, repeats in zip(stages, (4, 8, 4), strict=True):
         for index in range(repeats):
             half = maps // 2
             if index == 0:
@@ -43,7 +53,7 @@ def shufflenet_v2(side: int, batch: int = 1) -> ir.Model:
                 kept, y = net.split(x, half, half)
                 y = _branch(net, y, half, 1)
             x = _shuffled(net, net.concat(kept, y))
-    return net.model(net.linear(net.flatten(net.mean(_made(net, x, 1024))), 1000))
+    return net.model(net.linear(net.flatten(net.mean(_made(net, x, last))), 1000))
 
 
 def _made(net: Net, x: ir.Value, maps: int, *, kernel: int = 1, stride: int = 1) -> ir.Value:

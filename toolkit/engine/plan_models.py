@@ -38,6 +38,7 @@ from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
+from toolkit.partition.planning.super_clocks import super_notes
 from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
@@ -104,7 +105,7 @@ class LoadedModel:
 class PlanResult:
     """The plans of all models, in their order, with advice and notes by model name.
 
-    `notes`: where a build may end elsewhere than the plan.
+    `notes`: where a build may end elsewhere than the plan, and what Super clocks change.
     """
 
     shared: SharedPlan
@@ -129,7 +130,10 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
             for plan, model in zip(shared.plans, loaded, strict=True)
         }
     notes = {
-        plan.name: float_notes(plan, model)
+        plan.name: (
+            *float_notes(plan, model),
+            *super_notes(plan, views(model.prepared.model.graph)),
+        )
         for plan, model in zip(shared.plans, loaded, strict=True)
     }
     return PlanResult(shared, advice, loaded, notes)

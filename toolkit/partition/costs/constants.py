@@ -6,7 +6,7 @@ import msgspec
 
 import configs
 from device.profile import Confidence
-from toolkit.partition.costs.errors import ErrorRow
+from toolkit.partition.costs.errors import ErrorScale, Part
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,6 +38,10 @@ class GpuCosts(_Group, frozen=True, kw_only=True):
     bandwidth_share: Constant  # of the memory's peak
     kernel_cycles: Constant  # clocks of an empty kernel
     graph_share: Constant  # of those, in a CUDA graph
+    launch_kilocycles: (
+        Constant  # of the CPU, for a kernel that no graph starts, before Cortex-A78AE
+    )
+    call_kilocycles: Constant  # of the CPU, for a framework's call of an engine
 
 
 class DlaGeneration(_Group, frozen=True, kw_only=True):
@@ -110,8 +114,9 @@ class Costs(_Group, frozen=True, kw_only=True):
     contention: Contention
     energy: EnergyCosts
     residuals: dict[str, Residuals]
-    errors: tuple[ErrorRow, ...]
+    errors: dict[Part, ErrorScale]
     fitted_devices: tuple[str, ...]  # profiles with rows of the GPU in the fit
+    fitted_sms: tuple[int, ...]  # their generations of the GPU
 
 
 @cache

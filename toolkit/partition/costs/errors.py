@@ -1,8 +1,9 @@
 """How far off predictions are: intervals that hold 80 % of rows like the figure.
 
-The bounds are percentiles of published over predicted, of rows that were predicted without their
-model (devices of the fit), or that no fit has seen (other devices). Rows are alike by processor,
-precision and class of network. Groups of few rows take a wider group.
+An interval is a scale times two quantiles, all in logarithms of published over predicted. The
+scale grows by a factor with every distance from the fit: another board or generation of GPU, other
+precisions, layer kinds that few rows have, batches. It is fitted to rows that were predicted
+without their model or their board, or that no fit has seen (`scripts/cost_errors.py`).
 """
 
 import math
@@ -14,25 +15,31 @@ import msgspec
 
 from device.engine.manifest import Precision
 from toolkit.partition.costs.fusion import FusedKernel
+from toolkit.partition.costs.gpu import CURVES
 
 Part = Literal["gpu", "dla", "power"]
-NetworkClass = Literal["attention", "grouped", "plain"]
-FEWEST = 20  # rows of a group
-# The share of rows beyond each bound. It is below a tenth because rows of one model are alike: of
-# models that are left out of the bounds, too, 76 % of rows are within (tests/test_cost_errors.py).
-TAIL = 0.08
+# What lies between a figure and the rows of the fit. `int8_elsewhere`: INT8 on a board outside the
+# fit; `rectified`: few activations have an exponential, unlike the detectors that most rows are of.
+Distance = Literal[
+    "board", "generation", "int8", "int8_elsewhere", "fp32", "batch", "rectified", "grouped",
+    "attention",
+]  # fmt: skip
+FEW_CURVES = 0.2  # share of the products
 
 
-class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The errors of one group; None matches all. `low` and `high`: published over predicted."""
+class ErrorScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The errors of a part: `scale` near the fit, `low` and `high` in scales.
 
-    part: Part
-    precision: Precision | None = None
-    network: NetworkClass | None = None
-    fitted: bool | None = None  # whether the rows' device was in the fit
+    `factors`: how much wider at a distance; `boards`: how much wider on a board whose own rows are
+    farther off than others, at least 1.
+    """
+
     rows: int
+    scale: float
     low: float
     high: float
+    factors: dict[Distance, float]
+    boards: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,48 +85,44 @@ class Interval:
         return Interval(self.value, max(0.0, middle * (1 - widened)), middle * (1 + widened))
 
 
-def network_class(kernels: Sequence[FusedKernel]) -> NetworkClass:
-    """Return the class of a network: products of activations, grouped convolutions, or neither."""
-    heads = [kernel.head for kernel in kernels if kernel.kind == "matrix"]
-    if any(
-        head.op == "MatMul" and (right := head.input(1)) is not None and not right.constant
-        for head in heads
-    ):
-        return "attention"
-    grouped = any(head.op == "Conv" and head.integer("group", 1) > 1 for head in heads)
-    return "grouped" if grouped else "plain"
+def layer_kinds(kernels: Sequence[FusedKernel]) -> frozenset[Distance]:
+    """Return the distances of a network that its layers make."""
+    products = [kernel for kernel in kernels if kernel.kind == "matrix"]
+    heads = [kernel.head for kernel in products]
+    curved = sum(any(node.op in CURVES for node in kernel.nodes) for kernel in products)
+    shape = heads[0].outputs[0].shape if heads and heads[0].outputs else None
+    first = shape[0] if shape else None
+    holds: dict[Distance, bool] = {
+        "attention": any(
+            head.op == "MatMul" and (right := head.input(1)) is not None and not right.constant
+            for head in heads
+        ),
+        "grouped": any(head.op == "Conv" and head.integer("group", 1) > 1 for head in heads),
+        "rectified": curved < FEW_CURVES * len(products),
+        "batch": isinstance(first, int) and first > 1,
+    }
+    return frozenset(name for name, present in holds.items() if present)
 
 
-def spread_of(
-    rows: Iterable[ErrorRow],
-    part: Part,
-    precision: Precision,
-    network: NetworkClass,
-    *,
-    fitted: bool,
-) -> Spread:
-    """Return the errors of the narrowest group that holds the figure.
-
-    Raises ValueError: there is no group of the part.
-    """
-    key = (precision, network, fitted)
-    matches = [
-        row
-        for row in rows
-        if row.part == part
-        and all(
-            own is None or own == here
-            for own, here in zip((row.precision, row.network, row.fitted), key, strict=True)
-        )
-    ]
-    if not matches:
-        raise ValueError(f"no errors of {part} are known")
-    narrowest = max(matches, key=_width)
-    return Spread(narrowest.low, narrowest.high)
+def distances(
+    kinds: Iterable[Distance], precision: Precision, *, board_fitted: bool, generation_fitted: bool
+) -> frozenset[Distance]:
+    """Return all distances of a figure of the GPU; `kinds`: see `layer_kinds`."""
+    holds: dict[Distance, bool] = {
+        "board": not board_fitted,
+        "generation": not generation_fitted,
+        "int8": precision == "int8",
+        "int8_elsewhere": precision == "int8" and not board_fitted,
+        "fp32": precision == "fp32",
+    }
+    return frozenset(kinds) | {name for name, present in holds.items() if present}
 
 
-def _width(row: ErrorRow) -> tuple[bool, bool, bool]:
-    return row.precision is not None, row.network is not None, row.fitted is not None
+def spread_of(errors: ErrorScale, board: str, apart: Iterable[Distance]) -> Spread:
+    """Return the errors of figures of a board at some distances from the fit."""
+    scale = errors.scale * errors.boards.get(board, 1.0)
+    scale *= math.prod(errors.factors.get(distance, 1.0) for distance in apart)
+    return Spread(math.exp(errors.low * scale), math.exp(errors.high * scale))
 
 
 def total(parts: Iterable[tuple[float, Spread]]) -> Interval:

@@ -33,7 +33,8 @@ class FusedKernel:
     """Nodes that run as one kernel; `head` carries the cost.
 
     `reads` and `writes`: activations from and to other kernels (of a Concat: the inputs that it
-    must copy); `constants`: the weights. A kernel of kind "free" is only a view.
+    must copy); `constants`: the weights. A kernel of kind "free" is only a view. `launches`: more
+    than 1 for copies of several tensors.
     """
 
     kind: Kind
@@ -41,6 +42,7 @@ class FusedKernel:
     nodes: tuple[NodeView, ...]
     reads: tuple[TensorView, ...]
     writes: tuple[TensorView, ...]
+    launches: int = 1
 
     @property
     def constants(self) -> tuple[TensorView, ...]:
@@ -56,16 +58,38 @@ class _Group:
         self.kind = _kind(view, copies=bool(self.copied))
         self.order = order
         self.views = [view]
+        self.launches = 1
+
+    def copy(self, in_place: set[str]) -> None:
+        """Copy inputs that are in place in an earlier Concat, each with a kernel of its own."""
+        names = [tensor.name for tensor in self.views[0].activations]
+        shared = tuple(
+            tensor
+            for tensor in self.views[0].activations
+            if tensor.name in in_place and tensor not in self.copied
+        )
+        in_place.update(names)
+        if shared:
+            self.launches = len(shared) + bool(self.copied)
+            self.copied += shared
+            self.kind = "copy"
 
 
-def fuse(views: Sequence[NodeView]) -> tuple[FusedKernel, ...]:
-    """Return the kernels of a graph in execution order; every node is in exactly one."""
+def fuse(views: Sequence[NodeView], *, copy_shared: bool = False) -> tuple[FusedKernel, ...]:
+    """Return the kernels of a graph in execution order; every node is in exactly one.
+
+    `copy_shared`: a tensor that several Concats read is in place in the first and copied by the
+    others, as TensorRT does; the compiler of this project nests the Concats instead.
+    """
     groups: list[_Group] = []
     producer_of: dict[str, _Group] = {}
+    in_place: set[str] = set()
     for view in views:
         group = _fusable_group(view, producer_of)
         if group is None:
             group = _Group(view, len(groups), producer_of)
+            if copy_shared and view.op == "Concat":
+                group.copy(in_place)
             groups.append(group)
         else:
             group.views.append(view)
@@ -141,4 +165,5 @@ def _kernel(group: _Group, readers: dict[str, set[int]]) -> FusedKernel:
         nodes=tuple(group.views),
         reads=group.copied or tuple(reads.values()),
         writes=tuple(writes),
+        launches=group.launches,
     )

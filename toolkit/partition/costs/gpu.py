@@ -3,7 +3,7 @@
 A GEMM of `rows` x `maps` outputs over `depth` is computed in output tiles, one per SM at a time. A
 larger tile has more operand reuse; the last wave may leave SMs idle. The largest tile reaches the
 fitted efficiency; a smaller one proportionally less by its reuse. Every kernel adds the clocks of
-an empty one.
+an empty one. Where no CUDA graph starts them, kernels are no faster than the CPU launches them.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,14 @@ IMAGE_CHANNELS = 4  # first layers read images of up to 4 channels without furth
 # (configs/profiles).
 TENSOR_CORE_RATIO = 8.0
 NO_GEMM = (0.0,) * 8
+NARROWEST = min(maps for _, maps in TILES)
 # Activations with an exponential or a division (special-function units).
 CURVES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "Exp", "Erf", "Gelu", "Elu", "Log"})
 # A sigmoid is one special-function operation where the hardware has tanh, else an exponential and a
 # reciprocal: "tanh.approx requires sm_75 or higher" (PTX ISA, section tanh).
 TANH_SM = 75
 CURVE_STEPS = 2.0
+FIRST_SM_OF_A78AE = 87  # CPUs of modules with older GPUs: Carmel, Denver, Cortex-A57
 SEPARABLE = 4  # groups of fewer input channels run on the CUDA cores
 
 
@@ -51,7 +53,7 @@ class GpuWork:
 
     `matrix` and `separable` are 1 for GEMMs on tensor cores and on CUDA cores. A GEMM has `groups`
     times `rows` x `maps` outputs over `depth`; `curved` is 1 if the epilogue uses the
-    special-function units.
+    special-function units. `launches`: 0 for views.
     """
 
     matrix: Array
@@ -63,6 +65,7 @@ class GpuWork:
     macs: Array
     curved: Array
     bytes: Array
+    launches: Array
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class GpuParameters:
     bandwidth_share: float
     kernel_cycles: float
     graph_share: float
+    launch_kilocycles: float
+    call_kilocycles: float
 
 
 @dataclass(frozen=True)
@@ -133,19 +138,20 @@ def gpu_work(kernels: Sequence[FusedKernel], precision: Precision) -> GpuWork:
 def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     view = kernel.head
     moved = float(sum(moved_bytes(kernel, precision)))
+    launched = (moved, float(kernel.launches if kernel.kind != "free" else 0))
     if kernel.kind != "matrix":
-        return (*NO_GEMM, moved)
+        return (*NO_GEMM, *launched)
     output_shape = known(view.outputs[0].shape) if view.outputs else None
     data = view.input(0)
     input_shape = None if data is None else known(data.shape)
     if output_shape is None or input_shape is None:
-        return (*NO_GEMM, moved)
+        return (*NO_GEMM, *launched)
     macs = float(view.macs or 0)
     curved = float(any(node.op in CURVES for node in kernel.nodes))
     if view.op in ("Gemm", "MatMul"):
-        return (1, 0, *_matrix_sizes(view, output_shape, input_shape), macs, curved, moved)
+        return (1, 0, *_matrix_sizes(view, output_shape, input_shape), macs, curved, *launched)
     if min(len(output_shape), len(input_shape)) < 2:  # a false note of an exporter
-        return (*NO_GEMM, moved)
+        return (*NO_GEMM, *launched)
     groups = view.integer("group", 1)
     per_group = input_shape[1] // groups
     maps = output_shape[1] // groups
@@ -153,9 +159,22 @@ def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     taps = macs / max(1.0, positions * output_shape[1] * per_group)
     separable = groups > 1 and per_group < SEPARABLE
     unit = IMAGE_CHANNELS if per_group <= IMAGE_CHANNELS else DEPTH_UNIT[precision]
-    depth = taps * -(-per_group // unit) * unit
-    sizes = (positions, maps, depth, groups)
-    return (float(not separable), float(separable), *sizes, macs, curved, moved)
+    packed = 1 if separable else _packed(groups, maps)
+    depth = taps * -(-packed * per_group // unit) * unit
+    sizes = (positions, packed * maps, depth, groups / packed)
+    return (float(not separable), float(separable), *sizes, macs, curved, *launched)
+
+
+def _packed(groups: int, maps: int) -> int:
+    """Return the groups that a tile computes together, as a product with zeros between them.
+
+    A tile is no narrower than `NARROWEST` maps; of one narrow group it would hold mostly padding
+    (CUTLASS: `GroupMode::kMultipleGroup`, "one CTA calculates multiple groups").
+    """
+    packed = 1
+    while 2 * packed * maps <= NARROWEST and groups % (2 * packed) == 0:
+        packed *= 2
+    return packed
 
 
 def _matrix_sizes(
@@ -196,8 +215,23 @@ def gpu_times(
     return Times(
         compute=(matrix + separable) / rates.mhz,
         memory=work.bytes / (rates.bandwidth * parameters.bandwidth_share),
-        overhead=np.ones_like(work.bytes) * parameters.kernel_cycles * share / rates.mhz,
+        overhead=work.launches * parameters.kernel_cycles * share / rates.mhz,
     )
+
+
+def launch_us(parameters: GpuParameters, board: Hardware) -> float:
+    """Return the time in which the CPU of a board launches a kernel.
+
+    From Cortex-A78AE on, launches were the bound of no published row. 0: not a bound, not known.
+    """
+    if board.sm >= FIRST_SM_OF_A78AE:
+        return 0.0
+    return parameters.launch_kilocycles * 1e3 * board.cpu_us
+
+
+def call_us(parameters: GpuParameters, board: Hardware) -> float:
+    """Return what a framework adds to a call of an engine, 0 where the clock is not known."""
+    return parameters.call_kilocycles * 1e3 * board.cpu_us
 
 
 def tile_costs(work: GpuWork, rates: GpuRates) -> Array:

@@ -1,5 +1,6 @@
 """Rates and clocks of a profile in one of its power modes."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ class Clocks:
     gpu_mhz: float | None = None
     dla_mhz: float | None = None
     emc_mhz: float | None = None
+    cpu_mhz: float | None = None
     gpu_sms: int | None = None
 
 
@@ -26,7 +28,7 @@ class Hardware:
     """A board at given clocks. Rates are multiply-accumulates per SM and clock.
 
     `cuda_rate`: FP32 on the CUDA cores; `matrix_rates`: GEMM at each precision. `bandwidth`: peak
-    memory bandwidth in bytes per microsecond.
+    memory bandwidth in bytes per microsecond. `cpu_mhz` 0: not known.
     """
 
     name: str
@@ -40,10 +42,16 @@ class Hardware:
     dla_mhz: float
     dla: Generation | None
     sm: int
+    cpu_mhz: float
 
     def matrix_rate(self, precision: Precision) -> float:
         """Return the multiply-accumulates per SM and clock of a GEMM."""
         return dict(self.matrix_rates)[precision]
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of a clock of the CPU, 0 where it is not known."""
+        return 1 / self.cpu_mhz if self.cpu_mhz else 0.0
 
 
 def clocks_of(mode: PowerMode) -> Clocks:
@@ -52,6 +60,7 @@ def clocks_of(mode: PowerMode) -> Clocks:
         gpu_mhz=mode.gpu_max_mhz,
         dla_mhz=mode.dla_max_mhz,
         emc_mhz=mode.emc_max_mhz,
+        cpu_mhz=mode.cpu_max_mhz,
         gpu_sms=None if mode.gpu_tpc is None else 2 * mode.gpu_tpc,
     )
 
@@ -90,7 +99,15 @@ def at_clocks(profile: Profile, clocks: Clocks) -> Hardware:
         dla_mhz=0.0 if dla is None else clocks.dla_mhz or dla.max_mhz.value,
         dla=None if dla is None else dla.generation,
         sm=sm,
+        cpu_mhz=clocks.cpu_mhz or _highest_cpu_mhz(profile),
     )
+
+
+def _highest_cpu_mhz(profile: Profile) -> float:
+    """Return the highest clock of the CPU, 0 where the profile does not state one."""
+    stated = re.search(r"([\d.]+) GHz", profile.cpu)
+    of_modes = [mode.cpu_max_mhz for mode in profile.power_modes if mode.cpu_max_mhz is not None]
+    return float(stated.group(1)) * 1e3 if stated else max(of_modes, default=0.0)
 
 
 def _rates(gpu: Gpu) -> tuple[float, dict[Precision, float]]:

@@ -10,6 +10,7 @@ first carries the cost and the rest are free. `alone` prices a node without neig
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -21,9 +22,16 @@ from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.constants import Constant, Costs, idle_power, load_costs
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.errors import Part, Spread, network_class, spread_of
+from toolkit.partition.costs.errors import Part, Spread, distances, layer_kinds, spread_of
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
-from toolkit.partition.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_work
+from toolkit.partition.costs.gpu import (
+    GpuParameters,
+    GpuRates,
+    Times,
+    gpu_times,
+    gpu_work,
+    launch_us,
+)
 from toolkit.partition.costs.hardware import Hardware, hardware
 from toolkit.partition.costs.launches import LAUNCH_OF, PLANNED, ExecutorName
 from toolkit.partition.costs.measured import Measured, check_measured
@@ -88,8 +96,8 @@ class CostModel:
         self._board = hardware(profile, power_mode)
         self._constants = load_costs()
         self._launch = LAUNCH_OF[executor]
-        self._kernels = fuse(self._views)
-        self._class = network_class(self._kernels)
+        self._kernels = fuse(self._views, copy_shared=self._launch == "each")
+        self._kinds = layer_kinds(self._kernels)
         self._idle = idle_power(profile.name)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
         self._predicted: dict[tuple[Processor, _Key], NodeCost] = {}
@@ -131,8 +139,14 @@ class CostModel:
 
     def spread(self, part: Part) -> Spread:
         """Return how far off figures of a part of this network are: see `costs/errors.py`."""
-        fitted = part != "gpu" or self._board.name in self._constants.fitted_devices
-        return spread_of(self._constants.errors, part, self._precision, self._class, fitted=fitted)
+        board, constants = self._board, self._constants
+        apart = distances(
+            self._kinds,
+            self._precision,
+            board_fitted=board.name in constants.fitted_devices,
+            generation_fitted=board.sm in constants.fitted_sms,
+        )
+        return spread_of(constants.errors[part], board.name, apart)
 
     def node(self, name: str, processor: Processor) -> NodeCost:
         """Return the cost of a node among its neighbours on the same processor.
@@ -238,16 +252,33 @@ class CostModel:
             )
         return rows
 
+    def _gpu_times(self, kernels: Sequence[FusedKernel]) -> Times:
+        work = gpu_work(kernels, self._precision)
+        rates = GpuRates.of(self._board, self._precision, self._launch)
+        return gpu_times(work, rates, gpu_parameters(self._constants))
+
+    @cached_property
+    def _launch_wait_us(self) -> float:
+        """The time that a kernel of the graph waits for its launch, if it is all on the GPU.
+
+        Launches run ahead of kernels: only where all of them take longer than all kernels do, the
+        CPU is the bound.
+        """
+        launches = sum(kernel.launches for kernel in self._kernels if kernel.kind != "free")
+        if self._launch == "graph" or not launches:
+            return 0.0
+        each_us = launch_us(gpu_parameters(self._constants), self._board)
+        return max(0.0, each_us - float(np.sum(self._gpu_times(self._kernels).total)) / launches)
+
     def _times(self, kernels: Sequence[FusedKernel], processor: Processor) -> Times:
         board, constants = self._board, self._constants
-        is_free = np.array([kernel.kind == "free" for kernel in kernels])
         if processor == "cpu":
             return _cpu_times(kernels, board, constants, self._precision)
         if processor == "gpu" and board.has_gpu:
-            work = gpu_work(kernels, self._precision)
-            rates = GpuRates.of(board, self._precision, self._launch)
-            times = gpu_times(work, rates, gpu_parameters(constants))
-            return Times(times.compute, times.memory, np.where(is_free, 0.0, times.overhead))
+            times = self._gpu_times(kernels)
+            waits = self._launch_wait_us * np.array([kernel.launches for kernel in kernels])
+            is_free = np.array([kernel.kind == "free" for kernel in kernels])
+            return Times(times.compute, times.memory, times.overhead + np.where(is_free, 0, waits))
         if processor in ("dla0", "dla1")[: board.dla_cores] and board.dla is not None:
             arrays = round(constants.dla.arrays.value)
             layers = dla_work(kernels, self._precision, board.dla, arrays)
