@@ -26,8 +26,7 @@ from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges import first_layer
-from toolkit.quantize.ranges.half import half_remark
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, half_remark, measure_ranges
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 from toolkit.quantize.trials.keep import Kept
 

@@ -17,9 +17,8 @@ from pipelines.config import load_pipeline
 from pipelines.load_config import LoadConfig, LoadStep
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load import Load, Readings, load_text, next_load
-from pipelines.runtime.load_control import LoadControl
+from pipelines.runtime.load_control import LoadControl, gpu_clock
 from pipelines.runtime.pipeline import run_pipeline
-from pipelines.runtime.sensors import gpu_clock
 from pipelines.sinks.table import FrameResult
 
 HALF, QUARTER = LoadStep(every_nth=2), LoadStep(every_nth=4)

@@ -22,7 +22,7 @@ from device.engine.preprocessing import Preprocessing, describe, differences
 from device.errors import BundleError, PipelineError, TandemError
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import Classification
-from pipelines.stages.preprocess_check import check_preprocessing
+from pipelines.stages.fit import check_preprocessing
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError

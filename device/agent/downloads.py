@@ -2,22 +2,39 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from device.agent.config import AgentConfig
-from device.agent.fetch_options import fetch_options
+from device.agent.config import AgentConfig, UpdateTable
 from device.agent.slot_state_cache import SlotStateCache
 from device.agent.update_status import UpdateStatus
 from device.errors import TandemError
 from device.protocol.documents import BlobGet, Desired
 from device.update.decisions import update_of
-from device.update.fetching import Fetching
+from device.update.fetching import Fetching, FetchOptions
 from device.update.slot_store import SlotStore
 from device.update.sources.reader import SourceEvent
+from device.update.sources.source import file_names
 
 LOG = logging.getLogger("tandem.agent")
+
+
+def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Path]) -> FetchOptions:
+    """Return how to fetch a release: the smaller limit holds, its own sources come first.
+
+    `bases`: folders of unpacked bundles, by the SHA-256 of the bundle.
+    """
+    release = desired.release
+    limits = (config.max_bytes_per_s, desired.policy.max_bytes_per_s)
+    return FetchOptions(
+        bases=bases,
+        bytes_per_s=min((limit for limit in limits if limit is not None), default=None),
+        places=(*release.sources, *config.sources),
+        names=file_names(release.blob.sha256, release.target),
+        ca=None if config.ca is None else Path(config.ca),
+    )
 
 
 class Downloads:

@@ -11,7 +11,8 @@ from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
 from device.profile import Profile
 from toolkit.engine.options import BuildJob
-from toolkit.engine.rows import bounded_rows
+from toolkit.gpu.rows.rewrite import ROW_PASSES
+from toolkit.graph.passes import run_passes
 from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
@@ -28,6 +29,19 @@ from toolkit.quantize.ranges.table_file import (
 )
 
 CLIPPED = "on the DLA a range of another tool may clip what the model puts out"
+
+
+def bounded_rows(prepared: Prepared, profile: Profile) -> tuple[Prepared, tuple[str, ...]]:
+    """Return a graph whose rows have bounds, and notes on them; as it is without a GPU."""
+    if profile.gpu is None:
+        return prepared, ()
+    model, reports = run_passes(prepared.model, ROW_PASSES)
+    notes = tuple(
+        f"pass {step.name}{' left out' if step.failure else ''}: {step.failure or step.changes}"
+        for step in reports
+        if step.failure or step.changes
+    )
+    return replace(prepared, model=model), notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,9 @@ from calibration.table import CalibrationTable
 from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
-from toolkit.engine.calibrate import calibrate, clipped_layers, foreign_for_dla
+from toolkit.engine.calibrate import bounded_rows, calibrate, clipped_layers, foreign_for_dla
 from toolkit.engine.options import BuildOptions
-from toolkit.engine.own_ranges import without_qdq
-from toolkit.engine.read import read_model
-from toolkit.engine.rows import bounded_rows
+from toolkit.engine.read import read_model, without_qdq
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.errors import PlanError, about

@@ -1,6 +1,7 @@
 """Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import onnx_ir as ir
@@ -8,7 +9,6 @@ import onnx_ir as ir
 from device.choices import list_choices
 from device.engine.manifest import Precision
 from toolkit.engine.options import BuildJob, BuildOptions
-from toolkit.engine.own_ranges import without_qdq
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
@@ -18,11 +18,33 @@ from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
 from toolkit.importers.source import silent
 from toolkit.plugins.functions import give_shapes
-from toolkit.quantize.qdq.importer import PlainModel
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
+
+
+# Of a MobileNet in INT8, all 30 activations have a zero point, and 28 of them -128.
+TFLITE_INT8 = (
+    "TensorFlow Lite gives activations a zero point, and the INT8 of TensorRT and of the DLA has "
+    "none: what follows a ReLU would lose one of 8 bits. For an INT8 engine give the float model "
+    "(Keras, SavedModel or a float .tflite) with `tandem build --data`; this file builds with "
+    "`tandem build --precision fp16` or fp32."
+)
+
+
+def without_qdq(imported: ImportedModel) -> PlainModel:
+    """Return a Q/DQ model as a float model with its ranges; any scale of weights is taken.
+
+    Raises ImportModelError: its Q/DQ are not such as INT8 engines have.
+    """
+    try:
+        return import_qdq(imported.model, any_weight_scale=True)
+    except ImportModelError as err:
+        if Path(imported.name).suffix.lower() != ".tflite":
+            raise
+        raise ImportModelError(f"{imported.name}: {TFLITE_INT8} In detail: {err}") from err
 
 
 def read_model(

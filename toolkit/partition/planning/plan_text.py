@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from toolkit.partition.costs.constants import Constant
 from toolkit.partition.planning.advice import Advice
 from toolkit.partition.planning.figures import Figures
-from toolkit.partition.planning.figures_text import figures_lines
 from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, Refusal, Search, SharedPlan
@@ -16,6 +16,37 @@ from toolkit.partition.solver.assess import utilisation
 from toolkit.partition.solver.baselines import costs_of
 
 SHOWN = 3  # names listed per row, the rest counted
+
+
+_SHOWN = (
+    ("latency_us", "us", ""),
+    ("frames_per_second", "frames/s", ""),
+    ("gpu_us", "us", " of the GPU"),
+    ("energy_mj", "mJ", ""),
+)
+
+
+def figures_lines(plan: Plan) -> list[str]:
+    """Return the intervals of the plan's figures, and what its energies hold."""
+    intervals = plan.figures[0].intervals
+    shown = ", ".join(
+        between(intervals[name], unit) + what for name, unit, what in _SHOWN if name in intervals
+    )
+    lines = [f"this plan, 80 % of cases: {shown}"] if shown else []
+    return [*lines, _energy_line(plan.idle, rated=plan.rate_hz is not None)]
+
+
+def _energy_line(idle: Constant | None, *, rated: bool) -> str:
+    """Say whether energies hold what the idle board takes, how much, and how well that is known."""
+    if idle is None:
+        return "mJ: beyond the idle board, whose power is not known"
+    power = f"{idle.value:.3g} W, {idle.confidence} confidence"
+    if rated:
+        return f"mJ: beyond the idle board, which takes {power}"
+    return (
+        f"mJ of a frame: the whole board at the plug at full rate, of which idle {power}; "
+        "of a segment: beyond the idle board"
+    )
 
 
 def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
