@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from device.agent.events import UpdateEnded
+from device.agent.event_sender import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
 from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats

@@ -17,7 +17,7 @@ import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from device.agent.events import events_of
+from device.agent.event_sender import events_of
 from device.agent.outbox import MAX_TOLD, Outbox
 from device.protocol.cloud_events import CloudEvent
 from device.protocol.documents import PipelineReport, Reported, Update

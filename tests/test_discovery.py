@@ -29,7 +29,7 @@ from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts
 from device.smp.message import HEADER, READ
 from toolkit.cli.main import tandem
-from toolkit.fleet.boards import discovery, serial_ports
+from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import (
     FoundBoard,
     Look,
@@ -214,16 +214,16 @@ def test_a_board_at_a_serial_line_says_its_name(tmp_path: Path, line: Cable) -> 
     box.start()
     client_of(box).close()
     try:
-        answer = serial_ports.ask_serial(line.host)
+        answer = discovery.ask_serial(line.host)
         assert (answer.answers, answer.device) == (True, "board-9"), answer
         # Noise and a login's prompt on the line do not hide it.
         line.change = lambda data: b"\r\nfresh login: \x06\x09AAAA\n" + data
-        assert serial_ports.ask_serial(line.host).device == "board-9"
+        assert discovery.ask_serial(line.host).device == "board-9"
     finally:
         box.close()
-    silent = serial_ports.ask_serial(line.host)
+    silent = discovery.ask_serial(line.host)
     assert (silent.answers, silent.sentence[:19]) == (False, "nobody answers SMP ")
-    absent = serial_ports.ask_serial("/dev/does-not-exist")
+    absent = discovery.ask_serial("/dev/does-not-exist")
     assert "/dev/does-not-exist cannot be opened" in absent.sentence
 
 
@@ -296,7 +296,7 @@ def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         Port("/dev/ttyS0", None, None),
     ]
     monkeypatch.setattr("serial.tools.list_ports.comports", lambda: ports)
-    assert serial_ports.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
+    assert discovery.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
 
 
 def test_a_stranger_on_the_network_breaks_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority
 from toolkit.fleet.brokers import dynamic_security
 from toolkit.fleet.brokers.dynamic_security import disconnect_device
 from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, write_mosquitto
-from toolkit.fleet.server.enrolment import Provisioning
+from toolkit.fleet.server.answers import Provisioning
 from toolkit.fleet.trust import certificates
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from device.engine.cuda_manifest import CompiledKernel, Int32, Launch, Null, Weights, Workspace
 from device.runtime.cuda.facts import GpuFacts, driver_version, power_mode
-from device.runtime.cuda.shared import Shared
+from device.runtime.cuda.program import Shared
 from device.runtime.cuda.tactics import fastest, tactic_key
 from device.runtime.timing_cache import TimingCache, TimingCacheError, add_timings, read_timings
 

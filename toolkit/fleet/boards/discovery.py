@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.install_advice import pip_install
-from toolkit.fleet.boards.serial_ports import ask_serial, jetson_ports
+from device.smp.message import READ
 from toolkit.fleet.transports.addresses import WAYS, open_board, parse_address
 from toolkit.fleet.transports.transport import TransportError
 
@@ -31,6 +31,48 @@ _ANNOUNCED = {
     "agent": re.compile(r"/[A-Za-z0-9_./-]*/tandem-agent\Z"),
     "config": re.compile(r"/[A-Za-z0-9_./-]*\.toml\Z"),
 }
+
+
+NVIDIA = 0x0955  # the vendor in the USB ids of a Jetson's own port, and of its recovery mode
+DEVICE_MODE = (0x7020, 0x7045)  # "Linux for Tegra" with its serial port, 0x7045 without the disk
+BAUD = 115200
+
+
+@dataclass(frozen=True, slots=True)
+class SerialAnswer:
+    """What a port answered; `device`: what the agent calls itself, "" if it does not say it."""
+
+    sentence: str
+    answers: bool = False
+    device: str = ""
+
+
+def jetson_ports() -> list[str]:
+    """Return the serial ports of this host that are Jetsons, by their USB ids."""
+    try:
+        from serial.tools.list_ports import comports
+    except ImportError:
+        return []
+    return sorted(
+        port.device for port in comports() if port.vid == NVIDIA and port.pid in DEVICE_MODE
+    )
+
+
+def ask_serial(port: str, baud: int = BAUD) -> SerialAnswer:
+    """Ask one port; whatever is wrong with it becomes the sentence."""
+    from toolkit.fleet.transports.smp_client import TANDEM, SmpClient
+    from toolkit.fleet.transports.smp_links import SerialLine
+
+    client = SmpClient(SerialLine(port, baud, "console"))
+    try:
+        client.connect(tries=1)  # most ports have a login, which never answers
+        device = client.ask(READ, TANDEM, 0, {}).get("device")
+    except TandemError as error:
+        return SerialAnswer(str(error))
+    finally:
+        client.close()
+    name = device if isinstance(device, str) and device.isprintable() else ""
+    return SerialAnswer(f"{port}: {name or 'an agent'} answers", True, name)
 
 
 @dataclass(frozen=True, slots=True)

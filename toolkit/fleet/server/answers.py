@@ -11,22 +11,67 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from device.enrol.request import EnrolRequest, EnrolResponse, response_topic
+from device.protocol.documents import decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, Message, queue_putter
-from device.protocol.topics import TUF_GET_OF_ALL
+from device.protocol.topics import PROVISION, TUF_GET_OF_ALL
+from toolkit.errors import FleetError
 from toolkit.fleet.authority import SERVER, Authority
 from toolkit.fleet.bundles.library import Library
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server import chunks
-from toolkit.fleet.server.enrolment import Provisioning
 from toolkit.fleet.server.metadata import MetadataServer
 from toolkit.fleet.server.request_gate import RequestGate, gated
+from toolkit.fleet.trust.certificates import enrol
 from toolkit.fleet.trust.publish import BENCH_BUNDLES
 
 LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
 FILES_PER_S, MAX_FILES = 20.0, 200.0  # of metadata, for one device: a check asks for about ten
 BUNDLES = (Path("repository", "targets"), Path(BENCH_BUNDLES))
+
+
+LOG = logging.getLogger(__name__)
+SUBSCRIPTION = f"{PROVISION}/+/request"
+ID_LETTERS = frozenset("0123456789abcdef")
+
+
+class Provisioning:
+    """A service on a server's link: it signs the requests of expected devices."""
+
+    subscriptions = ((SUBSCRIPTION, 1),)
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    def on_message(self, message: Message, link: Link) -> None:
+        """Answer a request; what is none is dropped."""
+        request_id = message.topic.removeprefix(f"{PROVISION}/").removesuffix("/request")
+        if len(request_id) != 32 or not ID_LETTERS.issuperset(request_id):
+            return
+        response = self.answer(message.payload)
+        if response is not None:
+            link.publish(response_topic(request_id), encode(response), qos=1)
+
+    def answer(self, payload: bytes) -> EnrolResponse | None:
+        """Return the answer to a request, None if it is not one."""
+        try:
+            request = decode(payload, EnrolRequest)
+        except ValueError as error:
+            LOG.warning("a request for a certificate is not understood: %s", error)
+            return None
+        try:
+            issued = enrol(self._authority, request.device, request.csr.encode())
+        except FleetError as error:
+            LOG.warning("%s", error)
+            return EnrolResponse(device=request.device, error=str(error))
+        LOG.info("enrolled %s until %s", issued.name, issued.not_after.date())
+        return EnrolResponse(
+            device=request.device,
+            certificate=issued.pem.decode(),
+            ca=self._authority.ca_pem.decode(),
+        )
 
 
 class Answers:
