@@ -37,6 +37,7 @@ from toolkit.fleet.boards.discovery import (
     SearchOptions,
     announced_paths,
     distinct,
+    jetson_ports,
 )
 from toolkit.fleet.boards.many import BoardResult, ManyFlasher, exit_status
 from toolkit.fleet.transports import smp_client
@@ -296,7 +297,7 @@ def test_only_ports_of_jetsons_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         Port("/dev/ttyS0", None, None),
     ]
     monkeypatch.setattr("serial.tools.list_ports.comports", lambda: ports)
-    assert discovery.jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
+    assert jetson_ports() == ["/dev/ttyACM0", "/dev/ttyACM1"]
 
 
 def test_a_stranger_on_the_network_breaks_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

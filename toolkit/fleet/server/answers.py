@@ -31,8 +31,6 @@ MAX_EVENTS = 4096
 FILES_PER_S, MAX_FILES = 20.0, 200.0  # of metadata, for one device: a check asks for about ten
 BUNDLES = (Path("repository", "targets"), Path(BENCH_BUNDLES))
 
-
-LOG = logging.getLogger(__name__)
 SUBSCRIPTION = f"{PROVISION}/+/request"
 ID_LETTERS = frozenset("0123456789abcdef")
 

@@ -206,7 +206,7 @@ def reach(address: BrokerAddress) -> LinkSettings:
     except OSError as error:
         raise BrokerError(
             f"cannot reach the broker at {address.host}:{address.port}: "
-            f"{error.strerror or error}; is it running, and is --broker right?"
+            f"{error.strerror or error}; is it running, and is its address right?"
         ) from error
     return LinkSettings(
         host=address.host,

@@ -34,8 +34,8 @@ def super_notes(plan: Plan, seen: Sequence[NodeView]) -> tuple[str, ...]:
     before, after = (_busy_us(plan, seen, profile) for profile in (usual, faster))
     return (
         f"with Super clocks ({faster.title}: {', '.join(clocks)}) the nodes of this plan take "
-        f"{quantity(after, 'us')} instead of {quantity(before, 'us')} one after another: "
-        f"--profile {name}",
+        f"{quantity(after, 'us')} instead of {quantity(before, 'us')} one after another "
+        f"(profile {name})",
     )
 
 
