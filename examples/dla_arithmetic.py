@@ -4,14 +4,14 @@
     python examples/dla_arithmetic.py --channels 64 --seed 7
 
 A convolution of INT8 numbers, its bias, a rectifier and the rounding to INT8, then a pooling and a
-local response normalization: `device.dla` alone, without an engine or a model.
+local response normalization: `device.dla_emulator.arithmetic` alone, without an engine or a model.
 """
 
 import argparse
 
 import numpy as np
 
-from device.dla import library as dla
+from device.dla_emulator.arithmetic import library as dla
 
 
 def main() -> None:

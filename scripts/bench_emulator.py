@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 import configs
+from device.dla_emulator.options import Emulation
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Portable, Segment
-from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.executors.portable import PortableExecutor
 from device.runtime.executors.protocol import Executor

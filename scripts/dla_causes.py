@@ -5,8 +5,8 @@
 One set of ranges, one network, and the rules of the DLA one by one. The GPU rounds what its
 convolutions, sums and concatenations read, each tensor with a scale of its own. `alone`: the points
 that a cause takes from that; `left out`: the points that come back if the DLA has all other causes
-but this one. The last causes are those of the DLA's integers (`device.dla`), on the graph with all
-others. Everything before the first reshape is on the DLA, what follows in FP32.
+but this one. The last causes are those of the DLA's integers (`device.dla_emulator`), on the graph
+with all others. Everything before the first reshape is on the DLA, what follows in FP32.
 
 robot-objects: mAP50-95 on the scenes that ship with Tandem. nudenet-320n, a YOLOv8n of others
 (`python tests/foreign_models.py`): F1 of its detections against those of FP32, on crops of the
@@ -28,11 +28,11 @@ import configs
 from calibration.samples import memory_dataset
 from calibration.table import scale_of
 from calibration.threshold import amax_by_method
-from device.dla.rounding import half_away
-from device.runtime.emulation.forms import QuantizedBuffer
-from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.segment_graph import graph_of
-from device.runtime.emulation.translate import translate
+from device.dla_emulator.arithmetic.rounding import half_away
+from device.dla_emulator.forms import QuantizedBuffer
+from device.dla_emulator.options import Emulation
+from device.dla_emulator.segment_graph import graph_of
+from device.dla_emulator.translate import translate
 from scripts.dla_causes_subjects import SUBJECTS, Arrays, Subject, open_subject
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.graph.subgraph import cut_model

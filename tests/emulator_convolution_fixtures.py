@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from device.dla.convolution import Geometry
+from device.dla_emulator.arithmetic.convolution import Geometry
 
 
 def convolved(x: np.ndarray, weight: np.ndarray, shape: Geometry) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from device.dla import lookup
-from device.dla.lookup import Addressing, Priority, Slope, Table, Tables, Unit
+from device.dla_emulator.arithmetic import lookup
+from device.dla_emulator.arithmetic.lookup import Addressing, Priority, Slope, Table, Tables, Unit
 
 PRIORITIES = [Priority(u, o, h) for u in ("le", "lo") for o in ("le", "lo") for h in ("le", "lo")]
 

@@ -8,9 +8,9 @@ import onnx
 import onnxruntime as ort
 from engine_fixtures import Network, Piece, node, whole_model, write_network
 
+from device.dla_emulator.options import Emulation
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
-from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import EmulatedExecutor
 
 Arrays = dict[str, np.ndarray]

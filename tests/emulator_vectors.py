@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device.dla import (
+from device.dla_emulator.arithmetic import (
     accumulator,
     convert,
     lookup,
@@ -16,9 +16,9 @@ from device.dla import (
     pooling,
     rounding,
 )
-from device.dla.convert import Converter
-from device.dla.lookup import Addressing, Priority
-from device.dla.output_stages import StageX, StageY
+from device.dla_emulator.arithmetic.convert import Converter
+from device.dla_emulator.arithmetic.lookup import Addressing, Priority
+from device.dla_emulator.arithmetic.output_stages import StageX, StageY
 
 FILE = Path(__file__).parent / "data" / "nvdla_vectors.json.gz"
 OPERATIONS = ("max", "min", "sum", "eql")

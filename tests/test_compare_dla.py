@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from onnx import helper
 from selftest_reports import report
 
+from device.dla_emulator.options import Emulation
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
 from device.errors import TandemError
-from device.runtime.emulation.options import Emulation
 from device.selftest.engines import INPUT
 from device.selftest.report import RECORDED, RecordedRow, write_report
 from device.session import open_session

@@ -19,10 +19,10 @@ from random_networks import Small
 
 import configs
 from calibration.trt_cache import cache_of, write_cache
+from device.dla_emulator.options import Emulation
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
 from device.errors import TandemError
-from device.runtime.emulation.options import Emulation
 from device.session import open_session
 from pipelines.config import load_model
 from toolkit.cli.main import tandem

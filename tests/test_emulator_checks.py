@@ -7,11 +7,11 @@ import pytest
 from emulator_convolution_fixtures import convolved
 from emulator_stages_fixtures import rha, sat
 
-from device.dla import accumulator, convert, convolution, pooling
-from device.dla.convert import Converter
-from device.dla.convolution import Geometry
-from device.dla.output_stages import StageX, StageY, run_x, run_y
-from device.dla.pooling import Window
+from device.dla_emulator.arithmetic import accumulator, convert, convolution, pooling
+from device.dla_emulator.arithmetic.convert import Converter
+from device.dla_emulator.arithmetic.convolution import Geometry
+from device.dla_emulator.arithmetic.output_stages import StageX, StageY, run_x, run_y
+from device.dla_emulator.arithmetic.pooling import Window
 from device.errors import DlaError, TandemError
 
 TOP16, TOP32 = 2**15 - 1, 2**31 - 1

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from emulator_convolution_fixtures import convolved
 
-from device.dla import convolution, pooling
-from device.dla.convolution import Geometry
-from device.dla.pooling import Window
+from device.dla_emulator.arithmetic import convolution, pooling
+from device.dla_emulator.arithmetic.convolution import Geometry
+from device.dla_emulator.arithmetic.pooling import Window
 
 
 def int8s(rng: np.random.Generator, *shape: int) -> np.ndarray:

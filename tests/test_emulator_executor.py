@@ -13,9 +13,9 @@ import pytest
 from emulator_segments import SegmentBuilder, emulate
 from engine_fixtures import split_network, write_network
 
+from device.dla_emulator.options import Emulation
 from device.engine.file import open_engine
 from device.errors import SessionError
-from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.session import open_session
 

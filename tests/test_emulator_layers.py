@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from device.dla import layers, rounding
-from device.dla.layers import Activation, FastPath, OutputPath, Sums
+from device.dla_emulator.arithmetic import layers, rounding
+from device.dla_emulator.arithmetic.layers import Activation, FastPath, OutputPath, Sums
 
 
 def rha(value: int, shift: int) -> int:

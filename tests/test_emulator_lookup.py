@@ -8,8 +8,8 @@ from emulator_lookup_fixtures import drawn, expected, rha, sat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.dla import lookup
-from device.dla.lookup import Addressing, Priority, Slope, Table, Tables, Unit
+from device.dla_emulator.arithmetic import lookup
+from device.dla_emulator.arithmetic.lookup import Addressing, Priority, Slope, Table, Tables, Unit
 from device.errors import DlaError
 
 UNITS = {"stage Y": lookup.STAGE_Y, "normalization": lookup.NORMALIZATION}

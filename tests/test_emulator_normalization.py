@@ -8,9 +8,9 @@ from emulator_lookup_fixtures import drawn, expected, rha, sat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device.dla import lookup, normalization
-from device.dla.convert import Converter
-from device.dla.normalization import Lrn, Normalization
+from device.dla_emulator.arithmetic import lookup, normalization
+from device.dla_emulator.arithmetic.convert import Converter
+from device.dla_emulator.arithmetic.normalization import Lrn, Normalization
 from device.errors import DlaError
 
 

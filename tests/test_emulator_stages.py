@@ -9,7 +9,7 @@ from emulator_vectors_fixtures import WRONG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.dla import (
+from device.dla_emulator.arithmetic import (
     accumulator,
     convert,
     lookup,
@@ -18,8 +18,8 @@ from device.dla import (
     rounding,
     scales,
 )
-from device.dla.convert import Converter
-from device.dla.output_stages import StageX, StageY
+from device.dla_emulator.arithmetic.convert import Converter
+from device.dla_emulator.arithmetic.output_stages import StageX, StageY
 
 
 def signed(bits: int) -> st.SearchStrategy[int]:

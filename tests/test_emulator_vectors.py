@@ -7,7 +7,7 @@ import pytest
 from emulator_vectors import CHECKS, vectors
 from emulator_vectors_fixtures import WRONG, half_even, half_up
 
-from device.dla import rounding
+from device.dla_emulator.arithmetic import rounding
 
 ROWS = {
     "output_converter": 1275,

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from device.dla.convolution import Geometry
+from device.dla_emulator.arithmetic.convolution import Geometry
 from device.engine.manifest import DimRange
 from device.padding import same_padding
 from toolkit.gpu.emit.windows import read_transposed_window, read_window

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from device.choices import list_choices
+from device.dla_emulator.options import Emulation
 from device.engine.file import Engine, PathLike, open_engine
 from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
 from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.cuda.sharing import CallersContext, undisturbed
-from device.runtime.emulation.options import Emulation
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
@@ -33,7 +33,7 @@ from device.runtime.stages import open_stages, single_stages
 Array = npt.NDArray[Any]
 
 # How DLA segments run: with the implementation that the engine carries, or emulated in mode exact
-# or fast; and the arithmetic of the emulation (device/runtime/emulation/options.py).
+# or fast; and the arithmetic of the emulation (device/dla_emulator/options.py).
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
 

@@ -1,7 +1,7 @@
-"""Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/dla`).
+"""Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/dla_emulator/arithmetic`).
 
 It translates the portable implementation, a Q/DQ graph, into operations of the DLA
-(`device/runtime/emulation`). Where onnxruntime rounds halves to even, has scales in floating point
+(`device/dla_emulator`). Where onnxruntime rounds halves to even, has scales in floating point
 and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
 average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
 """
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device.dla_emulator import segment_graph
+from device.dla_emulator.builder import Operation
+from device.dla_emulator.forms import Form, QuantizedBuffer
+from device.dla_emulator.options import Emulation
+from device.dla_emulator.translate import translate
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
 from device.install_advice import pip_install
-from device.runtime.emulation import segment_graph
-from device.runtime.emulation.builder import Operation
-from device.runtime.emulation.forms import Form, QuantizedBuffer
-from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.translate import translate
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = NDArray[Any]

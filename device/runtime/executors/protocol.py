@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from device.dla_emulator.options import Emulation
 from device.engine.file import Engine
 from device.engine.manifest import Segment, TensorInfo
 from device.errors import SessionError
 from device.runtime.chain_steps import Format
 from device.runtime.cuda.context import Stream
-from device.runtime.emulation.options import Emulation
 
 Array = npt.NDArray[Any]
 

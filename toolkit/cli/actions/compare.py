@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.dataset import Sample
+from device.dla_emulator.options import Emulation
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
-from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
 from device.selftest.report import is_report
 from pipelines.config import ModelConfig, load_labels, load_model

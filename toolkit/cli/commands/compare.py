@@ -139,7 +139,7 @@ def compare(
             )
         if dla == "portable":
             raise click.UsageError("--dla portable is for two files; one compares exact or fast.")
-        from device.runtime.emulation.options import Emulation
+        from device.dla_emulator.options import Emulation
         from toolkit.cli.actions.compare import CompareRequest
 
         loss = CompareRequest(

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from device.dla_emulator.options import Emulation
 from device.engine.file import Engine
 from device.engine.manifest import Manifest, Precision, Segment
-from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes

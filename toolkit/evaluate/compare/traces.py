@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device.dla_emulator import segment_graph
+from device.dla_emulator.forms import scale_of
+from device.dla_emulator.options import Emulation
+from device.dla_emulator.segment_graph import Node, SegmentGraph
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
-from device.runtime.emulation import segment_graph
-from device.runtime.emulation.forms import scale_of
-from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.segment_graph import Node, SegmentGraph
 from device.runtime.executors import emulated
 from device.runtime.executors.emulated import EmulatedExecutor, LayerResult
 from toolkit.errors import BuildError, first_line

@@ -25,8 +25,8 @@ from typing import Literal
 
 import numpy as np
 
-from device.dla import checks, rounding
-from device.dla.rounding import IntLike, Ints
+from device.dla_emulator.arithmetic import checks, rounding
+from device.dla_emulator.arithmetic.rounding import IntLike, Ints
 
 XOperation = Literal["max", "min", "sum"]
 YOperation = Literal["max", "min", "sum", "eql"]

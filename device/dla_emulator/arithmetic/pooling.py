@@ -20,8 +20,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import checks, rounding
-from device.dla.rounding import IntLike, Ints
+from device.dla_emulator.arithmetic import checks, rounding
+from device.dla_emulator.arithmetic.rounding import IntLike, Ints
 
 LARGEST_WINDOW = 8
 Singles = NDArray[np.float32]

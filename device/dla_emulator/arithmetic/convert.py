@@ -11,8 +11,8 @@ an offset have at most 32 bits, their difference 33, the product 33 + 15 = 48.
 
 from dataclasses import dataclass
 
-from device.dla import checks, rounding
-from device.dla.rounding import IntLike, Ints
+from device.dla_emulator.arithmetic import checks, rounding
+from device.dla_emulator.arithmetic.rounding import IntLike, Ints
 
 
 @dataclass(frozen=True, slots=True)

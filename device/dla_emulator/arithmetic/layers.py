@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import (
+from device.dla_emulator.arithmetic import (
     accumulator,
     convert,
     lookup,
@@ -34,7 +34,7 @@ from device.dla import (
     rounding,
     scales,
 )
-from device.dla.rounding import Floats, Ints
+from device.dla_emulator.arithmetic.rounding import Floats, Ints
 
 Int8s = NDArray[np.int8]
 Arithmetic = Literal["hardware", "exact bias", "ideal"]

@@ -33,8 +33,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from device.dla import checks, rounding
-from device.dla.rounding import IntLike, Ints
+from device.dla_emulator.arithmetic import checks, rounding
+from device.dla_emulator.arithmetic.rounding import IntLike, Ints
 from device.errors import DlaError
 
 Bools = npt.NDArray[np.bool_]

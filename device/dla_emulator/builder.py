@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import layers
-from device.dla.layers import Path, Sums
-from device.errors import SessionError
-from device.runtime.emulation import float_ops
-from device.runtime.emulation.epilogue import Epilogue
-from device.runtime.emulation.forms import (
+from device.dla_emulator import float_ops
+from device.dla_emulator.arithmetic import layers
+from device.dla_emulator.arithmetic.layers import Path, Sums
+from device.dla_emulator.epilogue import Epilogue
+from device.dla_emulator.forms import (
     FloatBuffer,
     Form,
     QuantizedBuffer,
     QuantizedConstant,
     scale_of,
 )
-from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.segment_graph import Node, SegmentGraph
+from device.dla_emulator.options import Emulation
+from device.dla_emulator.segment_graph import Node, SegmentGraph
+from device.errors import SessionError
 
 Array = NDArray[Any]
 Function = Callable[[Sequence[Array]], Array]

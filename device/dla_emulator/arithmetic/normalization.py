@@ -20,9 +20,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import checks, lookup, rounding, scales
-from device.dla.convert import Converter
-from device.dla.rounding import Floats, Ints
+from device.dla_emulator.arithmetic import checks, lookup, rounding, scales
+from device.dla_emulator.arithmetic.convert import Converter
+from device.dla_emulator.arithmetic.rounding import Floats, Ints
 
 WINDOWS = (3, 5, 7, 9)
 Whole = TypeVar("Whole", np.int8, np.int16)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device.dla.rounding import Floats, Ints
+from device.dla_emulator.arithmetic.rounding import Floats, Ints
 from device.errors import DlaError
 
 MULTIPLIER_BITS = 15  # and a sign

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.emulation.segment_graph import Node
+from device.dla_emulator.segment_graph import Node
 
 Array = NDArray[Any]
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from device.dla.convolution import Geometry
-from device.dla.pooling import Window
+from device.dla_emulator.arithmetic.convolution import Geometry
+from device.dla_emulator.arithmetic.pooling import Window
+from device.dla_emulator.segment_graph import Node
 from device.padding import is_same
-from device.runtime.emulation.segment_graph import Node
 
 
 @dataclass(frozen=True, slots=True)

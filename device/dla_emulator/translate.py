@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import layers, normalization, pooling, rounding
-from device.dla.layers import Activation, Sums
-from device.dla.rounding import Floats
-from device.dla.scales import ScaleError
-from device.runtime.emulation import float_ops
-from device.runtime.emulation.builder import EmulatedSegment, Function, OperationBuilder
-from device.runtime.emulation.epilogue import Epilogue, activation_of, find_epilogue
-from device.runtime.emulation.forms import QuantizedBuffer, QuantizedConstant
-from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.pooling import window_of
-from device.runtime.emulation.products import product_of
-from device.runtime.emulation.segment_graph import Node, SegmentGraph
+from device.dla_emulator import float_ops
+from device.dla_emulator.arithmetic import layers, normalization, pooling, rounding
+from device.dla_emulator.arithmetic.layers import Activation, Sums
+from device.dla_emulator.arithmetic.rounding import Floats
+from device.dla_emulator.arithmetic.scales import ScaleError
+from device.dla_emulator.builder import EmulatedSegment, Function, OperationBuilder
+from device.dla_emulator.epilogue import Epilogue, activation_of, find_epilogue
+from device.dla_emulator.forms import QuantizedBuffer, QuantizedConstant
+from device.dla_emulator.options import Emulation
+from device.dla_emulator.pooling import window_of
+from device.dla_emulator.products import product_of
+from device.dla_emulator.segment_graph import Node, SegmentGraph
 
 Array = NDArray[Any]
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import convolution, layers, scales
-from device.dla.convolution import ConvKernel, Geometry
-from device.dla.rounding import Floats, Ints
+from device.dla_emulator.arithmetic import convolution, layers, scales
+from device.dla_emulator.arithmetic.convolution import ConvKernel, Geometry
+from device.dla_emulator.arithmetic.rounding import Floats, Ints
+from device.dla_emulator.forms import Form, QuantizedBuffer, QuantizedConstant
+from device.dla_emulator.segment_graph import Node
 from device.padding import is_same
-from device.runtime.emulation.forms import Form, QuantizedBuffer, QuantizedConstant
-from device.runtime.emulation.segment_graph import Node
 
 Array = NDArray[Any]
 Kind = Literal["convolution", "deconvolution", "matrix"]

@@ -16,8 +16,8 @@ vmod/nvdla/csc/NV_NVDLA_CSC_sg.v).
 
 import numpy as np
 
-from device.dla import checks, rounding
-from device.dla.rounding import IntLike, Ints
+from device.dla_emulator.arithmetic import checks, rounding
+from device.dla_emulator.arithmetic.rounding import IntLike, Ints
 
 ACCUMULATOR_BITS = 34
 ACCUMULATOR_BITS_INT16 = 48

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from device.dla.layers import Arithmetic
+from device.dla_emulator.arithmetic.layers import Arithmetic
 
 Mode = Literal["exact", "fast"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla.layers import Activation
-from device.runtime.emulation.forms import scale_of
-from device.runtime.emulation.segment_graph import Node, SegmentGraph
+from device.dla_emulator.arithmetic.layers import Activation
+from device.dla_emulator.forms import scale_of
+from device.dla_emulator.segment_graph import Node, SegmentGraph
 
 Array = NDArray[Any]
 

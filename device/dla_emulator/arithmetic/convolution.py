@@ -28,7 +28,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla import accumulator, checks
+from device.dla_emulator.arithmetic import accumulator, checks
 from device.errors import DlaError
 from device.padding import same_padding
 
