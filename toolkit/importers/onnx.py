@@ -364,8 +364,8 @@ def _share_weights(graph: ir.Graph) -> None:
             value.const_value = _read_once(value.const_value)
     for node in graph.all_nodes():
         for name, attribute in tuple(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                node.attributes[name] = ir.AttrTensor(name, _read_once(attribute.as_tensor()))
+            if isinstance(attribute.value, ir.TensorProtoTensor):
+                node.attributes[name] = ir.AttrTensor(name, _read_once(attribute.value))
 
 
 def _read_once(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
