@@ -352,7 +352,7 @@ def _planned(case: Case) -> _Planned:
     backend = _backend(job, programs)
     kernels = ask_for_kernels(calibrated, job, backend)
     shared = plan_nodes(calibrated, kernels, job)
-    assert shared.plans[0].search.proven, f"no plan is proven for {case.name}"
+    assert shared.plans[0].search.placement_proven, f"no plan is proven for {case.name}"
     return _Planned(calibrated, shared, job, backend, programs)
 
 
