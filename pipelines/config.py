@@ -127,14 +127,14 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
                     f"the model {model.name!r} sees the camera {strangers[0]!r}, which is no id of"
                     f" [[sources]]: use one of {list_choices(strangers[0], ids)}"
                 )
-        spares = {model.name: model.replaces for model in self.models if model.replaces}
+        fallbacks = {model.name: model.replaces for model in self.models if model.replaces}
         for step in () if self.load is UNSET else self.load.steps:
-            if unknown := [name for name in step.use if name not in spares]:
+            if unknown := [name for name in step.use if name not in fallbacks]:
                 raise ValueError(
                     f"[load] uses {unknown[0]!r}, which is none of [[models]] with `replaces`"
-                    f" ({', '.join(spares) or 'there are none'})"
+                    f" ({', '.join(fallbacks) or 'there are none'})"
                 )
-            if len({spares[name] for name in step.use}) < len(step.use):
+            if len({fallbacks[name] for name in step.use}) < len(step.use):
                 raise ValueError(f"[load] uses {list(step.use)} at once, which replace one model")
 
     def _check_names(self) -> None:

@@ -151,17 +151,17 @@ def with_inherited(models: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]
     )
 
 
-def _inherited(spare: PipelineModel, model: PipelineModel) -> PipelineModel:
+def _inherited(fallback: PipelineModel, model: PipelineModel) -> PipelineModel:
     same = (
         "cameras", "every_nth", "max_hz", "on", "classes", "min_score", "margin", "max_crops",
         "draw",
     )  # fmt: skip
     return replace(
-        spare,
-        engine=spare.engine or model.engine,
-        labels=spare.labels or model.labels,
-        preprocess=spare.preprocess if spare.preprocess is not UNSET else model.preprocess,
-        decode=spare.decode if spare.decode is not UNSET else model.decode,
+        fallback,
+        engine=fallback.engine or model.engine,
+        labels=fallback.labels or model.labels,
+        preprocess=fallback.preprocess if fallback.preprocess is not UNSET else model.preprocess,
+        decode=fallback.decode if fallback.decode is not UNSET else model.decode,
         **{name: getattr(model, name) for name in same},
     )
 

@@ -20,6 +20,7 @@ from ssh_fixtures import ROOT
 
 from device.protocol.control import Install
 from device.protocol.documents import (
+    BlobGet,
     Desired,
     InstallPolicy,
     PipelineReport,
@@ -31,11 +32,12 @@ from device.protocol.documents import (
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
+from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.transports import withdrawal
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deployment import Before
+from toolkit.fleet.transports.deployment import Before, Deployment
 from toolkit.fleet.transports.transport import Progress
 from toolkit.fleet.transports.withdrawal import document_before
 
@@ -240,6 +242,21 @@ def test_a_trial_that_somebody_has_to_commit_ends(
     said = interrupted(way, slow, "trial", policy=InstallPolicy(manual=True))
     assert said.startswith(f"{DEVICE} stays on its old release")
     assert roles(board) == {"1": "active", "2": "idle"}
+
+
+def test_a_request_for_chunks_is_nothing_that_was_desired_before(tmp_path: Path) -> None:
+    """It may come before our own document has come back."""
+    blob = Blob(make_bundle(tmp_path / "in", version="2"))
+    desired = desired_of(blob.path, request="ours")
+    deployment = Deployment(blob, desired, DEVICE, timeout_s=WAIT_S, now_s=0.0)
+    request = encode(BlobGet(sha256="0" * 64, index=True))
+    deployment.on_message(Message(deployment.topics.blob_get, request), 1.0)
+    assert deployment.before.desired == b""
+    assert not deployment.on_request(request, 1.0)
+    assert deployment.on_request(encode(BlobGet(sha256=blob.spec.sha256, index=True)), 1.0)
+    beyond = BlobGet(sha256=blob.spec.sha256, chunks=(blob.table.count,))
+    assert not deployment.on_request(encode(beyond), 2.0)
+    blob.close()
 
 
 def test_a_newer_deployment_is_left_alone(

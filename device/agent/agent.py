@@ -144,7 +144,7 @@ class Agent:
             shadow=ShadowProcess(
                 self._put, Path(config.state_dir), config.profile, plans=preparation.plans
             ),
-            around=self._surroundings,
+            around=self._environment,
             facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
         self._verification = Verification(
@@ -171,7 +171,7 @@ class Agent:
         self._desired: Desired | None = None
         self._sideloaded = False  # somebody brought the desired release to the board
         self._retained = b""  # what MQTT gave last
-        self._handed_over = False  # the desired release came through the door
+        self._handed_over = False  # the desired release came over the control socket
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
@@ -371,12 +371,12 @@ class Agent:
         if verdict is not None:
             self._updater.on_desired(self._desired, verdict, sideloaded=self._sideloaded)
 
-    def _surroundings(self, now_s: float) -> Environment:
+    def _environment(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
         latest = self._figures.latest(now_s)
         return Environment(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
 
-    # -- the door
+    # -- the control socket
 
     def _on_ask(self, ask: Ask) -> Answer:
         """Do what a program on this board asks for."""

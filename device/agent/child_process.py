@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from typing import IO
 from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
 
-MAX_LINE_BYTES = 64 * 1024  # a longer line comes in parts
+MAX_LINE_BYTES = 64 * 1024  # of the pipeline's messages
+MAX_RESULT_BYTES = 16 * 1024**2  # of a line of stdout; a longer one comes in parts
 TAIL_LINES = 100
-JOIN_S = 5.0  # a process that the child has started may keep its pipe open
+JOIN_S = 5.0  # a process that the child has started may keep its pipes open for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,18 @@ class ChildProcess:
         """Start the child. `on_line` takes each line of its stdout, `on_stderr` of its stderr, and
         then `on_exit` its end. `written`: what goes to its stdin, None at the end.
 
-        Raises OSError, whose strerror says why: no process or no thread can be started.
+        Raises OSError, whose strerror says that no process or no thread can be started, and why.
         """
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            guarded(command), stdin=subprocess.DEVNULL if written is None else pipe, stdout=pipe,
-            stderr=pipe, env={**os.environ, **(environment or {})}, start_new_session=True,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                guarded(command), stdin=subprocess.DEVNULL if written is None else pipe,
+                stdout=pipe, stderr=pipe, env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            why = f"no process can be started: {error.strerror}"
+            raise OSError(error.errno, why) from error
         self._limits, self._on_exit = limits, on_exit
         self._cause = ""
         self._ended = threading.Event()
@@ -136,8 +143,13 @@ class ChildProcess:
             self.end(self._limits.too_long)
             status = self._process.wait()
         self._ended.set()
+        until_s = time.monotonic() + JOIN_S
         for reader in self._readers:
-            reader.join(JOIN_S)
+            reader.join(max(0.0, until_s - time.monotonic()))
+        if any(reader.is_alive() for reader in self._readers):
+            # Who still writes is of the child's group, whose number is no other process's then.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._on_exit(ChildExit(status, tuple(self._tail), self._cause))
 
 
@@ -158,7 +170,7 @@ def echo(text: str) -> None:
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
     with stream:
-        while line := stream.readline(MAX_LINE_BYTES):
+        while line := stream.readline(MAX_RESULT_BYTES):
             on_line(line)
 
 

@@ -26,7 +26,10 @@ def start_task(
     limit_s: float,
     max_bytes: int,
 ) -> Callable[[], None]:
-    """Start a child; return what ends it. `put` takes its end, from another thread."""
+    """Start a child; return what ends it. Start it from the main thread (`device.start.guard`).
+
+    `put` takes its end, from another thread.
+    """
     output = bytearray()
 
     def on_line(line: bytes) -> None:
@@ -34,6 +37,9 @@ def start_task(
             output.extend(line)
 
     def on_exit(exit_: ChildExit) -> None:
+        if exit_.cause:
+            put(TaskEnded(command_id, None, exit_.cause))
+            return
         if len(output) > max_bytes:
             put(TaskEnded(command_id, None, f"its result has more than {max_bytes} bytes"))
             return
@@ -48,5 +54,5 @@ def start_task(
     try:
         return ChildProcess(command, on_line, on_exit, limits=limits).end
     except OSError as error:
-        put(TaskEnded(command_id, None, f"no process can be started: {error.strerror}"))
+        put(TaskEnded(command_id, None, str(error.strerror)))
         return lambda: None

@@ -1,4 +1,4 @@
-"""The agent's door on its own board: a Unix socket in the state folder, for its owner alone.
+"""The agent's control socket: a Unix socket in the state folder, for its owner alone.
 
 Threads read requests and wait; the agent's one thread answers them (see
 `device.protocol.control`).
@@ -43,7 +43,7 @@ class ControlSocket:
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     def open(self) -> None:
-        """Listen. An agent without a door works on, and says so in its log."""
+        """Listen. An agent without it works on, and says so in its log."""
         try:
             self._socket = listener = listen(self._folder, backlog=MAX_CONNECTIONS)
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()

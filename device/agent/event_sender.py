@@ -14,8 +14,6 @@ from device.protocol.mqtt import Link, Receipt
 from device.protocol.topics import Topics
 
 MAX_IN_FLIGHT = 16
-
-
 FINAL: tuple[Phase, ...] = ("live", "rolled_back", "refused")
 UPDATE_TYPE = "edge.tandem.update."  # and the phase
 PIPELINE_TYPE = "edge.tandem.pipeline."  # and the status
@@ -43,6 +41,7 @@ def events_of(before: Reported | None, now: Reported, *, source: str, at: str) -
     """Yield what a report says that the one before did not.
 
     `before`: None for the first report of a process, whose update may have ended in the last one.
+    The id of an event follows from what it says: one that is told again is known to be the same.
     """
     update = now.update
     if update.phase in FINAL and update.request and (before is None or before.update != update):

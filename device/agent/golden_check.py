@@ -142,8 +142,7 @@ class GoldenCheck:
         try:
             self._child = self._start(command)
         except OSError as error:
-            problem = f"no process can be started: {error.strerror}"
-            self._put(GoldenEnded(self._run, None, problem, passing=True))
+            self._put(GoldenEnded(self._run, None, str(error.strerror), passing=True))
         return True
 
     def _start(self, command: tuple[str, ...]) -> ChildProcess:

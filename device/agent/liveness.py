@@ -1,4 +1,4 @@
-"""Whether a pipeline works now: its heart beats and its frames go on. Pure values.
+"""Whether a pipeline works now: it gives heartbeats and its frames go on. Pure values.
 
 A sign counts from its arrival, and gets old: what a pipeline once said proves nothing about it
 later. Times are seconds of a steady clock.
@@ -58,8 +58,8 @@ class Liveness:
 
     @property
     def idle_s(self) -> float:
-        """For how long its heart has beaten while it dealt with no frame. The time since the last
-        heartbeat is silence, which has its own limit."""
+        """For how long it has given heartbeats while it dealt with no frame. The time since the
+        last heartbeat is silence, which has its own limit."""
         return self.beat_s - self.turn_s
 
     @property

@@ -100,8 +100,7 @@ class ShadowProcess:
         try:
             self._current = self._start(command, limits)
         except OSError as error:
-            problem = f"no process can be started: {error.strerror}"
-            self._put(ShadowEnded(self._number, None, problem, passing=True))
+            self._put(ShadowEnded(self._number, None, str(error.strerror), passing=True))
 
     def _start(self, command: tuple[str, ...], limits: ShadowLimits) -> ChildProcess:
         run, result, failure = self._number, None, ""
@@ -117,7 +116,7 @@ class ShadowProcess:
 
         def on_exit(exit_: ChildExit) -> None:
             tail = " | ".join(exit_.tail[-3:])
-            problem = exit_.cause or failure or f"it ended with status {exit_.status}: {tail}"
+            problem = failure or exit_.cause or f"it ended with status {exit_.status}: {tail}"
             self._put(ShadowEnded(run, result, "" if result is not None else problem))
 
         return ChildProcess(

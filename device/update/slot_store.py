@@ -73,7 +73,7 @@ from device.update.state_folder import (
 LOG = logging.getLogger("tandem.agent")
 SEAL = "seal.json"
 LIVE = "live-"  # then the number of the commit and the bundle's SHA-256
-CARRIED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
+SIDELOADED = ("inbox", "smp/inbox")  # where bundles lie that came over SSH, or a serial line
 RESERVE_BYTES = 1024 * 1024  # a state and two seals, each at its largest
 READ_TRIES, READ_PAUSE_S = 3, 0.2  # of a copy of the state: a disk may fail for a moment
 
@@ -151,7 +151,7 @@ class SlotStore:
 
         It is compared with its hash before it is used.
         """
-        for folder in CARRIED:
+        for folder in SIDELOADED:
             path = self.root / folder / f"{sha256}.bundle"
             with contextlib.suppress(OSError):
                 if path.stat().st_size == size:

@@ -87,30 +87,30 @@ class InFlightQueue:
         """`waiting.arrived` is notified when a batch is done."""
         self._runner = runner
         self._arrived = waiting.arrived
-        self._flying: deque[_PendingBatch] = deque()
+        self._pending: deque[_PendingBatch] = deque()
         self._done_s: deque[float] = deque(maxlen=RECENT)  # when the last batches were done
         self._costs = _Costs()
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch is in flight."""
-        return bool(self._flying)
+        return bool(self._pending)
 
     @property
     def has_results(self) -> bool:
         """Whether the oldest batch is done."""
-        return bool(self._flying) and not self._flying[0].progress.running
+        return bool(self._pending) and not self._pending[0].progress.running
 
     @property
     def free_s(self) -> float:
         """When the next batch is to be begun, in seconds of `time.monotonic()`: now where an engine
         is idle, inf where none will be before a batch is done."""
         lanes = self._runner.lanes
-        if len(self._flying) < lanes:
+        if len(self._pending) < lanes:
             return -inf
-        if len(self._flying) > lanes:
+        if len(self._pending) > lanes:
             return inf
-        oldest = self._flying[0]
+        oldest = self._pending[0]
         engine = self._costs.engines.get(oldest.size)
         if engine is None:
             return inf
@@ -134,14 +134,14 @@ class InFlightQueue:
         now_s = time.monotonic()
         futures = started.futures
         progress = _Progress(len(futures))
-        self._flying.append(_PendingBatch(started, begin_s, now_s - begin_s, progress))
+        self._pending.append(_PendingBatch(started, begin_s, now_s - begin_s, progress))
         for future in futures:  # which keeps what it is given: not the batch, with its arrays
             future.add_done_callback(partial(self._model_done, progress))
 
     def _is_unhurried(self, size: int) -> bool:
         """Whether the result is there long before the next frame: no work could overlap."""
         engine = self._costs.engines.get(size)
-        if self._flying or engine is None:
+        if self._pending or engine is None:
             return False
         usual_s = engine.value_s + self._costs.read.value_s + self._costs.own.value_s
         return self._runner.pace.gap_s() > UNHURRIED * usual_s
@@ -155,33 +155,33 @@ class InFlightQueue:
 
     def finish(self, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Yield the results of the oldest batch; waits for its models if they are not done."""
-        flying = self._flying[0]
+        pending = self._pending[0]
         with self._arrived:
-            self._arrived.wait_for(lambda: not flying.progress.running)
-        flying.started.collect()
-        engine_s = self._learn(flying) if flying.started.first else 0.0
-        self._flying.popleft()
+            self._arrived.wait_for(lambda: not pending.progress.running)
+        pending.started.collect()
+        engine_s = self._learn(pending) if pending.started.first else 0.0
+        self._pending.popleft()
         begin_s = time.monotonic()
-        yield from self._runner.finish(flying.started, sinks)
-        flying.own_s += time.monotonic() - begin_s
-        if flying.started.here:
-            flying.own_s -= engine_s
-        self._costs.own.add(flying.own_s)
-        self._runner.pace.ran(max(flying.own_s, engine_s))
+        yield from self._runner.finish(pending.started, sinks)
+        pending.own_s += time.monotonic() - begin_s
+        if pending.started.here:
+            pending.own_s -= engine_s
+        self._costs.own.add(pending.own_s)
+        self._runner.pace.ran(max(pending.own_s, engine_s))
 
     def finish_all(self, sinks: Callable[[], Sequence[Sink]]) -> Iterator[FrameResult]:
         """Yield the results of all batches; afterwards none is in flight."""
-        while self._flying:
+        while self._pending:
             yield from self.finish(sinks())
 
-    def _learn(self, flying: _PendingBatch) -> float:
+    def _learn(self, pending: _PendingBatch) -> float:
         """Learn from a batch that the first model has seen; return how long engines took."""
-        started = flying.started
-        done_s = flying.progress.done_s
-        engine_s = done_s - self._engine_from_s(flying)
+        started = pending.started
+        done_s = pending.progress.done_s
+        engine_s = done_s - self._engine_from_s(pending)
         if started.here:
             engine_s = started.infer_s()
-        self._costs.engines.setdefault(flying.size, _RunningMedian()).add(engine_s)
+        self._costs.engines.setdefault(pending.size, _RunningMedian()).add(engine_s)
         self._costs.prepare.add(started.prepare_s())
         self._done_s.append(done_s)
         return engine_s

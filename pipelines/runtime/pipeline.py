@@ -128,10 +128,10 @@ def iter_results(
         )
         if reload is not None:
             parts.reloader = _open_reloader(reload, config, parts, emit, stack)
-        heart = HeartbeatSender(emit, parts.control)
+        heartbeat = HeartbeatSender(emit, parts.control)
 
         def tick() -> None:
-            heart.tick()
+            heartbeat.tick()
             sinks.tick()
             parts.take()
 
@@ -140,11 +140,11 @@ def iter_results(
         runner.watch_drops(sources)
         emit(_ready(config, models, runner.warm_up_s))
         filters: list[Dropper] = [controls, parts.rate, parts.control]
-        heart.watch(sources, [sinks], filters)
+        heartbeat.watch(sources, [sinks], filters)
         droppers: list[Dropper] = [*sources, sinks, *filters]
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
-        stack.callback(heart.end)
+        stack.callback(heartbeat.end)
         admission = Admission(parts.admits, controls.is_on)
         results = run_frames(
             *(sources, waiting, runner, lambda: sinks.sinks),
@@ -159,7 +159,7 @@ def iter_results(
                 emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
                 first = False
             # Frames that are filled in take no time: they would hide a slow engine.
-            heart.frame_done(None if result.event.predicted is True else latency_ms)
+            heartbeat.frame_done(None if result.event.predicted is True else latency_ms)
             yield result
 
 

@@ -16,7 +16,7 @@ from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.install_advice import pip_install
 from device.smp.message import READ
-from toolkit.fleet.transports.addresses import WAYS, open_board, parse_address
+from toolkit.fleet.transports.addresses import TRANSPORTS, open_board, parse_address
 from toolkit.fleet.transports.transport import TransportError
 
 USB_HOST = "192.168.55.1"  # a Jetson at a USB port
@@ -31,8 +31,6 @@ _ANNOUNCED = {
     "agent": re.compile(r"/[A-Za-z0-9_./-]*/tandem-agent\Z"),
     "config": re.compile(r"/[A-Za-z0-9_./-]*\.toml\Z"),
 }
-
-
 NVIDIA = 0x0955  # the vendor in the USB ids of a Jetson's own port, and of its recovery mode
 DEVICE_MODE = (0x7020, 0x7045)  # "Linux for Tegra" with its serial port, 0x7045 without the disk
 BAUD = 115200
@@ -248,7 +246,7 @@ def distinct(asked: Sequence[FoundBoard]) -> tuple[FoundBoard, ...]:
 def _ask(place: Place) -> FoundBoard:
     """Ask the board at a place what it is; a place that lies about its way is one that fails."""
     scheme = place.way.partition(":")[0]
-    if scheme not in WAYS:
+    if scheme not in TRANSPORTS:
         return FoundBoard(place.way, place.name, error=f"{scheme}:// is no way of this Tandem")
     import click
 

@@ -67,9 +67,7 @@ def start_broker(port: int = 0) -> BrokerProcess:
     """
     chosen = port or free_port()
     process = subprocess.Popen(
-        module_command(
-            "toolkit.fleet.brokers.local", "--port", str(chosen), "--until-stdin-closes"
-        ),
+        module_command(MODULE, "--port", str(chosen), "--until-stdin-closes"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

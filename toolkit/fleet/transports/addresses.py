@@ -111,7 +111,7 @@ def _lines(address: Address) -> ModuleType:
 
 
 # Scheme -> what opens it, and the options that its address may have behind "?".
-WAYS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
+TRANSPORTS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
     "ssh": (_ssh, frozenset({"agent", "config", "ssh_config"})),
     "serial": (_serial, frozenset({"baud", "framing", "rescue", "user", "agent", "config"})),
     "smp+udp": (_udp, frozenset()),
@@ -129,11 +129,11 @@ def parse_address(
         port = url.port
     except ValueError as error:
         raise click.UsageError(f"--to {text}: {error}") from error
-    if url.scheme not in WAYS:
-        names = ", ".join(f"{name}://" for name in WAYS)
+    if url.scheme not in TRANSPORTS:
+        names = ", ".join(f"{name}://" for name in TRANSPORTS)
         raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
     options = dict(parse_qsl(url.query, keep_blank_values=True))
-    for name in sorted(set(options) - WAYS[url.scheme][1]):
+    for name in sorted(set(options) - TRANSPORTS[url.scheme][1]):
         raise click.UsageError(f"--to {text}: {url.scheme}:// has no option {name!r}")
     user, host = unquote(url.username or ""), url.hostname or ""
     for part in filter(None, (user, host)):
@@ -155,7 +155,7 @@ def parse_address(
 
 def open_board(address: Address) -> Board:
     """Return the board at an address; nothing is connected yet."""
-    return WAYS[urlsplit(address.text).scheme][0](address)
+    return TRANSPORTS[urlsplit(address.text).scheme][0](address)
 
 
 def _host_port(address: Address) -> str:

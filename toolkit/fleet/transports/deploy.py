@@ -202,10 +202,12 @@ class _Rollout:
 
     def _send(self, topic: str, payload: bytes) -> bool:
         """Send a part that `ChunkServer` answers with."""
+        device, _blob, _sha256, name, _peer = topic.removeprefix(f"{PREFIX}/").split("/")
+        deployment = self._by_device[device]
+        if deployment.result is not None:
+            return False
         sent = self._link.publish_bulk(topic, payload)
         if sent:
-            device, _blob, _sha256, name, _peer = topic.removeprefix(f"{PREFIX}/").split("/")
-            deployment = self._by_device[device]
             deployment.count_sent(len(payload), is_chunk=name != INDEX_PART)
             self._on_progress(deployment.progress)
         return sent

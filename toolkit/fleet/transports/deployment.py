@@ -150,7 +150,8 @@ class Deployment:
         self._down_reason = reason
 
     def on_message(self, message: Message, now_s: float) -> bool:
-        """Take a message of one of `subscriptions`; return whether the device reported or ended.
+        """Take what the device says, or is told; return whether it reported or ended. Requests for
+        chunks are for `on_request`.
 
         Raises ValueError: it is not understood.
         """
@@ -160,7 +161,7 @@ class Deployment:
             return self._on_report(message.payload, now_s)
         if message.topic == self.topics.state:
             self._device_state = decode(message.payload, StateDocument).state
-        else:
+        elif message.topic == self.topics.desired:
             self._on_desired(message.payload, now_s)
         return self.result is not None
 
@@ -170,7 +171,7 @@ class Deployment:
         Raises ValueError: it is not understood.
         """
         request = decode(payload, BlobGet)
-        is_ours = request.sha256 == self._blob.spec.sha256 and request.peer in ("", self.peer)
+        is_ours = request.peer in ("", self.peer) and bool(self._blob.parts_of(request))
         if is_ours:
             self._heard_s = now_s
         return is_ours

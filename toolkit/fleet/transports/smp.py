@@ -227,12 +227,12 @@ class _Sender:
         self.sent_bytes = 0
         self.on_board_bytes = -1
         self._client = client
-        self._shipment = delivery
+        self._delivery = delivery
         self._on_progress = on_progress
 
     def send(self, statement: bytes) -> None:
         """Send the statement and the missing chunks."""
-        blob = self._shipment.blob
+        blob = self._delivery.blob
         chunks = msgspec.json.encode(ChunkList(blob=blob.spec, index=blob.index))
         self._client.upload(CHUNK_LIST, chunks, hashlib.sha256(chunks).digest())
         self._client.upload(STATEMENT, statement, hashlib.sha256(statement).digest())
@@ -246,7 +246,7 @@ class _Sender:
         records = Records(blob, missing, row, start)
         bases = _digests(plan.get("bases"))
         with ExitStack() as stack:
-            encoder = difference_encoder(blob, bases, self._shipment.fleet)
+            encoder = difference_encoder(blob, bases, self._delivery.fleet)
             if encoder is not None:
                 stack.callback(encoder[1].close)
                 table = blob.table
@@ -261,7 +261,7 @@ class _Sender:
 
     def show(self, missing_bytes: int) -> None:
         """Tell how much is on the board."""
-        total = self._shipment.blob.spec.bytes
+        total = self._delivery.blob.spec.bytes
         self.on_board_bytes = total - missing_bytes
         self._on_progress(Progress("sending", self.on_board_bytes, total))
 
@@ -275,7 +275,7 @@ class _Sender:
             content = {"at": len(bitmap)}
             plan = self._client.ask(READ, TANDEM, PLAN, content, patience_s=PLAN_S)
             page = plan.get("missing")
-            if plan.get("sha") != bytes.fromhex(self._shipment.blob.spec.sha256):
+            if plan.get("sha") != bytes.fromhex(self._delivery.blob.spec.sha256):
                 raise TransportError("somebody else sends a bundle to this board: flash again")
             bitmap += page if isinstance(page, bytes) else b""
             if len(bitmap) >= _number(plan, "bytes") or not page:

@@ -301,7 +301,7 @@ class _Transfer:
         self.sent_bytes = 0
         self.received_bytes = -1  # on the board, as far as it said so
         self._blob = delivery.blob
-        self._parcel = request
+        self._request = request
         self._on_progress = on_progress
         self._folder = ""
         self._error = ""
@@ -313,9 +313,9 @@ class _Transfer:
         """
         stdin, stdout = child.stdin, _stdout(child)
         assert stdin is not None
-        total = self._parcel.blob.bytes
+        total = self._request.blob.bytes
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(msgspec.json.encode(self._parcel) + b"\n" + self._blob.index)
+            stdin.write(msgspec.json.encode(self._request) + b"\n" + self._blob.index)
             stdin.flush()
             first = self._reply(stdout.readline())
             if not isinstance(first, Missing):
