@@ -382,7 +382,7 @@ def judge_text(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, in
     """Compare the text of each line, with its spaces."""
     kept, worst, items = 0, 0.0, 0
     for one, other in zip(exact, actual, strict=True):
-        assert not isinstance(one.texts, type(None))
+        assert one.texts is not None
         pairs = zip(one.texts or (), other.texts or (), strict=False)
         items += len(one.texts or ())
         for expected, read in pairs:

@@ -542,3 +542,27 @@ def test_faults_of_large_weights_are_refused(
     path.write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(ImportModelError, match=message):
         import_model(path)
+
+
+def test_no_weight_stays_in_protobuf_memory_also_in_branches(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """One that did would keep the bytes of all."""
+    shape = [1, 4]
+    value = helper.make_tensor_value_info("a", TensorProto.FLOAT, shape)
+    weight = numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), "w")
+    branch = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["a"])], "then", [], [value], [weight]
+    )
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["a"])], "else", [], [value])
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["yes"], to=TensorProto.BOOL),
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other),
+    ]
+    model = import_model(save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape})).model
+    weights = [
+        value.const_value for graph in model.graphs() for value in graph.initializers.values()
+    ]
+    assert weights
+    assert not any(isinstance(weight, ir.TensorProtoTensor) for weight in weights)

@@ -440,3 +440,35 @@ def test_logits_beside_boxes_are_judged_as_the_scores_that_a_decoder_makes_of_th
     assert not judge(parts, [outputs], [outputs], basis="held out").broken
     alone = judge(parts[1:], [outputs], [coarse], basis="held out")
     assert not alone.broken
+
+
+def test_logits_may_lose_what_no_score_shows() -> None:
+    """All that is far below 0 moves, the one detection does not."""
+    logits = np.full((1, 50, 1), -60.0)
+    logits[0, 0] = 2.0
+    outputs = {"boxes": np.ones((1, 50, 16)), "logits": logits}
+    parts = [OutputPart(name, name, "values", linear=True) for name in outputs]
+    moved = {**outputs, "logits": np.where(logits < 0.0, 2.2 * logits, logits)}
+    judgement = judge(parts, [outputs], [moved], basis="held out")
+    assert loss_of(judgement.losses, metrics.SCORE_DROP).value == 0.0
+    assert not judgement.broken
+
+
+def test_a_column_of_other_values_beside_boxes_is_judged_by_its_noise(
+    rng: np.random.Generator,
+) -> None:
+    """Depths, for example."""
+    outputs = {"boxes": np.ones((1, 50, 16)), "depth": rng.uniform(5.0, 60.0, (1, 50, 1))}
+    parts = [OutputPart(name, name, "values", linear=True) for name in outputs]
+    halved = {**outputs, "depth": outputs["depth"] / 2.0 + rng.normal(0.0, 20.0, (1, 50, 1))}
+    assert judge(parts, [outputs], [halved], basis="held out").broken
+
+
+@pytest.mark.filterwarnings("error")
+def test_logits_of_float16_overflow_nothing() -> None:
+    outputs = {
+        "boxes": np.ones((1, 50, 16), np.float16),
+        "logits": np.linspace(-95.0, 5.0, 50, dtype=np.float16).reshape(1, 50, 1),
+    }
+    parts = [OutputPart(name, name, "values", linear=True) for name in outputs]
+    assert not judge(parts, [outputs], [outputs], basis="held out").broken

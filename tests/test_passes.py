@@ -210,6 +210,40 @@ def test_the_model_is_copied_once(
     assert copied == [imported.model]
 
 
+def with_constant_if(path: Path, rng: np.random.Generator) -> Path:
+    """A Conv, and an If whose constant condition takes a BatchNorm of it. The other branch reads a
+    Sigmoid, a constant and the Conv."""
+
+    def value(name: str, shape: list[int]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+    shape = [1, 4, 8, 8]
+    norm = helper.make_node("BatchNormalization", ["c", "one", "zero", "zero", "one"], ["t"])
+    then = helper.make_graph([norm], "then", [], [value("t", shape)])
+    add = helper.make_node("Add", ["s", "W"], ["a"])
+    both = helper.make_node("Add", ["a", "c"], ["e"])
+    other = helper.make_graph([add, both], "other", [], [value("e", shape)])
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Sigmoid", ["x"], ["s"]),
+        helper.make_node("If", ["yes"], ["i"], then_branch=then, else_branch=other),
+        helper.make_node("Neg", ["i"], ["y"]),
+    ]
+    weights = {
+        "k": rng.normal(size=(4, 4, 3, 3)).astype(np.float32), "W": np.ones(shape, np.float32),
+        "one": np.ones(4, np.float32), "zero": np.zeros(4, np.float32), "yes": np.array(True),
+    }  # fmt: skip
+    return save(path, nodes, {"x": shape}, {"y": shape}, weights)
+
+
+def test_what_a_branch_read_that_is_gone_is_gone_and_holds_up_no_fusion(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph, _ = run_passes(import_model(with_constant_if(tmp_path / "m.onnx", rng)).model)
+    assert [node.op_type for node in graph.graph] == ["Conv", "Neg"]
+    assert "W" not in graph.graph.initializers
+
+
 def test_factors_of_a_gemm_move_into_its_constants(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

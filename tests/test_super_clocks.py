@@ -11,18 +11,18 @@ from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.partition.planning.super_clocks import super_notes
 
 
-def notes_of(profile: str, **options) -> tuple[str, ...]:
+def notes_of(profile: str, jetpack: str | None = None, **options) -> tuple[str, ...]:
     graph = NETWORKS["resnet18"].model().graph
     plan = make_plan(
         Model("m", graph), load_profile(profile), PlanOptions(tensorrt="10.3", **options)
     )
-    return super_notes(plan, views(graph))
+    return super_notes(plan, views(graph), jetpack)
 
 
 def test_a_plan_for_orin_nx_says_what_super_clocks_change() -> None:
     (note,) = notes_of("orin-nx-16gb", precision="int8")
     assert "the GPU at 1173 instead of 918 MHz, the DLA at 1229 instead of 614 MHz" in note
-    assert note.endswith("--profile orin-nx-16gb-super")
+    assert note.endswith("(profile orin-nx-16gb-super)")
     match = re.search(r"take ([\d.]+) (ms|us) instead of ([\d.]+) (ms|us)", note)
     assert match
     after, before = (
@@ -46,3 +46,8 @@ def test_nothing_is_said_where_there_are_no_other_clocks_to_have(
     profile: str, mode: str | None
 ) -> None:
     assert notes_of(profile, power_mode=mode) == ()
+
+
+@pytest.mark.parametrize(("jetpack", "count"), [("5.1.2", 0), ("6.1", 0), ("6.2", 1), (None, 1)])
+def test_a_jetpack_without_super_clocks_gets_no_note(jetpack: str | None, count: int) -> None:
+    assert len(notes_of("orin-nx-16gb", jetpack)) == count

@@ -130,7 +130,7 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     notes = {
         plan.name: (
             *float_notes(plan, model),
-            *super_notes(plan, views(model.prepared.model.graph)),
+            *super_notes(plan, views(model.prepared.model.graph), request.jetpack),
         )
         for plan, model in zip(shared.plans, loaded, strict=True)
     }

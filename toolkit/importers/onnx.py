@@ -359,7 +359,8 @@ def _share_weights(graph: ir.Graph) -> None:
 
     As long as one is left, protobuf keeps the bytes of all.
     """
-    for value in graph.initializers.values():
+    graphs = (graph, *graph.subgraphs())
+    for value in (value for one in graphs for value in one.initializers.values()):
         if value.const_value is not None:
             value.const_value = _read_once(value.const_value)
     for node in graph.all_nodes():

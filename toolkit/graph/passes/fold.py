@@ -261,9 +261,15 @@ def _parts(node: ir.Node) -> int:
 def remove_unread(model: ir.Model) -> str:
     """Drop nodes and constants that only branches read which folding took away.
 
-    Nodes of a branch count as readers until the model is copied, as it is before each pass.
+    The nodes of such a branch are in no graph any more, and still count as readers.
     """
     before = _count(model) + len(model.graph.initializers)
+    live = set(model.graph.all_nodes())
+    values = [value for node in live for value in node.outputs]
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *values):
+        for use in tuple(value.uses()):
+            if use.node not in live:
+                use.node.replace_input_with(use.idx, None)
     ir_passes.RemoveUnusedNodesPass()(model)
     removed = before - _count(model) - len(model.graph.initializers)
     return f"removed {removed} nodes and constants" if removed else ""

@@ -11,6 +11,6 @@ portable                       cuts segments where the GPU backend has no kernel
 advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
 cycles, rates, traffic         clocks of DLA layers; frames simulated with contention
 batch                          the frames of a run, and how they were chosen
-plan_text, figures_text, plan_json, plan_html    the plan shown; quantities in units that are read
+plan_text, plan_json, plan_html    the plan shown; quantities in units that are read
 trtexec, trtexec_flags         the plan as options of trtexec; which trtexec has which
 """

@@ -18,7 +18,7 @@ from toolkit.partition.solver.baselines import costs_of
 SHOWN = 3  # names listed per row, the rest counted
 
 
-_SHOWN = (
+_FIGURES = (
     ("latency_us", "us", ""),
     ("frames_per_second", "frames/s", ""),
     ("gpu_us", "us", " of the GPU"),
@@ -30,7 +30,7 @@ def figures_lines(plan: Plan) -> list[str]:
     """Return the intervals of the plan's figures, and what its energies hold."""
     intervals = plan.figures[0].intervals
     shown = ", ".join(
-        between(intervals[name], unit) + what for name, unit, what in _SHOWN if name in intervals
+        between(intervals[name], unit) + what for name, unit, what in _FIGURES if name in intervals
     )
     lines = [f"this plan, 80 % of cases: {shown}"] if shown else []
     return [*lines, _energy_line(plan.idle, rated=plan.rate_hz is not None)]

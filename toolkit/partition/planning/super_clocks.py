@@ -14,15 +14,19 @@ from toolkit.partition.planning.quantities import quantity
 SUFFIX = "-super"
 
 
-def super_notes(plan: Plan, seen: Sequence[NodeView]) -> tuple[str, ...]:
+def super_notes(
+    plan: Plan, seen: Sequence[NodeView], jetpack: str | None = None
+) -> tuple[str, ...]:
     """Return a note for a plan at the highest clocks of a module that has Super clocks, too.
 
-    `seen`: the nodes that were planned.
+    `seen`: the nodes that were planned; `jetpack`: that of the board, None: any.
     """
     name = plan.profile + SUFFIX
     if plan.power_mode is not None or name not in {each.name for each in list_profiles()}:
         return ()
     usual, faster = load_profile(plan.profile), load_profile(name)
+    if jetpack is not None and jetpack not in faster.jetpacks:
+        return ()
     clocks = [
         f"{part} at {new:.0f} instead of {old:.0f} MHz"
         for part, old, new in (

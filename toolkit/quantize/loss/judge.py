@@ -26,6 +26,8 @@ from toolkit.quantize.loss.metrics import (
 )
 from toolkit.quantize.loss.parts import OutputPart
 
+MIN_LOGITS_BELOW = 0.8  # the share of logits beside boxes that are below 0
+
 Parts = Mapping[str, NDArray[Any]]
 """Name of a part -> its array in one sample."""
 
@@ -93,7 +95,8 @@ def judge(
         if part.kind == "detections":
             losses += _detected(part, exact, actual)
             continue
-        signal_to_noise = sqnr(part.name, exact, actual, judged=part.kind == "values")
+        is_judged = part.kind == "values" and not _are_logits(part, compared, reference)
+        signal_to_noise = sqnr(part.name, exact, actual, judged=is_judged)
         if signal_to_noise is None:
             no_signal.append(part.name)
             continue
@@ -118,7 +121,7 @@ def error_of(
             exact = [outputs[part.name] for outputs in reference]
             actual = [outputs[part.name] for outputs in candidate]
             measure = score_error if part.kind in ("scores", "detections") else value_error
-            if _are_logits(part, parts, reference[0]):
+            if _are_logits(part, parts, reference):
                 exact, actual, measure = _as_scores(exact), _as_scores(actual), score_error
             error += measure(exact, actual)
     return error
@@ -193,7 +196,7 @@ def _fitting(
     """The losses that fit the kind of a part, as far as the reference has something to lose."""
     exact = [outputs[part.name] for outputs in reference]
     actual = [outputs[part.name] for outputs in candidate]
-    if _are_logits(part, parts, reference[0]):
+    if _are_logits(part, parts, reference):
         return score_losses(part.name, _as_scores(exact), _as_scores(actual))
     boxes = _boxes_of(part, parts, reference[0])
     if boxes is not None:
@@ -219,21 +222,28 @@ def _fitting(
     return tuple(loss for loss in (classes, lines) if loss is not None)
 
 
-def _are_logits(part: OutputPart, parts: Sequence[OutputPart], outputs: Parts) -> bool:
-    """True for one column [N, A, 1] beside rows of boxes of as many candidates, [N, A, 4 or more].
+def _are_logits(part: OutputPart, parts: Sequence[OutputPart], reference: Sequence[Parts]) -> bool:
+    """True for one column [N, A, 1] beside rows of boxes of as many candidates, [N, A, 4 or more],
+    if nearly all of it is below 0: most candidates are no object.
 
     A decoder makes scores of them. Their SQNR is that of values far below 0, whose score is 0
     however far they are.
     """
+    outputs = reference[0]
     shape = outputs[part.name].shape
     if part.kind != "values" or len(shape) != 3 or shape[1] < 2 or shape[2] != 1:
         return False
     others = [outputs[other.name].shape for other in parts if other.name in outputs]
-    return any(len(one) == 3 and one[:2] == shape[:2] and one[2] >= 4 for one in others)
+    if not any(len(one) == 3 and one[:2] == shape[:2] and one[2] >= 4 for one in others):
+        return False
+    below = [float(np.mean(sample[part.name] < 0.0)) for sample in reference]
+    return float(np.mean(below)) >= MIN_LOGITS_BELOW
 
 
 def _as_scores(logits: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [1.0 / (1.0 + np.exp(-np.clip(array, -100.0, 100.0))) for array in logits]
+    return [
+        1.0 / (1.0 + np.exp(-np.clip(array.astype(np.float64), -100.0, 100.0))) for array in logits
+    ]
 
 
 def _is_text(part: OutputPart, array: NDArray[Any], class_axis: int) -> bool:
