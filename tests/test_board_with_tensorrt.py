@@ -111,7 +111,7 @@ def endless_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases begin the folder of pictures again at its end."""
     text = PIPELINE.replace("v4l2:///dev/video0", "images:///camera")
     text = text.replace("[preprocess]", "loop = true\n[preprocess]")
-    monkeypatch.setattr("test_golden.PIPELINE", text)
+    monkeypatch.setattr("golden_fixtures.PIPELINE", text)
 
 
 @pytest.mark.parametrize(

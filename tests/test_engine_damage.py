@@ -174,7 +174,7 @@ def test_the_agent_says_why_it_does_not_try_it(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = packed(tmp_path / "bad.bundle", damaged, tmp_path, PROFILE)
-    monkeypatch.setattr("test_updater.make_bundle", lambda _: bad)
+    monkeypatch.setattr("updater_fixtures.make_bundle", lambda _: bad)
     board = Board(tmp_path / "board")
     try:
         board.deliver_all()

@@ -120,6 +120,8 @@ def start_selftest(kit: Path, out: Path, *options: str) -> "subprocess.Popen[byt
     return subprocess.Popen(
         [*command, "--out", str(out), *options],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        # Tests below nohup ignore it, and a child inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
 
 

@@ -31,18 +31,15 @@ def progress_bar(
 
     steps = _Steps(title, shares)
     on_terminal = progress_shown() and sys.stderr.isatty()
-    with (
-        Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not on_terminal,
-        ) as bar,
-        _lines(steps, shown=lines_shown() and not on_terminal),
-    ):
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not on_terminal,
+    ) as bar:
         task = bar.add_task(title, total=1.0)
 
         def say_passed(passed: str) -> None:
@@ -57,7 +54,8 @@ def progress_bar(
             say_passed(steps.report(step, share))
             bar.update(task, description=f"{title}: {step}", completed=steps.completed)
 
-        yield report
+        with _lines(steps, shown=lines_shown() and not on_terminal):
+            yield report
         say_passed(steps.end())
 
 
