@@ -102,26 +102,24 @@ class ConvKernel:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some of the accumulators of one image, `shape` (rows, columns) of them for each output.
+    """Rows of the accumulators of one image: `wide` (outputs, side, side, rows, pitch).
 
-    `wide` holds them with further rows and columns behind, which are no results: what works number
-    by number is faster on whole memory, and `put` crops it afterwards.
+    With side 2, wide[:, x, y] holds every other column from x on and every other row from y on.
+    Numbers behind the last column or row are no results: what works number by number is faster on
+    whole memory, and `put` leaves them out afterwards.
     """
 
     batch: int
     rows: slice
-    columns: slice
-    shape: tuple[int, int]
     wide: Sums
 
-    @property
-    def sums(self) -> Sums:
-        """The accumulators (outputs, rows, columns)."""
-        return self.wide[:, : self.shape[0], : self.shape[1]]
-
-    def put(self, wide: NDArray[Any], into: NDArray[Any]) -> None:
+    def put(self, numbers: NDArray[Any], into: NDArray[Any]) -> None:
         """Copy what was made of `wide` to its place in (batch, outputs, rows, columns)."""
-        into[self.batch, :, self.rows, self.columns] = wide[:, : self.shape[0], : self.shape[1]]
+        spread, side = numbers.reshape(self.wide.shape), self.wide.shape[1]
+        for right, down in np.ndindex(side, side):
+            rows = slice(self.rows.start + down, self.rows.stop, side)
+            target = into[self.batch, :, rows, right::side]
+            target[...] = spread[:, right, down, : target.shape[1], : target.shape[2]]
 
 
 def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
@@ -283,7 +281,7 @@ def _by_positions(
     sums_of = _depthwise if by_taps else _by_packages
     for rows in _steps(size[0], padded.shape[0] * columns):
         sums = sums_of(padded, rows, columns, kernel)
-        yield Block(batch, rows, slice(None), (rows.stop - rows.start, columns), sums)
+        yield Block(batch, rows, sums[:, None, None])
 
 
 def _by_tiles(
@@ -297,12 +295,8 @@ def _by_tiles(
     numbers = weights.shape[0] * weights.shape[1] * sum(weights.shape[2:]) * planes.pitch
     for part in _steps(count[0], numbers):
         sums = tiles.tile_sums(planes, weights, part)
-        for down, right in np.ndindex(side, side):
-            rows = slice(side * part.start + down, min(side * part.stop, size[0]), side)
-            columns = slice(right, size[1], side)
-            shape = (len(range(*rows.indices(size[0]))), len(range(*columns.indices(size[1]))))
-            wide = sums[right, down].reshape(weights.shape[2], -1, planes.pitch)
-            yield Block(batch, rows, columns, shape, wide)
+        rows = slice(side * part.start, min(side * part.stop, size[0]))
+        yield Block(batch, rows, sums.reshape(*sums.shape[:3], -1, planes.pitch))
 
 
 def _by_matrices(
@@ -319,8 +313,7 @@ def _by_matrices(
     for rows in _steps(size[0], groups * (products + outputs) * planes.pitch):
         matrix = _unrolled(planes, rows, taps).reshape(groups, products, -1)
         sums = _multiplied(kernel.matrices, matrix, cuts)
-        wide = sums.reshape(groups * outputs, -1, planes.pitch)
-        yield Block(batch, rows, slice(None), (rows.stop - rows.start, size[1]), wide)
+        yield Block(batch, rows, sums.reshape(groups * outputs, 1, 1, -1, planes.pitch))
 
 
 def _unrolled(planes: Planes, rows: slice, taps: list[tuple[int, int]]) -> Sums:

@@ -44,7 +44,7 @@ TABLE_FRACTION_BITS = 12
 _TABLE_REACH = 8  # beyond +-8 sigmoid and tanh are within 1/2900 of their ends
 _ENTRY_FRACTION_BITS = 15
 _EXACT_HALF_SHIFT = 52  # 2^46 and a half, in units of 2^-shift, are exact in float64
-_CACHED_NUMBERS = 1 << 15  # of 8 bytes
+_CACHED_NUMBERS = 1 << 16  # of 8 bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def tile_weights(weight: NDArray[np.integer[Any]]) -> Singles | None:
 
 
 def tile_sums(planes: Planes, weights: Singles, rows: slice) -> Singles:
-    """Return sums (2 columns, 2 rows of a tile, outputs, tiles) of some rows of tiles.
+    """Return sums (outputs, 2 columns, 2 rows of a tile, tiles) of some rows of tiles.
 
     `planes` have strides 2; the tiles of a row stand at their pitch.
     """
@@ -68,7 +68,10 @@ def tile_sums(planes: Planes, weights: Singles, rows: slice) -> Singles:
     along = _inputs(even[..., here], odd[..., here], even[..., below], odd[..., below])
     left, right = along[..., :-1], along[..., 1:]  # (4, 2, channels, tiles)
     inputs = _inputs(left[:, 0], left[:, 1], right[:, 0], right[:, 1])
-    sums: Singles = _sums(_sums(np.matmul(weights, inputs)).swapaxes(0, 1)).swapaxes(0, 1)
+    by_column = np.empty((SIDE, 4, weights.shape[2], count), np.float32)
+    _add_up(np.matmul(weights, inputs), by_column)
+    sums = np.empty((weights.shape[2], SIDE, SIDE, count), np.float32)
+    _add_up(by_column.swapaxes(0, 1), sums.transpose(2, 1, 0, 3))
     return sums
 
 
@@ -81,10 +84,8 @@ def _inputs(d0: Singles, d1: Singles, d2: Singles, d3: Singles) -> Singles:
     return result
 
 
-def _sums(m: Singles) -> Singles:
-    result = np.empty((SIDE, *m.shape[1:]), np.float32)
-    np.add(m[1], m[2], out=result[0])
-    result[0] += m[0]
-    np.subtract(m[1], m[2], out=result[1])
-    result[1] -= m[3]
-    return result
+def _add_up(m: Singles, into: Singles) -> None:
+    np.add(m[1], m[2], out=into[0])
+    into[0] += m[0]
+    np.subtract(m[1], m[2], out=into[1])
+    into[1] -= m[3]
