@@ -26,7 +26,7 @@ of the sums vmod/nvdla/csc/NV_NVDLA_CSC_sg.v. That deconvolution is the same sum
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ class Block:
     def put(self, numbers: NDArray[Any], into: NDArray[Any]) -> None:
         """Copy what was made of `wide` to its place in (batch, outputs, rows, columns)."""
         spread, side = numbers.reshape(self.wide.shape), self.wide.shape[1]
-        for right, down in np.ndindex(side, side):
+        for right, down in product(range(side), repeat=2):
             rows = slice(self.rows.start + down, self.rows.stop, side)
             target = into[self.batch, :, rows, right::side]
             target[...] = spread[:, right, down, : target.shape[1], : target.shape[2]]
@@ -304,7 +304,11 @@ def _by_matrices(
 ) -> Iterator[Block]:
     shape, cuts = kernel.geometry, kernel.cuts
     groups, outputs, products = kernel.matrices.shape
-    taps = [(r * shape.dilations[0], s * shape.dilations[1]) for r, s in np.ndindex(*shape.kernel)]
+    taps = [
+        (r * shape.dilations[0], s * shape.dilations[1])
+        for r in range(shape.kernel[0])
+        for s in range(shape.kernel[1])
+    ]
     kind = np.float64 if kernel.matrices.dtype == np.float64 else np.float32
     planes = make_planes(
         image, shape.strides, shape.pads[:2], results=size, reach=taps[-1], kind=kind

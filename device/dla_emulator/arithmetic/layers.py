@@ -44,6 +44,7 @@ TABLE_FRACTION_BITS = 12
 _TABLE_REACH = 8  # beyond +-8 sigmoid and tanh are within 1/2900 of their ends
 _ENTRY_FRACTION_BITS = 15
 _EXACT_HALF_SHIFT = 52  # 2^46 and a half, in units of 2^-shift, are exact in float64
+_FAST_ROW = 1 << 14  # from here on a channel by itself, with one factor, is faster
 _CACHED_NUMBERS = 1 << 16  # of 8 bytes
 
 
@@ -366,7 +367,8 @@ def _finish_once(sums: NDArray[np.generic], path: FastPath | IntegerPath) -> Int
         source, target = sums.reshape(len(sums), -1), result.reshape(len(sums), -1)
     step = max(1, len(source))
     if path.factor.ndim == 0 or by_channel:
-        step = max(1, _CACHED_NUMBERS // max(1, source[:1].size))
+        row = source[:1].size
+        step = 1 if row >= _FAST_ROW and by_channel else max(1, _CACHED_NUMBERS // max(1, row))
     kind = np.float64 if isinstance(path, FastPath) else np.int64
     scratch = np.empty((min(step, len(source)), *source.shape[1:]), kind)
     for first in range(0, len(source), step):

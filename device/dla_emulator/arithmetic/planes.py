@@ -45,13 +45,14 @@ def make_planes(
     """
     (sy, sx), far = strides, (reach[0] // strides[0], reach[1] // strides[1])
     rows, pitch = results[0] + far[0], results[1] + far[1]
+    whole = image.astype(kind)  # once, and faster than number by number as they are spread
     numbers: NDArray[Any] = np.zeros((sy, sx, image.shape[0], rows * pitch + far[1]), kind)
     for fy in range(sy):
         to_y, from_y = _along(fy, sy, before[0], image.shape[1], rows)
         for fx in range(sx):
             to_x, from_x = _along(fx, sx, before[1], image.shape[2], pitch)
             plane = numbers[fy, fx, :, : rows * pitch].reshape(-1, rows, pitch)
-            plane[:, to_y, to_x] = image[:, from_y, from_x]
+            plane[:, to_y, to_x] = whole[:, from_y, from_x]
     return Planes(numbers, pitch)
 
 
