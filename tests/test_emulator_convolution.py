@@ -39,10 +39,44 @@ def test_blocks_of_rows_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng()
     shape = Geometry((3, 3), strides=(2, 1), pads=(1, 1, 1, 1))
     x, weight = int8s(rng, 1, 3, 11, 8), int8s(rng, 5, 3, 3, 3)
-    monkeypatch.setattr(convolution, "_BLOCK_NUMBERS", 27 * 8 * 2)
+    monkeypatch.setattr(convolution, "_BLOCK_NUMBERS", (27 + 5) * 10 * 2)  # rows
     kernel = convolution.make_kernel(weight, shape)
     assert len(list(convolution.convolve(x, kernel))) == 3
     assert (convolution.convolve_whole(x, kernel) == convolved(x, weight, shape)).all()
+
+
+@pytest.mark.parametrize("size", [(16, 17), (15, 16), (17, 31)], ids=str)
+def test_three_by_three_kernels_by_tiles_give_the_same_sums(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng()
+    shape = Geometry((3, 3), pads=(1, 0, 2, 1))
+    x, weight = int8s(rng, 2, 16, *size), int8s(rng, 18, 16, 3, 3)
+    monkeypatch.setattr(convolution, "_BLOCK_NUMBERS", 1 << 14)  # several blocks
+    kernel = convolution.make_kernel(weight, shape)
+    assert kernel.tiled is not None
+    assert (convolution.convolve_whole(x, kernel) == convolved(x, weight, shape)).all()
+
+
+def test_tiles_are_taken_only_where_float32_holds_every_sum_in_quarters() -> None:
+    """Equal weights: the middle sums over both axes are 512 x 9/4 |w| a channel, at most 2^22."""
+    rng = np.random.default_rng()
+    shape = Geometry((3, 3))
+
+    def weight(size: int) -> np.ndarray:
+        whole = np.full((16, 32, 3, 3), size, np.int8)
+        whole[:, 1::2] *= -1
+        return whole
+
+    largest = 2**22 * 4 // (512 * 9 * 32)
+    assert convolution.make_kernel(weight(largest + 1), shape).tiled is None
+    kernel = convolution.make_kernel(weight(largest), shape)
+    assert kernel.tiled is not None
+    x = np.full((1, 32, 18, 18), -128, np.int8)
+    x[:, 1::2] = 127
+    x[:, :, 5:9] = int8s(rng, 1, 32, 4, 18)
+    found = convolution.convolve_whole(x, kernel)
+    assert (found == convolved(x, weight(largest), shape)).all()
 
 
 def test_the_largest_sums_are_exact() -> None:

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from device.dla_emulator.arithmetic import layers, rounding
-from device.dla_emulator.arithmetic.layers import Activation, FastPath, OutputPath, Sums
+from device.dla_emulator.arithmetic.layers import (
+    Activation,
+    FastPath,
+    IdealPath,
+    IntegerPath,
+    OutputPath,
+    Sums,
+)
 
 
 def rha(value: int, shift: int) -> int:
@@ -78,10 +85,13 @@ def test_the_fast_path_gives_the_same(activation: Activation, channels: int) -> 
     bias = rng.integers(-(2**18), 2**18, (5, 1, 1))
     path = layers.make_path(Sums(factor, bias), activation, 0.06, "hardware")
     fast = layers.fast_path(path, int(np.abs(a).max()))
+    whole = layers.integer_path(path, int(np.abs(a).max()))
     assert isinstance(fast, FastPath)
-    assert (layers.finish(a, fast) == layers.finish(a, path)).all()
+    assert isinstance(whole, IntegerPath)
     single = np.clip(a, -(2**24), 2**24).astype(np.float32)
-    assert (layers.finish(single, fast) == layers.finish(single, path)).all()
+    for merged in (fast, whole):
+        assert (layers.finish(a, merged) == layers.finish(a, path)).all()
+        assert (layers.finish(single, merged) == layers.finish(single, path)).all()
 
 
 @pytest.mark.parametrize("shift", range(1, 16))
@@ -89,9 +99,12 @@ def test_the_fast_path_rounds_halves_away_from_zero(shift: int) -> None:
     halves = np.arange(-255, 256, 2) * 2 ** (shift - 1)
     path = layers.make_path(Sums(np.asarray(2.0**-shift)), Activation(), 1.0, "hardware")
     fast = layers.fast_path(path, 1 << 24)
+    whole = layers.integer_path(path, 1 << 24)
     assert fast is not None
+    assert whole is not None
     expected = [sat8(rha(int(value), shift)) for value in halves]
     assert layers.finish(halves, fast).tolist() == expected
+    assert layers.finish(halves, whole).tolist() == expected
     assert layers.finish(halves, path).tolist() == expected
 
 
@@ -153,6 +166,29 @@ def test_a_function_comes_from_its_table_to_a_tenth_of_a_step(
     real = {"sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh}[function](2.5e-4 * a)
     error = np.abs(layers.finish(a, path) - real * 127)
     assert error.max() < 0.5 + (0.1 if arithmetic == "hardware" else 1e-6)
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "tanh"])
+def test_one_table_of_results_holds_what_both_tables_give(function: layers.Function) -> None:
+    a = np.concatenate([np.arange(-33000, 33000), np.array([-(2**31), -(2**24), 2**24, 2**31 - 1])])
+    sums_of = Sums(np.asarray(127 * 2.0**-12), np.asarray(3))
+    path = layers.make_path(sums_of, Activation(function=function), 1 / 127, "hardware")
+    assert isinstance(path, OutputPath)
+    merged = layers.table_path(path)
+    assert merged is not None
+    assert (layers.finish(a, merged) == layers.finish(a, path)).all()
+
+
+@pytest.mark.parametrize("activation", [Activation(), RELU])
+def test_an_ideal_layer_in_one_step_gives_the_same(activation: Activation) -> None:
+    rng = np.random.default_rng()
+    a = sums(rng, 5, 20, 100).astype(np.float32)
+    factor, bias = 2.0 ** rng.uniform(-20, -1, (5, 1, 1)), rng.integers(-99, 99, (5, 1, 1))
+    path = layers.make_path(Sums(factor, bias), activation, 0.06, "ideal")
+    assert isinstance(path, IdealPath)
+    merged = layers.ideal_in_one_step(path)
+    assert merged is not None
+    assert (layers.finish(a, merged) == layers.finish(a, path)).all()
 
 
 def test_a_scale_and_an_offset_round_once() -> None:

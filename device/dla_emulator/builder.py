@@ -103,10 +103,12 @@ class OperationBuilder:
         return quantized if len(quantized) == len(forms) else None
 
     def path(self, sums: Sums, epilogue: Epilogue, largest_sum: int) -> Path:
-        """Return the output stages of a layer, in mode `fast` as a fast path if exact."""
+        """Return the output stages of a layer, merged into one step where that is exact."""
         path = layers.make_path(sums, epilogue.activation, epilogue.scale, self.arithmetic)
-        fast = layers.fast_path(path, largest_sum) if self._mode == "fast" else None
-        return path if fast is None else fast
+        if isinstance(path, layers.IdealPath):
+            return layers.ideal_in_one_step(path) or path
+        merged = layers.fast_path if self._mode == "fast" else layers.integer_path
+        return merged(path, largest_sum) or layers.table_path(path) or path
 
     def add_rounded(
         self, node: Node, inputs: tuple[str, ...], epilogue: Epilogue, run: Function

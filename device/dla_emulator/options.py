@@ -12,9 +12,9 @@ Mode = Literal["exact", "fast"]
 class Emulation:
     """How to emulate.
 
-    Mode `exact` goes through every stage in integers; `fast` takes one step in float64 wherever
-    that is proven to give the same. Arithmetic `hardware` has scales of 16 bits and a shift,
-    `ideal` exact ones.
+    Mode `exact` computes in integers, through every stage that can change a number; `fast` takes
+    one step in float64 wherever that is proven to give the same. Arithmetic `hardware` has scales
+    of 16 bits and a shift, `ideal` exact ones.
     """
 
     mode: Mode = "fast"

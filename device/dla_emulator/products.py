@@ -41,12 +41,16 @@ class Product:
         if self.kind == "deconvolution":
             sums = self.sums(x)
             return np.stack([layers.finish(image, path) for image in sums])
+        if layers.by_position(path):
+            whole = convolution.convolve_whole(self._image(x), self._fitted(x))
+            return self._restored(np.stack([layers.finish(image, path) for image in whole]), x)
         image, kernel = self._image(x), self._fitted(x)
         rows, columns = kernel.geometry.positions(image.shape[2], image.shape[3])
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
         result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
         for block in convolution.convolve(image, kernel):
-            result[block.batch, :, block.rows] = layers.finish(block.sums, path)
+            sums = block.wide.reshape(outputs, -1, block.wide.shape[-1])
+            block.put(layers.finish(sums, path), result)
         return self._restored(result, x)
 
     def real(self, x: Array) -> Array:

@@ -26,6 +26,7 @@ from device.dla_emulator.products import product_of
 from device.dla_emulator.segment_graph import Node, SegmentGraph
 
 Array = NDArray[Any]
+_CACHED_NUMBERS = 1 << 14  # of 8 bytes
 
 
 def translate(graph: SegmentGraph, where: str, emulation: Emulation) -> EmulatedSegment:
@@ -64,8 +65,14 @@ def _quantize(builder: OperationBuilder, node: Node) -> None:
 
 
 def _rounded(x: Array, scale: float) -> Array:
-    steps = rounding.half_away(x.astype(np.float64) / scale)
-    return np.clip(steps, -128, 127).astype(np.int8)
+    result = np.empty(x.size, np.int8)
+    numbers = x.reshape(-1)
+    for first in range(0, x.size, _CACHED_NUMBERS):
+        part = slice(first, first + _CACHED_NUMBERS)
+        steps = np.divide(numbers[part], scale, dtype=np.float64)
+        np.clip(rounding.half_away(steps), -128, 127, out=steps)
+        result[part] = steps
+    return result.reshape(x.shape)
 
 
 def _dequantize(builder: OperationBuilder, node: Node) -> None:
@@ -111,16 +118,16 @@ def _sum(builder: OperationBuilder, node: Node) -> None:
     if epilogue is None or operands is None:
         _affine(builder, node)
         return
-    count, sign = len(operands), -1 if node.op == "Sub" else 1
+    count, add = len(operands), np.subtract if node.op == "Sub" else np.add
 
     def total(arrays: Sequence[Array]) -> Array:
-        result = arrays[0].astype(np.int32)
+        result = arrays[0].astype(np.intp)
         for operand in arrays[1:]:
-            result = result + sign * operand.astype(np.int32)
+            result = add(result, operand)
         return result
 
     step = _one_scale(builder, node, operands)
-    low, high = (-128 * count, 127 * count) if sign > 0 else (-255, 255)
+    low, high = (-128 * count, 127 * count) if add is np.add else (-255, 255)
     _by_table(builder, node, operands, epilogue, spec=(step, low, high), combine=total)
 
 
@@ -132,9 +139,11 @@ def _multiply(builder: OperationBuilder, node: Node) -> None:
         _affine(builder, node)
         return
     spec = (operands[0].scale * operands[1].scale, -127 * 128, 128 * 128)
-    _by_table(
-        builder, node, operands, epilogue, spec=spec, combine=lambda x: x[0].astype(np.int32) * x[1]
-    )
+    _by_table(builder, node, operands, epilogue, spec=spec, combine=_product_of_two)
+
+
+def _product_of_two(arrays: Sequence[Array]) -> Array:
+    return np.asarray(np.multiply(arrays[0], arrays[1], dtype=np.intp))
 
 
 def _by_table(
@@ -157,7 +166,10 @@ def _by_table(
         )
         return
     table = layers.finish(np.arange(low, high + 1).reshape(-1, 1, 1), path).reshape(-1)
-    builder.add_rounded(node, inputs, epilogue, lambda arrays: table[combine(arrays) - low])
+    table = np.roll(table, low)  # negative sums count from the end
+    builder.add_rounded(
+        node, inputs, epilogue, lambda arrays: np.take(table, combine(arrays), mode="wrap")
+    )
 
 
 def _one_scale(builder: OperationBuilder, node: Node, operands: Sequence[QuantizedBuffer]) -> float:
@@ -241,7 +253,7 @@ def _activation(builder: OperationBuilder, node: Node) -> None:
         [form],
         epilogue,
         spec=(form.scale, -128, 127),
-        combine=lambda x: x[0].astype(np.int32),
+        combine=lambda x: x[0].astype(np.intp),
     )
 
 

@@ -5,6 +5,8 @@ In the order of the data:
     convert         pixels to INT8 on the way in, 32 bits to INT8 or INT16 on the way out
     accumulator     34-bit (INT16: 48-bit) saturating sums of products, and what leaves them
     convolution     the products: exact through BLAS where no partial sum leaves its exact range
+    planes          how an image is laid out, so that each tap of a kernel reads one run of memory
+    tiles           3x3 convolutions with fewer products, where they give the same whole numbers
     output_stages   the per-channel stages X and the element-wise stage Y: add, multiply, rectify
     lookup          two tables with interpolation: sigmoid, tanh and normalization
     pooling         maximum, minimum and the average that rounds twice

@@ -14,6 +14,9 @@ the order and also with fused multiply-add,
                       of its own in float32, added up in float64
     else              package by package in the hardware's order, saturating each time
 
+Kernels of 3x3 with stride 1 take fewer products for the same sums where those are exact too
+(`tiles`). `planes` says how an image is laid out.
+
 INT16 (in nv_full alone) has B = 2^15 max_k sum |w[k]| and an accumulator of 48 bits: one product of
 matrices in float64. Weights with which it could saturate, 2^32 and more in sum, are refused.
 
@@ -23,12 +26,14 @@ of the sums vmod/nvdla/csc/NV_NVDLA_CSC_sg.v. That deconvolution is the same sum
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device.dla_emulator.arithmetic import accumulator, checks
+from device.dla_emulator.arithmetic import accumulator, checks, tiles
+from device.dla_emulator.arithmetic.planes import Planes, make_planes
 from device.errors import DlaError
 from device.padding import same_padding
 
@@ -43,7 +48,8 @@ _EXACT_ACCUMULATOR_INT16 = (1 << (accumulator.ACCUMULATOR_BITS_INT16 - 1)) - 1
 _LARGEST_INPUT = 128
 _LARGEST_INPUT_INT16 = 1 << 15
 _TYPES = (np.int8, np.int16, np.float32)
-_BLOCK_NUMBERS = 1 << 20  # of unrolled input at a time: some megabytes, about a cache
+_BLOCK_NUMBERS = 1 << 20  # of unrolled input and sums at a time: some megabytes, about a cache
+_FEWEST_TILES = 60  # with fewer, products of matrices are too small to be fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +89,37 @@ class ConvKernel:
     """Weights made ready: per group a matrix (outputs, channels * rows * columns) in float32.
 
     INT16 is in float64. `cuts` are the borders of the slices of the products that are exact in
-    float32; None where the accumulator could saturate. `bound` is B.
+    float32; None where the accumulator could saturate. `bound` is B. `tiled` holds the weights for
+    `tiles`, None where those are not exact.
     """
 
     geometry: Geometry
     matrices: Sums  # (groups, outputs per group, products)
     bound: int
     cuts: tuple[int, ...] | None
+    tiled: Singles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of the accumulators of one image: sums (outputs, rows, columns)."""
+    """Rows of the accumulators of one image: `wide` (outputs, side, side, rows, pitch).
+
+    With side 2, wide[:, x, y] holds every other column from x on and every other row from y on.
+    Numbers behind the last column or row are no results: what works number by number is faster on
+    whole memory, and `put` leaves them out afterwards.
+    """
 
     batch: int
     rows: slice
-    sums: Sums
+    wide: Sums
+
+    def put(self, numbers: NDArray[Any], into: NDArray[Any]) -> None:
+        """Copy what was made of `wide` to its place in (batch, outputs, rows, columns)."""
+        spread, side = numbers.reshape(self.wide.shape), self.wide.shape[1]
+        for right, down in product(range(side), repeat=2):
+            rows = slice(self.rows.start + down, self.rows.stop, side)
+            target = into[self.batch, :, rows, right::side]
+            target[...] = spread[:, right, down, : target.shape[1], : target.shape[2]]
 
 
 def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
@@ -119,7 +140,10 @@ def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
     sizes = np.abs(matrices.astype(np.int64)) * _LARGEST_INPUT
     bound = int(sizes.sum(axis=2).max(initial=0))
     cuts = _cuts(sizes) if bound <= EXACT_ACCUMULATOR else None
-    return ConvKernel(geometry, matrices.astype(np.float32), bound, cuts)
+    one_by_one = (geometry.strides, geometry.dilations, geometry.groups) == ((1, 1), (1, 1), 1)
+    fits = one_by_one and geometry.kernel == tiles.KERNEL
+    tiled = tiles.tile_weights(weight) if fits else None
+    return ConvKernel(geometry, matrices.astype(np.float32), bound, cuts, tiled)
 
 
 def _make_wide(matrices: NDArray[np.int64], geometry: Geometry) -> ConvKernel:
@@ -146,8 +170,17 @@ def convolve(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Iterator[Block]
     has another type or shape, or channels that the kernel does not have.
     """
     _check_input(x, kernel)
-    for batch, image in enumerate(_padded(x, kernel)):
-        yield from _convolve_one(batch, image, x.shape[2:], kernel)
+    rows, columns = kernel.geometry.positions(x.shape[2], x.shape[3])
+    groups, _, products = kernel.matrices.shape
+    by_taps = groups > 1 and products == kernel.geometry.kernel[0] * kernel.geometry.kernel[1]
+    many = -(-rows // tiles.SIDE) * -(-columns // tiles.SIDE) >= _FEWEST_TILES
+    for batch, image in enumerate(x):
+        if by_taps or kernel.cuts is None:
+            yield from _by_positions(batch, image, (rows, columns), kernel, by_taps=by_taps)
+        elif kernel.tiled is not None and many and x.dtype == np.int8:
+            yield from _by_tiles(batch, image, (rows, columns), kernel, kernel.tiled)
+        else:
+            yield from _by_matrices(batch, image, (rows, columns), kernel)
 
 
 def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
@@ -161,7 +194,7 @@ def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
         (x.shape[0], outputs, rows, columns), np.float32 if single else np.float64
     )
     for block in convolve(x, kernel):
-        sums[block.batch, :, block.rows] = block.sums
+        block.put(block.wide, sums)
     return sums
 
 
@@ -221,32 +254,82 @@ def _check_input(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> None:
         raise DlaError("the input of a convolution is INT16, its weights are not; use one type")
 
 
-def _padded(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
+def _padded(image: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
     top, left, bottom, right = kernel.geometry.pads
-    batch, channels, height, width = x.shape
-    kind = kernel.matrices.dtype
-    padded: Sums = np.zeros((batch, channels, height + top + bottom, width + left + right), kind)
-    padded[:, :, top : top + height, left : left + width] = x
+    channels, height, width = image.shape
+    padded = _zeros((channels, height + top + bottom, width + left + right), kernel.matrices)
+    padded[:, top : top + height, left : left + width] = image
     return padded
 
 
-def _convolve_one(
-    batch: int, image: Sums, size: tuple[int, ...], kernel: ConvKernel
-) -> Iterator[Block]:
-    shape = kernel.geometry
-    rows, columns = shape.positions(size[0], size[1])
-    groups, _, products = kernel.matrices.shape
-    by_taps = groups > 1 and products == shape.kernel[0] * shape.kernel[1]
-    numbers = image.shape[0] if by_taps else groups * products
-    step = max(1, min(rows, _BLOCK_NUMBERS // max(1, numbers * columns)))
+def _steps(rows: int, numbers: int) -> Iterator[slice]:
+    """Yield as many rows at a time as make a block, with so many numbers a row."""
+    step = max(1, _BLOCK_NUMBERS // max(1, numbers))
     for first in range(0, rows, step):
-        part = slice(first, min(first + step, rows))
-        if by_taps:
-            yield Block(batch, part, _depthwise(image, part, columns, kernel))
-        elif kernel.cuts is None:
-            yield Block(batch, part, _by_packages(image, part, columns, kernel))
-        else:
-            yield Block(batch, part, _by_matrices(image, part, columns, kernel))
+        yield slice(first, min(first + step, rows))
+
+
+def _by_positions(
+    batch: int,
+    image: Int8s | Int16s | Singles,
+    size: tuple[int, int],
+    kernel: ConvKernel,
+    *,
+    by_taps: bool,
+) -> Iterator[Block]:
+    padded, columns = _padded(image, kernel), size[1]
+    sums_of = _depthwise if by_taps else _by_packages
+    for rows in _steps(size[0], padded.shape[0] * columns):
+        sums = sums_of(padded, rows, columns, kernel)
+        yield Block(batch, rows, sums[:, None, None])
+
+
+def _by_tiles(
+    batch: int, image: Int8s, size: tuple[int, int], kernel: ConvKernel, weights: Singles
+) -> Iterator[Block]:
+    side = tiles.SIDE
+    count = (-(-size[0] // side), -(-size[1] // side))
+    planes = make_planes(
+        image, (side, side), kernel.geometry.pads[:2], results=count, reach=(3, 3), kind=np.float32
+    )
+    numbers = weights.shape[0] * weights.shape[1] * sum(weights.shape[2:]) * planes.pitch
+    for part in _steps(count[0], numbers):
+        sums = tiles.tile_sums(planes, weights, part)
+        rows = slice(side * part.start, min(side * part.stop, size[0]))
+        yield Block(batch, rows, sums.reshape(*sums.shape[:3], -1, planes.pitch))
+
+
+def _by_matrices(
+    batch: int, image: Int8s | Int16s | Singles, size: tuple[int, int], kernel: ConvKernel
+) -> Iterator[Block]:
+    shape, cuts = kernel.geometry, kernel.cuts
+    groups, outputs, products = kernel.matrices.shape
+    taps = [
+        (r * shape.dilations[0], s * shape.dilations[1])
+        for r in range(shape.kernel[0])
+        for s in range(shape.kernel[1])
+    ]
+    kind = np.float64 if kernel.matrices.dtype == np.float64 else np.float32
+    planes = make_planes(
+        image, shape.strides, shape.pads[:2], results=size, reach=taps[-1], kind=kind
+    )
+    assert cuts is not None
+    for rows in _steps(size[0], groups * (products + outputs) * planes.pitch):
+        matrix = _unrolled(planes, rows, taps).reshape(groups, products, -1)
+        sums = _multiplied(kernel.matrices, matrix, cuts)
+        yield Block(batch, rows, sums.reshape(groups * outputs, 1, 1, -1, planes.pitch))
+
+
+def _unrolled(planes: Planes, rows: slice, taps: list[tuple[int, int]]) -> Sums:
+    """Return (channels, taps, positions): what each tap meets at some rows of the result."""
+    length = (rows.stop - rows.start) * planes.pitch
+    if len(taps) == 1:
+        return planes.run(taps[0], rows.start, length)[:, None]
+    channels = planes.numbers.shape[2]
+    unrolled: Sums = np.empty((channels, len(taps), length), planes.numbers.dtype)
+    for i, tap in enumerate(taps):
+        unrolled[:, i] = planes.run(tap, rows.start, length)
+    return unrolled
 
 
 def _tap(image: Sums, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]) -> Sums:
@@ -257,25 +340,6 @@ def _tap(image: Sums, shape: Geometry, rows: slice, columns: int, at: tuple[int,
     bottom = (rows.stop - 1) * sy + r * dy + 1
     first = s * dx
     return image[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
-
-
-def _by_matrices(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
-    shape = kernel.geometry
-    groups, outputs, products = kernel.matrices.shape
-    count = rows.stop - rows.start
-    taps_y, taps_x = shape.kernel
-    unrolled: Sums
-    if taps_y * taps_x == 1:
-        unrolled = _tap(image, shape, rows, columns, (0, 0)).copy()
-    else:
-        unrolled = _zeros((image.shape[0], taps_y, taps_x, count, columns), image)
-        for r in range(taps_y):
-            for s in range(taps_x):
-                unrolled[:, r, s] = _tap(image, shape, rows, columns, (r, s))
-    matrix = unrolled.reshape(groups, products, count * columns)
-    assert kernel.cuts is not None
-    sums = _multiplied(kernel.matrices, matrix, kernel.cuts)
-    return sums.reshape(groups * outputs, count, columns)
 
 
 def _zeros(shape: tuple[int, ...], like: Sums) -> Sums:

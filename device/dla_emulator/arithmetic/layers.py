@@ -43,6 +43,9 @@ Function = Literal["sigmoid", "tanh"]
 TABLE_FRACTION_BITS = 12
 _TABLE_REACH = 8  # beyond +-8 sigmoid and tanh are within 1/2900 of their ends
 _ENTRY_FRACTION_BITS = 15
+_EXACT_HALF_SHIFT = 52  # 2^46 and a half, in units of 2^-shift, are exact in float64
+_FAST_ROW = 1 << 14  # from here on a channel by itself, with one factor, is faster
+_CACHED_NUMBERS = 1 << 16  # of 8 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,36 @@ class FastPath:
     offset: Floats
     low: int
     high: int
+    half_added: bool = False  # to the offset, for the rounding
 
 
-Path = OutputPath | IdealPath | FastPath
+@dataclass(frozen=True, slots=True)
+class IntegerPath:
+    """An OutputPath that is one multiplication and one rounding, in int64.
+
+    y = rha(a multiplier + offset, shift): the stages' own numbers where nothing saturates.
+    """
+
+    factor: Ints
+    offset: Ints
+    shift: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class TablePath:
+    """An OutputPath with tables; `results` has the INT8 result of each number behind X1.
+
+    The first is that of `-reach` and less, the last that of `reach` and more.
+    """
+
+    x1: output_stages.StageX
+    results: Int8s
+    reach: int
+
+
+Path = OutputPath | IdealPath | FastPath | IntegerPath | TablePath
 
 
 def make_path(
@@ -165,38 +195,94 @@ def make_affine_path(
 
 
 def fast_path(path: OutputPath | IdealPath, largest_sum: int) -> FastPath | None:
-    """Return the path as one factor in float64 if that is exact, else None.
+    """Return the path as one factor in float64 if that is exact, else None; see `integer_path`.
+
+    (a + bias) scale has at most 32 + 16 bits, so that float64 holds it over 2^shift exactly.
+    """
+    whole = integer_path(path, largest_sum)
+    if whole is None:
+        return None
+    factor, offset = (
+        np.asarray(np.ldexp(numbers.astype(np.float64), -whole.shift), np.float64)
+        for numbers in (whole.factor, whole.offset)
+    )
+    # Where results below 0 end at the bound, the half is added beforehand, if that is exact too.
+    if whole.low >= 0 and whole.shift <= _EXACT_HALF_SHIFT:
+        return FastPath(factor, offset + 0.5, whole.low, whole.high, half_added=True)
+    return FastPath(factor, offset, whole.low, whole.high)
+
+
+def integer_path(path: OutputPath | IdealPath, largest_sum: int) -> IntegerPath | None:
+    """Return the path as one multiplication and one rounding if that is exact, else None.
 
     `largest_sum` bounds |a|. Needed: a stays in 34 bits and a + bias in 32, so that nothing
-    saturates before the last conversion; no PReLU, no table. Then (a + bias) scale has at most
-    32 + 16 bits, float64 holds it over 2^shift exactly, and the one rounding is the hardware's.
+    saturates before the last conversion; no PReLU, no table. Then the one rounding is the
+    hardware's, and a rectifier and the clamps behind it are one clamp.
     """
     if isinstance(path, IdealPath) or path.x2 is not None or path.tables is not None:
         return None
     stage = path.x1
-    bias = output_stages.operand_of(stage.operand, stage.operand_shift).astype(np.float64)
-    if largest_sum + float(np.max(np.abs(bias), initial=0.0)) >= 2.0**31:
+    bias = output_stages.operand_of(stage.operand, stage.operand_shift)
+    if largest_sum + int(np.max(np.abs(bias), initial=0)) >= 1 << 31:
         return None
     if stage.multiplier is None:
-        scale, shift = np.float64(path.converter.scale), int(path.converter.shift)
+        scale, shift = path.converter.scale, int(path.converter.shift)
     else:
-        scale, shift = np.asarray(stage.multiplier, np.float64), int(stage.shift)
-    factor = np.asarray(np.ldexp(scale, -shift), np.float64)
-    return FastPath(factor, np.asarray(bias * factor), path.low, path.high)
+        scale, shift = stage.multiplier, int(stage.shift)
+    factor, offset = np.broadcast_arrays(
+        np.asarray(scale, np.int64), np.asarray(bias * scale, np.int64)
+    )
+    return IntegerPath(factor, offset, shift, path.low, path.high)
+
+
+def ideal_in_one_step(path: IdealPath) -> FastPath | None:
+    """Return an ideal path as one factor and one rounding; None with slopes or a function."""
+    if path.activation.slopes is not None or path.activation.function is not None:
+        return None
+    factor, offset = np.broadcast_arrays(path.factor, np.asarray(path.offset, np.float64))
+    return FastPath(factor, offset, path.low, path.high)
+
+
+def table_path(path: OutputPath) -> TablePath | None:
+    """Return a path with tables as one table of its results, each looked up once; else None.
+
+    Beyond the reach of `tables_of` both tables are flat.
+    """
+    if path.tables is None or path.x2 is not None:
+        return None
+    reach = _TABLE_REACH << TABLE_FRACTION_BITS
+    results = _converted(lookup.run_lookup(np.arange(-reach, reach + 1), path.tables), path)
+    return TablePath(path.x1, results, reach)
+
+
+def by_position(path: Path) -> bool:
+    """Return whether the path differs between positions of one channel: slopes may."""
+    if isinstance(path, IdealPath):
+        slopes = path.activation.slopes
+    else:
+        x2 = path.x2 if isinstance(path, OutputPath) else None
+        slopes = None if x2 is None or x2.multiplier is None else np.asarray(x2.multiplier)
+    return slopes is not None and slopes.shape[-2:] not in {(), (1, 1)}
 
 
 def finish(sums: NDArray[np.generic], path: Path) -> Int8s:
     """Return the INT8 result of accumulators (whole numbers of any type)."""
-    if isinstance(path, FastPath):
-        return _finish_fast(sums, path)
+    if isinstance(path, FastPath | IntegerPath):
+        return _finish_once(sums, path)
     if isinstance(path, IdealPath):
         return _finish_ideal(sums, path)
-    value = accumulator.deliver(sums.astype(np.int64))
-    value = output_stages.run_x(value, path.x1)
+    value = output_stages.run_x(accumulator.deliver(sums.astype(np.int64)), path.x1)
+    if isinstance(path, TablePath):
+        at = np.clip(value, -path.reach, path.reach) + path.reach
+        return np.take(path.results, at)
     if path.x2 is not None:
         value = output_stages.run_x(value, path.x2)
     if path.tables is not None:
         value = lookup.run_lookup(value, path.tables)
+    return _converted(value, path)
+
+
+def _converted(value: Ints, path: OutputPath) -> Int8s:
     result = convert.convert_output(value, path.converter)
     return np.clip(result, path.low, path.high).astype(np.int8)
 
@@ -269,15 +355,42 @@ def _converter(factor: scales.Multiplier) -> convert.Converter:
     return convert.Converter(0, factor.scale, factor.shift)
 
 
-def _finish_fast(sums: NDArray[np.generic], path: FastPath) -> Int8s:
-    value = np.multiply(sums, path.factor, dtype=np.float64)
-    value += path.offset
-    if path.low >= 0:  # a half below zero ends at the bound, whichever way it is rounded
-        value += 0.5
-    else:
-        value += np.copysign(0.5, value)
-    np.clip(value, path.low, path.high, out=value)
-    result: Int8s = value.astype(np.int8)  # cuts towards zero
+def _finish_once(sums: NDArray[np.generic], path: FastPath | IntegerPath) -> Int8s:
+    """Some channels at a time, so that all passes over them stay in the cache."""
+    result: Int8s = np.empty(sums.shape, np.int8)
+    factor, offset, source, target = path.factor, path.offset, sums, result
+    if factor.ndim == 0:
+        source, target = sums.reshape(-1), result.reshape(-1)
+    by_channel = 0 < factor.ndim == sums.ndim and factor.size == len(factor) == len(sums)
+    if by_channel:
+        factor, offset = factor.reshape(-1, 1), offset.reshape(-1, 1)
+        source, target = sums.reshape(len(sums), -1), result.reshape(len(sums), -1)
+    step = max(1, len(source))
+    if path.factor.ndim == 0 or by_channel:
+        row = source[:1].size
+        step = 1 if row >= _FAST_ROW and by_channel else max(1, _CACHED_NUMBERS // max(1, row))
+    kind = np.float64 if isinstance(path, FastPath) else np.int64
+    scratch = np.empty((min(step, len(source)), *source.shape[1:]), kind)
+    for first in range(0, len(source), step):
+        part = slice(first, first + step)
+        numbers, value = source[part], scratch[: len(source[part])]
+        scale, added = (factor[part], offset[part]) if by_channel else (factor, offset)
+        if isinstance(path, FastPath):
+            np.multiply(numbers, scale, out=value)
+            value += added
+            if not path.half_added:
+                value += np.copysign(0.5, value)
+        else:
+            np.copyto(value, numbers, casting="unsafe")
+            value *= scale
+            value += added
+            if path.shift > 0:  # as rounding.shift_right; below a bound of 0 halves do not matter
+                if path.low < 0:
+                    value += value >> 63
+                value += 1 << (path.shift - 1)
+                value >>= path.shift
+        np.clip(value, path.low, path.high, out=value)
+        np.copyto(target[part], value, casting="unsafe")  # cuts towards zero
     return result
 
 

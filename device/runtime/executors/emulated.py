@@ -123,8 +123,10 @@ class EmulatedExecutor(Executor):
     ) -> dict[str, Array]:
         """Run every layer; see `Executor.run`. Sizes are read from the shapes."""
         values = dict(inputs)
-        for _ in self._run(values):
-            pass
+        with self._libraries.limit(limits=self._threads, user_api="blas"):
+            for i, operation in enumerate(self._operations):
+                self._step(operation, values)
+                self._drop_dead(i, values)
         results = {name: self._output(name, values) for name in outputs}
         for name, target in outputs.items():
             if target is not None:
@@ -145,7 +147,9 @@ class EmulatedExecutor(Executor):
         `replace` returns the numbers that later operations read in place of the result.
         """
         values = dict(inputs)
-        for operation in self._run(values):
+        for i, operation in enumerate(self._operations):
+            with self._libraries.limit(limits=self._threads, user_api="blas"):
+                self._step(operation, values)
             result = LayerResult(
                 operation.node,
                 operation.op,
@@ -156,22 +160,20 @@ class EmulatedExecutor(Executor):
             if replace is not None:
                 values[operation.output] = replace(result)
             yield result
+            self._drop_dead(i, values)
 
-    def _run(self, values: dict[str, Array]) -> Iterator[Operation]:
-        for i, operation in enumerate(self._operations):
-            try:
-                with self._libraries.limit(limits=self._threads, user_api="blas"):
-                    values[operation.output] = operation.run(
-                        [values[name] for name in operation.inputs]
-                    )
-            except (ValueError, IndexError, MemoryError) as error:
-                raise SessionError(
-                    f"{self._where}: node {operation.node!r} ({operation.op}) failed in the "
-                    f"emulation: {error}"
-                ) from error
-            yield operation
-            for name in self._last_use.get(i, ()):
-                values.pop(name, None)
+    def _step(self, operation: Operation, values: dict[str, Array]) -> None:
+        try:
+            values[operation.output] = operation.run([values[name] for name in operation.inputs])
+        except (ValueError, IndexError, MemoryError) as error:
+            raise SessionError(
+                f"{self._where}: node {operation.node!r} ({operation.op}) failed in the "
+                f"emulation: {error}"
+            ) from error
+
+    def _drop_dead(self, number: int, values: dict[str, Array]) -> None:
+        for name in self._last_use.get(number, ()):
+            values.pop(name, None)
 
     def _output(self, name: str, values: Mapping[str, Array]) -> Array:
         form = self._outputs[name]
