@@ -23,7 +23,7 @@ from toolkit.partition.solver.problem import Problem, Segment, Solution
 DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN: one or two switches are usually best
 _SHARE = 0.5  # of the seconds that are left, for the next restricted answer
 _SEARCH_SHARE = 0.25  # of these, for the search by states
-_PAIR_SHARE = 0.5  # of the seconds, for two networks with a core for each
+_PAIR_SHARE = 0.75  # of the seconds, for two networks with a core for each
 
 
 def solve_makespan(problem: Problem, seconds: float) -> Solution:

@@ -25,9 +25,10 @@ from toolkit.partition.solver.milp import GAP, Expr, Program
 from toolkit.partition.solver.problem import Problem, Segment
 from toolkit.partition.solver.steps import Crossing, Step, StepGraph, step_graph
 
-STATES_PER_SECOND = 300_000
+STATES_PER_SECOND = 250_000
 _FIRST_WIDTH = 32
-_WIDER = 4
+_WIDER = 8
+_PARTS = 6  # weights of all kinds are multiples of a sixth
 _ROUNDS = 30  # of weights
 _SAME = 1e-9  # us
 
@@ -159,17 +160,16 @@ class _PairSearch:
         """
         first, second = self._graphs
         key: _Key = (0, 0, -1, (_NONE, _NONE))
-        start = {key: [_State(0.0, 0.0, 0.0, None, 0, None, 0.0)]}
-        layers: list[dict[_Key, list[_State]]] = [start]
+        start = {key: [(_State(0.0, 0.0, 0.0, None, 0, None, 0.0), self.bound)]}
+        layers: list[dict[_Key, list[tuple[_State, float]]]] = [start]
         layers += [{} for _ in range(first.rank[first.end] + second.rank[second.end])]
         complete = True
         for number, layer in enumerate(layers):
             rows = [
-                (self._rest(key, state), state[:3], key, state)
+                (bound, state[:3], key, state)
                 for key, states in layer.items()
-                for state in _undominated(states)
+                for state, bound in _undominated(states)
             ]
-            rows = [row for row in rows if row[0] < below - _SAME]
             if number == len(layers) - 1:
                 best = min(rows, key=lambda row: row[:2], default=None)
                 return (None if best is None else best[3]), complete
@@ -180,9 +180,10 @@ class _PairSearch:
                 break
             for _, _, key, state in rows:
                 for after, new in self._after(key, state):
-                    if self._rest(after, new, below) < below - _SAME:
+                    bound = self._rest(after, new, below - _SAME)
+                    if bound < below - _SAME:
                         rank = first.rank[after[0]] + second.rank[after[1]]
-                        layers[rank].setdefault(after, []).append(new)
+                        layers[rank].setdefault(after, []).append((new, bound))
             layers[number] = {}
         return None, False
 
@@ -245,11 +246,14 @@ class _PairSearch:
         after = (key[0], step.to, only, (first_early, second_early))
         return after, _State(state.first, end, gpu, state, 1, step, wait)
 
-    def _rest(self, key: _Key, state: _State, enough: float = float("inf")) -> float:
+    def _rest(self, key: _Key, state: _State, enough: float) -> float:
         """Return a time before which no continuation ends, or one that is at least `enough`."""
         a, b, _, (early_first, early_second) = key
-        first = state.first - sum(time for _, time in early_first)
-        second = state.second - sum(time for _, time in early_second)
+        first, second = state.first, state.second
+        if early_first:
+            first -= sum(time for _, time in early_first)
+        if early_second:
+            second -= sum(time for _, time in early_second)
         bound = 0.0
         for gpu, of_first, of_second, first_rest, second_rest in self._weights:
             mean = gpu * state.gpu + of_first * first + of_second * second
@@ -261,9 +265,16 @@ class _PairSearch:
         return bound
 
     def _choose_weights(self) -> Iterator[_Weights]:
-        """Yield weights by cutting planes, up to those of the best bound; and of each alone."""
+        """Yield weights by cutting planes, up to those of the best bound; and some of all kinds.
+
+        In states where one network is far ahead others bound better than those of the start.
+        """
         for only in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
             yield self._weighted(*only)
+        for gpu in range(1, _PARTS - 1):
+            for first in range(1, _PARTS - gpu):
+                second = _PARTS - gpu - first
+                yield self._weighted(gpu / _PARTS, first / _PARTS, second / _PARTS)
         program = Program()
         shares = [program.column(0.0, 1.0) for _ in range(3)]
         rests = [program.column(0.0, 1e12) for _ in self._graphs]
@@ -291,15 +302,21 @@ class _PairSearch:
         return _Weights(gpu, first, second, a.rest(gpu, first), b.rest(gpu, second))
 
 
-def _undominated(states: list[_State]) -> list[_State]:
-    """Return the states that no other equals or betters in every time."""
+def _undominated(states: list[tuple[_State, float]]) -> list[tuple[_State, float]]:
+    """Return the states that no other equals or betters in every time, with their bounds."""
     if len(states) == 1:
         return states
-    kept: list[_State] = []
-    for state in sorted(states, key=lambda s: s[:3]):
-        _, second, gpu, *_ = state
-        if not any(k.second <= second + _SAME and k.gpu <= gpu + _SAME for k in kept):
-            kept.append(state)
+    times: list[tuple[float, float]] = []
+    kept: list[tuple[_State, float]] = []
+    for row in sorted(states, key=lambda row: row[0][:3]):
+        _, second, gpu, *_ = row[0]
+        second, gpu = second + _SAME, gpu + _SAME
+        for other_second, other_gpu in times:
+            if other_second <= second and other_gpu <= gpu:
+                break
+        else:
+            times.append((second - _SAME, gpu - _SAME))
+            kept.append(row)
     return kept
 
 
