@@ -7,6 +7,8 @@ milp_placement  the program of every objective but the makespan
 milp_makespan   the program of the makespan
 makespan        the shortest time of one frame of each network: restricted answers first
 chain_search    the makespan by states, exact for chains
+pair_search     the makespan of two networks with a DLA core for each, exact
+steps           all ways in which one network can run on the GPU and a core of its own
 jobs            segments in an order, and their schedule
 merge           merges tasks that are never separated
 join_cores      two DLA cores as one, for a bound

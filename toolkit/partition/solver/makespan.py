@@ -3,6 +3,7 @@
 Restricted answers come first: no switch, one, two. Each begins with the best one before, so that
 more switches are never worse. Networks that are chains are searched by states, which proves the
 answer for any number of switches; others by states over their cheapest cuts, then by a program.
+Two networks with a DLA core for each need none of that where `pair_search` proves their order.
 Contention is not modelled.
 """
 
@@ -16,30 +17,33 @@ from toolkit.partition.solver.jobs import Job, jobs_of, placement_of, schedule_o
 from toolkit.partition.solver.merge import limits_are_far, merge
 from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.milp_makespan import solve_slots
+from toolkit.partition.solver.pair_search import search_pair
 from toolkit.partition.solver.problem import Problem, Segment, Solution
 
 DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN: one or two switches are usually best
 _SHARE = 0.5  # of the seconds that are left, for the next restricted answer
 _SEARCH_SHARE = 0.25  # of these, for the search by states
+_PAIR_SHARE = 0.75  # of the seconds, for two networks with a core for each
 
 
 def solve_makespan(problem: Problem, seconds: float) -> Solution:
     """Return the placement and order with the shortest makespan; see the module docstring.
 
     A network has at most `limits.max_switches` switches. If that is None chains have any number,
-    and other networks `DEFAULT_SWITCHES`. Raises PlanError if the limits are infeasible, or no
-    solution was found in the time.
+    and other networks too if `pair_search` ends; else `DEFAULT_SWITCHES`. Raises PlanError if the
+    limits are infeasible, or no solution was found in the time.
     """
     began = time.process_time()
     search = _Makespan(problem, seconds)
     infeasible = False
-    for max_switches in _restrictions(problem):
-        infeasible = search.improve(max_switches)
+    if not search.prove_pair():
+        for max_switches in _restrictions(problem):
+            infeasible = search.improve(max_switches)
     if not search.jobs:
         raise PlanError(_why_not(problem, infeasible))
     search.simplify()
     schedule, end = schedule_of(search.jobs)
-    bound = min(max(search.bound, _least_end(problem)), end)
+    bound = min(max(search.bound, search.least, _least_end(problem)), end)
     segments = [job.segment for job in search.jobs]
     return Solution(
         objective="makespan",
@@ -84,8 +88,21 @@ class _Makespan:
         self._problem, self._seconds = problem, seconds
         self.jobs: tuple[Job, ...] = ()
         self.bound = 0.0
+        self.least = 0.0  # with any number of switches
         self._end = float("inf")
         self._consider(self._in_turn())
+
+    def prove_pair(self) -> bool:
+        """Search two networks with a core for each; return whether no order is better.
+
+        The restricted answers have the same seconds after it, so that it never makes one worse.
+        """
+        pair = search_pair(self._problem, _PAIR_SHARE * self._seconds, self._end)
+        if pair is None:
+            return False
+        self._consider(pair.jobs)
+        self.least = self._end if pair.exact else pair.bound
+        return pair.exact
 
     def improve(self, max_switches: int | None) -> bool:
         """Search with a limit of switches; return whether it leaves no order at all."""
@@ -94,7 +111,8 @@ class _Makespan:
             used, exact = self._search(max_switches, _SEARCH_SHARE * seconds)
             self._seconds -= used
             if exact:
-                self.bound = self._end
+                few = max_switches is not None and self.least > 0
+                self.bound = 0.0 if few else self._end
                 return not self.jobs
         if max_switches is None:  # chains too long to search; no program has so many slots
             self.bound = 0.0
@@ -104,7 +122,8 @@ class _Makespan:
         )
         self._seconds -= outcome.seconds
         self._consider(outcome.jobs or ())
-        self.bound = min(outcome.bound, self._end)
+        # Beside a bound for any number of switches, one for few says nothing.
+        self.bound = 0.0 if self.least else min(outcome.bound, self._end)
         return outcome.infeasible
 
     def _search(self, max_switches: int | None, seconds: float) -> tuple[float, bool]:
