@@ -66,7 +66,7 @@ _OF_ONE = {
     help="One engine: tensors of a run on a board, by name, of inputs in it or the first "
     "sample; or the report of its selftest.")  # fmt: skip
 @click.option("--dla", type=click.Choice(["portable", "exact", "fast"]),
-    help="DLA segments: in onnxruntime, or in the DLA's INT8 arithmetic, every stage in integers "
+    help="DLA segments: in onnxruntime, or in the DLA's INT8 arithmetic, in integers "
     "or a shorter way proven to give the same bits. [default: of two files portable, of one "
     "fast]")  # fmt: skip
 @click.option("--scales", type=click.Choice(["hardware", "ideal"]),
