@@ -86,9 +86,9 @@ class ImagePlan:
     def bootstrap(self, root: Path, hooks: Path, mirror: str) -> tuple[str, ...]:
         """Return the command that makes the root file system."""
         suite = SUITES[self.suite]
-        other: tuple[str, ...] = ()
+        sources: tuple[str, ...] = ()
         if suite.systemd_release:
-            other = (f"deb {mirror} {suite.systemd_release} main",)
+            sources = (f"deb {mirror} {suite.systemd_release} main",)
         return (
             *("mmdebstrap", "--mode=root", "--variant=apt", f"--architectures={self.arch}"),
             *("--components=main", f"--include={','.join(self.packages)}"),
@@ -96,7 +96,7 @@ class ImagePlan:
             # Before the kernel comes: a small initramfs, which an emulator makes in seconds.
             f"--essential-hook=copy-in {hooks}/initramfs-tools /etc",
             f'--setup-hook=cp {hooks}/preferences "$1/etc/apt/preferences.d/board"',
-            *(suite.release, str(root), mirror, *other),
+            *(suite.release, str(root), mirror, *sources),
         )
 
     def boot(self, disk: Path, ssh_port: int, qmp: Path, console: Path) -> tuple[str, ...]:

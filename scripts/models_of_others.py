@@ -352,28 +352,28 @@ def judge_boxes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, i
     """Match boxes of the same class, best score first; the error is the largest of a score."""
     items = kept = new = 0
     worst = 0.0
-    for one, other in zip(exact, actual, strict=True):
-        rest = list(other.detections)
-        for box in sorted(one.detections, key=lambda item: -item.score):
+    for reference, candidate in zip(exact, actual, strict=True):
+        unmatched = list(candidate.detections)
+        for box in sorted(reference.detections, key=lambda item: -item.score):
             items += 1
-            same = [item for item in rest if item.class_id == box.class_id]
+            same = [item for item in unmatched if item.class_id == box.class_id]
             best = max(same, key=lambda item: overlap(box, item), default=None)
             if best is None or overlap(box, best) < LEAST_IOU:
                 continue
             kept += 1
             worst = max(worst, abs(best.score - box.score))
-            rest.remove(best)
-        new += len(rest)
+            unmatched.remove(best)
+        new += len(unmatched)
     return items, kept, new, worst
 
 
 def judge_classes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, int, int, float]:
     """Compare the best class of each picture."""
     kept, worst = 0, 0.0
-    for one, other in zip(exact, actual, strict=True):
-        scores = {item.class_id: item.score for item in other.detections}
-        best = one.detections[0]
-        kept += other.detections[0].class_id == best.class_id
+    for reference, candidate in zip(exact, actual, strict=True):
+        scores = {item.class_id: item.score for item in candidate.detections}
+        best = reference.detections[0]
+        kept += candidate.detections[0].class_id == best.class_id
         worst = max(worst, abs(scores.get(best.class_id, 0.0) - best.score))
     return len(exact), kept, 0, worst
 
@@ -381,10 +381,9 @@ def judge_classes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int,
 def judge_text(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, int, int, float]:
     """Compare the text of each line, with its spaces."""
     kept, worst, items = 0, 0.0, 0
-    for one, other in zip(exact, actual, strict=True):
-        assert one.texts is not None
-        pairs = zip(one.texts or (), other.texts or (), strict=False)
-        items += len(one.texts or ())
+    for reference, candidate in zip(exact, actual, strict=True):
+        pairs = zip(reference.texts or (), candidate.texts or (), strict=False)
+        items += len(reference.texts or ())
         for expected, read in pairs:
             kept += expected.text == read.text
             worst = max(worst, abs(expected.score - read.score))

@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from test_models_on_pictures import picture_of, run
+from picture_models_fixtures import picture_of, run
 
 from scripts.torchvision_operators import import_torchvision
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from schedule_fixtures import check_schedule
 from scheduling_problems import THREE, random_network
-from test_scheduling_makespan import check_schedule
 
 from device.profile import load_profile
 from scripts.networks import NETWORKS

@@ -91,8 +91,8 @@ def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, boo
     flat = next((port for port in _ports(network) if len(port.shape) < _MIN_RANK), None)
     if flat is not None:
         rank = len(flat.shape)
-        said = f"not built: {flat.name} has {rank} dimensions, a DLA's formats {_MIN_RANK} or more"
-        return asked, None, said
+        reason = f"{flat.name} has {rank} dimensions, a DLA's formats {_MIN_RANK} or more"
+        return asked, None, f"not built: {reason}"
     try:
         plan, _, elsewhere = serialize(tools, network, config)
     except RefusedError as error:

@@ -37,11 +37,11 @@ def check_preprocessing(
     different = differences(recorded, model.feeding)
     if not different:
         return None
-    said = ", ".join(f"{name} = {text}" for name, text in different.items())
+    settings = ", ".join(f"{name} = {text}" for name, text in different.items())
     which = f", model {model.name!r}," if config.models else ""
     sentence = (
         f"[preprocess] of pipeline {config.name!r}{which} is not the preprocessing that the engine"
-        f" was calibrated with, which has {said}"
+        f" was calibrated with, which has {settings}"
     )
     if different.keys() <= _GEOMETRY:
         return f"{sentence}: set it so, or expect less accuracy."
