@@ -1,6 +1,6 @@
 """The choices of options, as literals: the modules that implement them load onnx and numpy.
 
-`tests/test_architecture.py` holds each against its table.
+`tests/repository/test_architecture.py` holds each against its table.
 """
 
 from typing import Literal
