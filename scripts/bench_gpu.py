@@ -30,11 +30,11 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
 from device.runtime.executors.protocol import Profiler
 from device.runtime.session import Session
-from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path
-from scripts.gpu_engine import relative_error
+from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path, model_path
+from scripts.gpu_engine import operation_floors, relative_error
 from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
 from scripts.gpu_peers import PEERS, median_us, time_peers
-from scripts.gpu_table import Ceilings, Cell, Run, merged, tables
+from scripts.gpu_table import Ceilings, Cell, Layer, Run, merged, tables
 
 WARM_UP = 30
 RUNS = 200
@@ -60,23 +60,34 @@ def gpu_profiler(session: Session) -> Profiler:
     return executor.profiler
 
 
-def layer_table(path: Path, x: np.ndarray, timing_cache: Path | None) -> list[str]:
-    """Return a line for each operation: its time by itself, kernel, grid and nodes."""
-    with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
-        session.infer({"x": x})
+def layer_rows(folder: Path, cell: Cell, limits: Ceilings, cache: Path | None) -> list[Layer]:
+    """Time each operation of an engine by itself, and print it with what its kernel takes.
+
+    A kernel's line has time, share of the roofline, function, grid, threads, registers, spilled and
+    shared bytes, tactic and nodes. What is in the L2 cache: see `device.runtime.cuda.timing`.
+    """
+    name, batch, precision = cell.network, cell.batch, cell.subject
+    floors = operation_floors(model_path(folder, name, batch), precision, limits)
+    rows = []
+    path = engine_path(folder, name, batch, precision)
+    with open_engine(path) as engine, Session(engine, timing_cache=cache) as session:
+        session.infer({"x": pictures(batch, picture_size(name), np.random.default_rng())})
         layers = gpu_profiler(session).layer_times(3)
         implementation = engine.manifest.segments[0].implementations[0]
         assert isinstance(implementation, Cuda)
-    lines = []
     for op, layer in zip(implementation.works, layers, strict=True):
         launches = op.tactics[layer.tactic].launches
         kernel = implementation.kernels[launches[0].kernel]
-        lines.append(
-            f"{layer.time_us:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
-            f"{kernel.registers} {kernel.spill_bytes} {kernel.shared_bytes:6} {layer.tactic} "
-            f"{' '.join(layer.nodes)}"
+        floor_us = floors(layer.nodes)
+        rows.append(
+            Layer(name, batch, precision, kernel.function, layer.nodes, layer.time_us, floor_us)
         )
-    return lines
+        print(
+            f"{layer.time_us:8.1f} {floor_us / layer.time_us:4.0%} {kernel.function:14} "
+            f"{launches[0].grid!s:18} {kernel.threads:3} {kernel.registers} {kernel.spill_bytes} "
+            f"{kernel.shared_bytes:6} {layer.tactic} {' '.join(layer.nodes)}"
+        )
+    return rows
 
 
 def ceilings() -> Ceilings:
@@ -96,6 +107,7 @@ def ceilings() -> Ceilings:
         fp16_tflops,
         max(int8_tops, 2 * fp16_tflops),
         2 * left.numel() / time_us(lambda: left.copy_(right)) * 1e-6,
+        torch.cuda.get_device_properties(0).multi_processor_count,
     )
 
 
@@ -115,8 +127,6 @@ def measure(
             if not options.jobs and not path.exists():
                 continue
             error, time_us = time_engine(path, x, truth, options.timing_cache)
-            if options.layers:
-                print("\n".join(layer_table(path, x, options.timing_cache)))
             floor = halves
             if precision == "int8":
                 floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
@@ -124,10 +134,16 @@ def measure(
         torch.cuda.empty_cache()  # PyTorch's processes want memory after this one
 
 
+def write(path: Path | None, run: Run) -> None:
+    """Write a run as JSON, if there is a path."""
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
+
+
 def main() -> None:
     """Print a line for each network, batch and subject, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--networks", nargs="*", default=NETWORKS)
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=["fp16", "int8"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
@@ -149,6 +165,8 @@ def main() -> None:
         engines = (measure(options, name, limits, folder) for name in options.networks)
         peers = time_peers(options.networks, options.batches, options.peers, limits)
         cells: list[Cell] = []
+        layers: list[Layer] = []
+        write(options.json, Run(limits, ()))
         for cell in chain(
             chain.from_iterable(engines) if options.precisions else (),
             peers if options.peers else (),
@@ -160,9 +178,10 @@ def main() -> None:
                 f"{cell.batch / cell.time_us * 1e6:8.0f} pictures/s",
                 flush=True,
             )
-            if options.json:  # as far as it is: a run that is stopped has said something
-                run = Run(limits, tuple(cells))
-                options.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
+            if options.layers and cell.subject in PRECISIONS:
+                layers += layer_rows(folder, cell, limits, options.timing_cache)
+            # As far as it is: a run that is stopped has said something.
+            write(options.json, Run(limits, tuple(cells), tuple(layers)))
     print("\n".join(tables(merged([Run(limits, tuple(cells))]))))
 
 

@@ -43,10 +43,13 @@ def build_missing(
     batches: Sequence[int],
     precisions: Sequence[str],
     jobs: int,
+    *,
+    profile: str = PROFILE,
 ) -> None:
     """Build the missing engines of a folder in `jobs` processes; raises what a build raises.
 
-    Networks are exported here, on the GPU, and their ONNX files stay beside the engines.
+    Networks are exported here, on the GPU, and their ONNX files stay beside the engines. `profile`
+    is a name or the path of a file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -64,14 +67,14 @@ def build_missing(
             network, size = make_network(name), picture_size(name)
             integers = any(precision == "int8" for _, precision in missing)
             for batch in sorted({batch for batch, _ in missing} | ({1} if integers else set())):
-                export(network, batch, _model(folder, name, batch), size)
+                export(network, batch, model_path(folder, name, batch), size)
             ranges = pool.apply_async(_find_ranges, (folder, name)) if integers else None
             print(f"{name}: exported after {time.monotonic() - began:.0f} s", flush=True)
             for precision in sorted(precisions):  # INT8 last: it waits for its ranges
                 if precision == "int8" and ranges is not None:
                     ranges.get()
                 running += [
-                    pool.apply_async(_build, (folder, name, batch, precision))
+                    pool.apply_async(_build, (folder, name, batch, precision, profile))
                     for batch, missing_precision in missing
                     if missing_precision == precision
                 ]
@@ -80,7 +83,8 @@ def build_missing(
     print(f"built in {time.monotonic() - began:.0f} s")
 
 
-def _model(folder: Path, name: str, batch: int) -> Path:
+def model_path(folder: Path, name: str, batch: int) -> Path:
+    """Return the path of the ONNX file of a network."""
     return folder / f"{name}-{batch}.onnx"
 
 
@@ -93,7 +97,7 @@ def _find_ranges(folder: Path, name: str) -> None:
     images = pictures(
         CALIBRATION_PICTURES, picture_size(name), np.random.default_rng(CALIBRATION_SEED)
     )
-    imported = import_model(_model(folder, name, 1))
+    imported = import_model(model_path(folder, name, 1))
     graph, _ = run_passes(imported.model)
     samples = [{"x": picture[None]} for picture in images]
     options = RangeOptions(method="minmax")
@@ -101,13 +105,13 @@ def _find_ranges(folder: Path, name: str) -> None:
     write_table(_ranges(folder, name), ranges.table)
 
 
-def _build(folder: Path, name: str, batch: int, precision: str) -> str:
+def _build(folder: Path, name: str, batch: int, precision: str, profile: str) -> str:
     """Write one engine; return its name, the time that it took, and what the build notes."""
     began = time.monotonic()
     path = engine_path(folder, name, batch, precision)
     table = read_table(_ranges(folder, name)) if precision == "int8" else None
     options = BuildOptions(precision=precision, table=table)
-    notes = build_engine(_model(folder, name, batch), PROFILE, path, options).notes
+    notes = build_engine(model_path(folder, name, batch), profile, path, options).notes
     notes_text = "".join(f"\n  {note}" for note in notes)
     return f"{path.name}: {time.monotonic() - began:.0f} s{notes_text}"
 

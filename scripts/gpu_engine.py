@@ -1,6 +1,6 @@
 """Engines that are on the GPU as a whole, for the GPU's tests and benchmarks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import numpy as np
 from device.engine.file import write_engine
 from device.engine.manifest import DimRange, Precision, Provenance
 from device.profile import load_profile
+from scripts.gpu_table import Ceilings
 from toolkit.engine.assemble import assemble
 from toolkit.gpu.segments import (
     NO_COMPILER,
@@ -18,9 +19,12 @@ from toolkit.gpu.segments import (
     lower_gpu_segments,
 )
 from toolkit.graph.extract import extract_segments
+from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
 from toolkit.graph.segment import PlannedSegment
 from toolkit.importers.onnx import import_model
+
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # what matrix units compute
 
 
 def build_on_gpu(
@@ -68,3 +72,35 @@ def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
     """Return ||found - truth|| / ||truth||."""
     difference = found.astype(np.float64) - truth.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64)))
+
+
+def operation_floors(
+    model: Path, precision: str, limits: Ceilings
+) -> Callable[[Sequence[str]], float]:
+    """Return the roofline time, in microseconds, of nodes that run as one operation.
+
+    It is max(products at the matrix rate, tensors that enter and leave once at memory speed), all
+    in the precision of the engine. Nodes that a rewrite made are not known, and count nothing.
+    """
+    nodes = {view.name: view for view in views(run_passes(import_model(model).model)[0].graph)}
+    item_bytes, peak = (1, limits.int8_tops) if precision == "int8" else (2, limits.fp16_tflops)
+    readers: dict[str, set[str]] = {}
+    for view in nodes.values():
+        for tensor in view.reads:
+            readers.setdefault(tensor, set()).add(view.name)
+
+    def floor_us(names: Sequence[str]) -> float:
+        group = {name: nodes[name] for name in names if name in nodes}
+        made = {tensor.name for view in group.values() for tensor in view.outputs}
+        sizes = {
+            tensor.name: tensor.elements or 0
+            for view in group.values()
+            for tensor in (*view.activations, *view.outputs)
+            if tensor.name not in made or readers.get(tensor.name, {""}) - group.keys()
+        }
+        weights = sum(view.weight_bytes for view in group.values()) / 4  # in FP32
+        moved = (sum(sizes.values()) + weights) * item_bytes
+        products = sum(view.macs or 0 for view in group.values() if view.op in PRODUCTS)
+        return max(2 * products / peak, moved / limits.memory_tbps) * 1e-6
+
+    return floor_us

@@ -26,11 +26,12 @@ COMPILED = "compiled"  # the peer that ratios are to
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """Measured peaks of a GPU: GEMM in TFLOP/s (INT8: TOP/s), memory in TB/s."""
+    """Measured peaks of a GPU: GEMM in TFLOP/s (INT8: TOP/s), memory in TB/s; its SMs."""
 
     fp16_tflops: float
     int8_tops: float
     memory_tbps: float
+    sms: int = 0
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -49,11 +50,24 @@ class Cell(msgspec.Struct, frozen=True):
         return self.network, self.batch, self.subject
 
 
+class Layer(msgspec.Struct, frozen=True):
+    """One operation of an engine by itself: `floor_us` is its roofline."""
+
+    network: str
+    batch: int
+    precision: str
+    kernel: str
+    nodes: tuple[str, ...]
+    time_us: float
+    floor_us: float
+
+
 class Run(msgspec.Struct, frozen=True):
     """The measurements of one run of the benchmark."""
 
     ceilings: Ceilings
     cells: tuple[Cell, ...]
+    layers: tuple[Layer, ...] = ()
 
 
 Cells = Mapping[tuple[str, int, str], Cell]
