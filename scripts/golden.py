@@ -10,14 +10,10 @@ from pathlib import Path
 import onnx
 
 from device.engine.manifest import Precision
-from device.profile import load_profile
-from toolkit.engine.support import ask_gpu
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
+from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.partition.planning.objectives import DEFAULT
-from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
-from toolkit.partition.prepare import prepare
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
 SECONDS = 120.0  # of search: far more than any proof takes, so that a busy machine finds the same
@@ -31,7 +27,7 @@ class Golden:
     model: str
     profile: str
     precision: Precision
-    tensorrt: str
+    jetpack: str
     objective: str = DEFAULT
 
     @property
@@ -41,23 +37,12 @@ class Golden:
         return FOLDER / f"plan_{self.model}_{self.profile}_{self.precision}{aim}.txt"
 
     def plan(self) -> Plan:
-        """Import the model, run the passes, ask the GPU and plan, every tensor having a scale."""
-        model, _ = run_passes(import_model(LIGHT_MODELS / f"light_{self.model}.onnx").model)
-        profile = load_profile(self.profile)
-        options = PlanOptions(
-            precision=self.precision,
-            tensorrt=self.tensorrt,
-            objective=self.objective,
-            seconds=SECONDS,
-        )
-        prepared = prepare(model, profile, options)
-        graph = Model(
-            self.model,
-            prepared.model.graph,
-            cuts=prepared.cuts,
-            kernels=ask_gpu(prepared.model),
-        )
-        return make_plan(graph, profile, options)
+        """Plan the model as `tandem plan` does, every tensor having a scale."""
+        member = PlanMember(self.model, LIGHT_MODELS / f"light_{self.model}.onnx")
+        options = PlanOptions(self.precision, objective=self.objective, seconds=SECONDS)
+        request = PlanRequest((member,), self.profile, self.jetpack, options)
+        (plan,) = make_plan(request).shared.plans
+        return plan
 
 
 MODELS = (
@@ -65,16 +50,16 @@ MODELS = (
     *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
 )
 BOARDS: tuple[tuple[str, Precision, str], ...] = (
-    ("agx-orin-64gb", "int8", "10.3.0"),
-    ("orin-nx-8gb", "int8", "8.6.2"),
-    ("agx-xavier-32gb", "fp16", "8.5.2"),
+    ("agx-orin-64gb", "int8", "6.2"),
+    ("orin-nx-8gb", "int8", "6.0"),
+    ("agx-xavier-32gb", "fp16", "5.1.3"),
 )
 GOLDENS = (
     *(Golden(model, *board) for model in MODELS for board in BOARDS),
-    Golden("squeezenet", "orin-nano-8gb", "int8", "10.3.0"),
-    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "latency"),
-    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "energy"),
-    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "gpu-relief"),
+    Golden("squeezenet", "orin-nano-8gb", "int8", "6.2"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "6.2", "latency"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "6.2", "energy"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "6.2", "gpu-relief"),
 )
 
 

@@ -40,9 +40,8 @@ from scripts.golden import LIGHT_MODELS
 from scripts.golden_graphs import GRAPHS, graph_named
 from scripts.networks import NETWORKS
 from toolkit.engine.build import ask_for_kernels, build_planned, plan_nodes, unified_ranges
-from toolkit.engine.calibrate import Calibrated, calibrate
-from toolkit.engine.options import BuildJob, BuildOptions
-from toolkit.engine.read import read_model
+from toolkit.engine.frontend import run_frontend
+from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
@@ -273,9 +272,8 @@ class Golden:
 class _Planned:
     """A plan and what it was made of; `programs` takes the segments that `backend` compiles."""
 
-    calibrated: Calibrated
+    front: Frontend
     shared: SharedPlan
-    job: BuildJob
     backend: GpuBackend | None
     programs: dict[str, KernelProgram]
 
@@ -300,7 +298,7 @@ def measure(case: Case) -> Golden:
     numbers = {name: _allocation_numbers(program) for name, program in programs.items()}
     return Golden(
         processors=dict(sorted(processors.items())),
-        rewrites=len(planned.calibrated.prepared.applied),
+        rewrites=len(planned.front.prepared.applied),
         portable=sum(s.place == "portable" for s in built.plan.segments if s.processor == "gpu"),
         operations=len(operations),
         tactics=len(tactics),
@@ -346,17 +344,15 @@ def _planned(case: Case) -> _Planned:
         tactics=TacticOptions(exhaustive=case.exhaustive),
     )
     with tempfile.TemporaryDirectory() as folder:
-        job = read_model(_model(case, Path(folder)), choose_target(case.profile), options)
-        calibrated = calibrate(job)
+        front = run_frontend(_model(case, Path(folder)), choose_target(case.profile), options)
     programs: dict[str, KernelProgram] = {}
-    backend = _backend(job, programs)
-    kernels = ask_for_kernels(calibrated, job, backend)
-    shared = plan_nodes(calibrated, kernels, job)
+    backend = _backend(front, programs)
+    shared = plan_nodes(front, ask_for_kernels(front, backend))
     assert shared.plans[0].search.placement_proven, f"no plan is proven for {case.name}"
-    return _Planned(calibrated, shared, job, backend, programs)
+    return _Planned(front, shared, backend, programs)
 
 
-def _backend(job: BuildJob, programs: dict[str, KernelProgram]) -> GpuBackend | None:
+def _backend(front: Frontend, programs: dict[str, KernelProgram]) -> GpuBackend | None:
     """Return a backend whose compiler only keeps the programs, by segment.
 
     Compiling takes minutes, and a host may have no compiler.
@@ -370,13 +366,13 @@ def _backend(job: BuildJob, programs: dict[str, KernelProgram]) -> GpuBackend | 
         )
         return GpuSegment(cuda, {}, (), program.workspace_bytes, program.largest_live_bytes)
 
-    if job.target.profile.gpu is None:
+    if front.target.profile.gpu is None:
         return None
-    tactics = job.options.tactics
+    tactics = front.options.tactics
     return GpuBackend(
-        gpu_target(job.target.profile, tactics),
-        job.plan.precision,
-        job.imported.dims,
+        gpu_target(front.target.profile, tactics),
+        front.plan.precision,
+        front.imported.dims,
         tactics=tactics,
         compiler=record,
     )
@@ -384,8 +380,8 @@ def _backend(job: BuildJob, programs: dict[str, KernelProgram]) -> GpuBackend | 
 
 def _built(planned: _Planned) -> BuiltSegments:
     """Steps 7 to 10, with the stand-in for the compiler."""
-    unified = unified_ranges(planned.calibrated, planned.shared.plans[0])
-    return build_planned(planned.calibrated, planned.shared, unified, planned.job, planned.backend)
+    unified = unified_ranges(planned.front, planned.shared.plans[0])
+    return build_planned(planned.front, planned.shared, unified, planned.backend)
 
 
 # What is hashed, as values that JSON can hold

@@ -13,7 +13,8 @@
 11 assemble    manifest, memory plan, entries        toolkit.engine.assemble
 12 write       one file, atomically, once proven     toolkit.engine.write
 
-Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone through once more.
+Steps 1 to 4 are in `toolkit.engine.frontend`, for plans and calibrations, too. Steps 7 to 10 are in
+`toolkit.engine.segments`, which says when they are gone through once more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
-from toolkit.engine.calibrate import Calibrated, calibrate
+from toolkit.engine.frontend import run_frontend
 from toolkit.engine.kept_cost import kept_cost_notes
 from toolkit.engine.notes import gpu_notes, model_notes
-from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
 from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.provenance import provenance_of, with_measured
@@ -55,14 +56,16 @@ from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.source import silent
+from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.objectives import goal_named
-from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
+from toolkit.partition.planning.plan import Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.loss.judge import Judgement, check, judge
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import QuantizedModel, quantize
 from toolkit.quantize.ranges.measure import Ranges
+from toolkit.quantize.ranges.table_file import refuse_lossy
 from toolkit.quantize.scales.effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.quantize.scales.rules import UnifiedRanges, unify_scales
 
@@ -115,130 +118,114 @@ def build_engine(
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     name = source_path(model).name
     with about(name):
-        job = _job(model, target, options, on_progress or silent)
-        calibrated = calibrate(job)
-        preprocessing = engine_preprocessing(calibrated.table, job)
-        backend = _backend(job)
-        kernels = ask_for_kernels(calibrated, job, backend)
-        shared = plan_nodes(calibrated, kernels, job)
-        unified = unified_ranges(calibrated, shared.plans[0])
-        built = build_planned(calibrated, shared, unified, job, backend)
-        manifest, entries = _assemble(calibrated, preprocessing, built, job, backend)
-    manifest, loss = _write(path, manifest, entries, calibrated, job)
-    scale_rules = scale_effect(unified, calibrated.ranges)
+        front = _frontend(model, target, options, on_progress or silent)
+        preprocessing = engine_preprocessing(front)
+        backend = _backend(front)
+        kernels = ask_for_kernels(front, backend)
+        shared = plan_nodes(front, kernels)
+        unified = unified_ranges(front, shared.plans[0])
+        built = build_planned(front, shared, unified, backend)
+        manifest, entries = _assemble(front, preprocessing, built, backend)
+    manifest, loss = _write(path, manifest, entries, front)
+    scale_rules = scale_effect(unified, front.ranges)
     return BuildResult(
         path=path,
         target=target,
         manifest=manifest,
         plan=built.plan,
-        passes=job.passes,
-        rewrites=calibrated.prepared.applied,
+        passes=front.passes,
+        rewrites=front.prepared.applied,
         notes=(
-            *model_notes(manifest, calibrated, job),
+            *model_notes(manifest, front),
             *kept_cost_notes(
-                calibrated,
-                built.plan,
-                target.profile,
-                lambda without: plan_nodes(without, kernels, job).plans[0],
+                front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]
             ),
             *bound_notes(built.plan),
-            *gpu_notes(built, manifest, backend, job.options),
+            *gpu_notes(built, manifest, backend, options),
             *scale_notes(scale_rules),
         ),
-        calibration=calibrated.ranges,
+        calibration=front.ranges,
         scale_rules=scale_rules,
-        kept=calibrated.kept(),
+        kept=front.kept(),
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
         loss=loss,
     )
 
 
-def _job(model: ModelSource, target: Target, options: BuildOptions, report: Progress) -> BuildJob:
-    """Steps 1 and 2; with a bound on latency at the batch that a plan chooses."""
-    job = read_model(model, target, options, report)
-    if options.plan.max_latency_ms is None:
-        return job
-    if options.dims:
-        raise BuildError(
-            f"A bound on latency fixes the batch, but dimension {options.dims[0].name!r} is to "
-            "stay dynamic: leave out one of `tandem build --dim` and --max-latency-ms."
+def _frontend(
+    model: ModelSource, target: Target, options: BuildOptions, report: Progress
+) -> Frontend:
+    """Steps 1 to 4; with a bound on latency at the batch that a plan chooses."""
+    batching = Batching()
+    if options.plan.max_latency_ms is not None:
+        if options.dims:
+            raise BuildError(
+                f"A bound on latency fixes the batch, but dimension {options.dims[0].name!r} is to "
+                "stay dynamic: leave out one of `tandem build --dim` and --max-latency-ms."
+            )
+        single = read_model(model, target, options, report)
+        report("plan", 0.0)
+        shapes = dict(options.shapes or {})
+        request = PlanRequest(
+            members=(PlanMember(single.imported.name, model, table=options.table, shapes=shapes),),
+            profile=target.profile.name,
+            jetpack=options.jetpack,
+            options=single.plan,
+            plugins=options.plugins,
         )
-    report("plan", 0.0)
-    shapes = dict(options.shapes or {})
-    request = PlanRequest(
-        members=(PlanMember(job.imported.name, model, table=options.table, shapes=shapes),),
-        profile=target.profile.name,
-        jetpack=options.jetpack,
-        options=job.plan,
-        plugins=options.plugins,
-    )
-    batching, plan = planned_batch(request)
-    if batching.size > 1:
-        job = read_model(model, target, options, report, batch=batching.size)
-    return replace(job, plan=plan, batching=batching)
+        batching, plan = planned_batch(request)
+        options = replace(options, plan=plan)
+    front = run_frontend(model, target, options, report, batch=batching.size)
+    if front.table is not None and not options.accept_loss:
+        refuse_lossy(front.table, front.imported.name)
+    return replace(front, batching=batching)
 
 
-def ask_for_kernels(
-    calibrated: Calibrated, job: BuildJob, backend: GpuBackend | None
-) -> KernelSupport:
+def ask_for_kernels(front: Frontend, backend: GpuBackend | None) -> KernelSupport:
     """Step 5: ask the GPU backend for a kernel of each node; without a backend, ask nothing."""
     if backend is None:
         return KernelSupport()
-    return ask_gpu(calibrated.prepared.model, job.imported.dims, job.options.plugins)
+    return ask_gpu(front.prepared.model, front.imported.dims, front.options.plugins)
 
 
-def plan_nodes(calibrated: Calibrated, kernels: KernelSupport, job: BuildJob) -> SharedPlan:
+def plan_nodes(front: Frontend, kernels: KernelSupport) -> SharedPlan:
     """Step 6: give every node a processor, and cut segments where kernels are missing."""
-    job.report("plan", 0.0)
-    table = calibrated.table
-    model = Model(
-        job.imported.name,
-        calibrated.prepared.model.graph,
-        has_scale=(table.tensors if table is not None else {}).__contains__,
-        keep_float=calibrated.keep_float,
-        cuts=calibrated.prepared.cuts,
-        rewrites=calibrated.prepared.applied,
-        kernels=kernels,
-        batching=job.batching,
-    )
-    return plan_together((model,), job.target.profile, job.plan)
+    front.report("plan", 0.0)
+    start = {front.imported.name: front.prepared.placement}
+    return plan_together((front.to_plan(kernels),), front.target.profile, front.plan, (start,))
 
 
-def unified_ranges(calibrated: Calibrated, plan: Plan) -> UnifiedRanges:
+def unified_ranges(front: Frontend, plan: Plan) -> UnifiedRanges:
     """Unify the ranges for DLA and GPU: tensors that must share a range get equal ones."""
-    table = calibrated.table
+    table = front.table
     if table is None:
         return UnifiedRanges({}, (), ())
-    keep = calibrated.keep_float
+    keep = front.keep_float
     dla = [n for s in plan.segments if s.processor.startswith("dla") for n in s.nodes]
-    graph = calibrated.prepared.model
+    graph = front.prepared.model
     tied = tied_on_gpu(graph, _on_gpu(plan), keep)
     return unify_scales(graph, table.tensors, [*(name for name in dla if name not in keep), *tied])
 
 
 def build_planned(
-    calibrated: Calibrated,
-    shared: SharedPlan,
-    ranges: UnifiedRanges,
-    job: BuildJob,
-    backend: GpuBackend | None,
+    front: Frontend, shared: SharedPlan, ranges: UnifiedRanges, backend: GpuBackend | None
 ) -> BuiltSegments:
     """Steps 7 to 10: quantize, extract, lower and compile the segments of a plan."""
-    job.report("lower", 0.0)
-    quantizer = _quantizer(calibrated, shared.plans[0], ranges.amax)
-    return build_segments(shared, job, quantizer, backend)
+    front.report("lower", 0.0)
+    quantizer = _quantizer(front, shared.plans[0], ranges.amax)
+    return build_segments(shared, front, quantizer, backend)
 
 
-def _backend(job: BuildJob) -> GpuBackend | None:
-    if not job.options.kernels:
+def _backend(front: Frontend) -> GpuBackend | None:
+    if not front.options.kernels:
         return None
     return find_backend(
-        job.target.profile,
-        job.plan.precision,
-        dims=job.imported.dims,
-        plugins=job.options.plugins,
-        tactics=job.options.tactics,
-        on_progress=job.report,
+        front.target.profile,
+        front.plan.precision,
+        dims=front.imported.dims,
+        plugins=front.options.plugins,
+        tactics=front.options.tactics,
+        on_progress=front.report,
     )
 
 
@@ -247,10 +234,10 @@ def _on_gpu(plan: Plan) -> frozenset[str]:
     return frozenset(node for s in plan.segments if s.processor == "gpu" for node in s.nodes)
 
 
-def _quantizer(calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]) -> Quantizer:
+def _quantizer(front: Frontend, plan: Plan, amax: Mapping[str, float]) -> Quantizer:
     """Return step 7. It depends on the processor of each node, and on no cut between kernels."""
-    graph, keep = calibrated.prepared.model, calibrated.keep_float
-    if calibrated.table is None:
+    graph, keep = front.prepared.model, front.keep_float
+    if front.table is None:
         return lambda segment_of: QuantizedModel(graph, segment_of, {})
     dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
     operands = operands_on_gpu(graph, _on_gpu(plan), keep, amax)
@@ -260,10 +247,9 @@ def _quantizer(calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]) ->
 
 
 def _assemble(
-    calibrated: Calibrated,
+    front: Frontend,
     preprocessing: Preprocessing | UnsetType,
     built: BuiltSegments,
-    job: BuildJob,
     backend: GpuBackend | None,
 ) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
     """Step 11: the manifest and the entries of the file."""
@@ -273,32 +259,32 @@ def _assemble(
         built.extracted,
         cuda={**built.gpu.segments, **built.fallback.segments},
         tensorrt=built.tensorrt,
-        take_turns=job.target.profile.dla_cores > 1
-        and goal_named(job.plan.objective).frames_in_flight,
+        take_turns=front.target.profile.dla_cores > 1
+        and goal_named(front.plan.objective).frames_in_flight,
         compile_port=None if backend is None else partial(compile_port, backend),
         scales=built.quantized.scales,
-        dims=built.gpu.dims or job.imported.dims,
+        dims=built.gpu.dims or front.imported.dims,
         placements=built.plan.placements,
-        profile=job.target.profile.name,
-        provenance=provenance_of(calibrated, built, job),
+        profile=front.target.profile.name,
+        provenance=provenance_of(front, built),
         preprocessing=preprocessing,
-        compile_frames=_frame_compiler(preprocessing, job, backend),
+        compile_frames=_frame_compiler(preprocessing, front, backend),
     )
 
 
 def _frame_compiler(
-    preprocessing: Preprocessing | UnsetType, job: BuildJob, backend: GpuBackend | None
+    preprocessing: Preprocessing | UnsetType, front: Frontend, backend: GpuBackend | None
 ) -> FrameCompiler | None:
     """Return what compiles the kernels for frames, None where they are not asked for.
 
     Raises BuildError: no kernels can be made, or nothing says what they compute.
     """
-    if job.options.preprocess_on == "cpu":
+    if front.options.preprocess_on == "cpu":
         return None
     if backend is None:
         raise BuildError(
             "`tandem build --preprocess-on gpu` makes kernels, and profile"
-            f" {job.target.profile.name} has no GPU or this host no Triton: take another profile,"
+            f" {front.target.profile.name} has no GPU or this host no Triton: take another profile,"
             f" or {pip_install('gpu-build')}."
         )
     if not preprocessing:
@@ -313,8 +299,7 @@ def _write(
     path: Path,
     manifest: Manifest,
     entries: Mapping[str, np.ndarray[Any, Any]],
-    calibrated: Calibrated,
-    job: BuildJob,
+    front: Frontend,
 ) -> tuple[Manifest, Judgement | None]:
     """Step 12: the file, once a session has run it and its loss is within the limits.
 
@@ -322,8 +307,8 @@ def _write(
     that the DLA shares, and tensors between segments. So it is judged again, as it is, and the
     manifest says what was measured. Returns that manifest, and the judgement.
     """
-    job.report("write", 0.0)
-    ranges, name = calibrated.ranges, job.imported.name
+    front.report("write", 0.0)
+    ranges, name = front.ranges, front.imported.name
     judgement: Judgement | None = None
 
     def accept(outputs: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> Manifest:
@@ -333,11 +318,11 @@ def _write(
         parts = ranges.fit.trial.parts
         actual = [split_outputs(parts, arrays) for arrays in outputs]
         judgement = judge(parts, [exact for _, exact in ranges.judges], actual, basis="engine")
-        if not job.options.accept_loss:
+        if not front.options.accept_loss:
             check(judgement, f"the engine of {name}")
-        return with_measured(manifest, judgement, ranges, job)
+        return with_measured(manifest, judgement, front)
 
     samples = [sample for sample, _ in ranges.judges] if ranges is not None else []
     accepted = write_proven(path, manifest, entries, model=name, samples=samples, accept=accept)
-    job.report("write", 1.0)
+    front.report("write", 1.0)
     return accepted, judgement

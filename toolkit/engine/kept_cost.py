@@ -6,34 +6,33 @@ from dataclasses import replace
 import msgspec
 
 from device.profile import Profile
-from toolkit.engine.calibrate import CLIPPED, Calibrated
+from toolkit.engine.frontend import CLIPPED
+from toolkit.engine.options import Frontend
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan
 
-Planner = Callable[[Calibrated], Plan]
+Planner = Callable[[Frontend], Plan]
 
 
-def kept_cost_notes(
-    calibrated: Calibrated, plan: Plan, profile: Profile, make_plan: Planner
-) -> tuple[str, ...]:
+def kept_cost_notes(front: Frontend, plan: Plan, make_plan: Planner) -> tuple[str, ...]:
     """Return a note on the predicted times with and without each group of kept nodes that is there.
 
     `plan` has the kept nodes where they may run; it prices those on the GPU as in INT8, so what
     FP16 takes longer there is added. Times are those that the plan makes short: see `frame_us`.
     """
-    if calibrated.table is None or profile.gpu is None:
+    if front.table is None or front.target.profile.gpu is None:
         return ()
-    clipped = {node for node in calibrated.off_dla if calibrated.floating[node] == CLIPPED}
+    clipped = {node for node in front.off_dla if front.floating[node] == CLIPPED}
     groups = (
-        (calibrated.kept_for_targets, "for the targets", "`tandem build --keep none`"),
+        (front.kept_for_targets, "for the targets", "`tandem build --keep none`"),
         (clipped, f"because {CLIPPED}", "`tandem build --accept-loss`"),
-        (calibrated.off_dla - clipped, "because they mix scores with other outputs", ""),
+        (front.off_dla - clipped, "because they mix scores with other outputs", ""),
     )
     present = [(frozenset(nodes), why, instead) for nodes, why, instead in groups if nodes]
     return tuple(
-        _note(nodes, why, instead, _times(nodes, calibrated, plan, profile, make_plan))
+        _note(nodes, why, instead, _times(nodes, front, plan, make_plan))
         for nodes, why, instead in present
     )
 
@@ -49,21 +48,19 @@ def _note(nodes: frozenset[str], why: str, instead: str, times: tuple[float, flo
 
 
 def _times(
-    nodes: frozenset[str],
-    calibrated: Calibrated,
-    plan: Plan,
-    profile: Profile,
-    make_plan: Planner,
+    nodes: frozenset[str], front: Frontend, plan: Plan, make_plan: Planner
 ) -> tuple[float, float]:
     """Return the times of a frame with nodes kept in floating point, and with them in INT8."""
-    table = calibrated.table
+    table = front.table
     assert table is not None
     others = tuple(name for name in table.keep_float if name not in nodes)
     without = msgspec.structs.replace(table, keep_float=others)
-    int8_us = frame_us(make_plan(replace(calibrated, table=without)))
+    int8_us = frame_us(make_plan(replace(front, table=without)))
     on_gpu = {row.node for row in plan.placements if row.processor == "gpu"}
-    graph = views(calibrated.prepared.model.graph)
-    longer_us = half_us(graph, nodes & on_gpu, profile, plan.power_mode) / plan.batching.size
+    graph = views(front.prepared.model.graph)
+    longer_us = (
+        half_us(graph, nodes & on_gpu, front.target.profile, plan.power_mode) / plan.batching.size
+    )
     return frame_us(plan) + longer_us, int8_us
 
 

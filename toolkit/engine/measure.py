@@ -3,24 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import onnx_ir as ir
-
-from toolkit.engine.target import choose_target
+from toolkit.engine.frontend import run_frontend
+from toolkit.engine.options import BuildOptions
+from toolkit.engine.target import HOST, choose_target
 from toolkit.errors import BuildError, about
-from toolkit.graph.check import check_nodes
-from toolkit.graph.memory_limit import check_host_memory
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
+from toolkit.importers.onnx import ModelSource, open_model
 from toolkit.plugins import Plugin
-from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import (
-    RangeOptions,
-    Ranges,
-    Report,
-    measure_ranges,
-    with_model,
-)
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report
 from toolkit.quantize.ranges.table_file import has_qdq
 
 
@@ -46,32 +36,23 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     Raises TandemError: the model is quantized already, the data cannot be used, or INT8 loses too
     much.
     """
-    imported = import_model(
-        request.model, shapes=request.shapes, plugins=request.plugins, report=report
-    )
-    with about(imported.name):
-        graph = _graph_of(imported, request.profile)
-        options = with_model(request.options, imported)
-        ranges = measure_ranges(graph, request.data, imported.sha256, options, report)
-    if not request.accept_loss:
-        check(ranges.judgement, imported.name)
-    return ranges, imported.name
-
-
-def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
-    """Return the graph after the passes and, for a profile, the rewrites for its DLA."""
-    if has_qdq(imported.model):
-        raise BuildError(
-            f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
-            "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
+    model = open_model(request.model, plugins=request.plugins, report=report)
+    name = model.path.name
+    with about(name):
+        if has_qdq(model.model):
+            raise BuildError(
+                f"{name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
+                "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
+            )
+        options = BuildOptions(
+            precision="int8",
+            data=request.data,
+            ranges=request.options,
+            accept_loss=request.accept_loss,
+            shapes=request.shapes,
+            plugins=request.plugins,
+            kernels=False,
         )
-    graph, _ = run_passes(imported.model)
-    check_nodes(graph)
-    check_host_memory(graph.graph)
-    if profile is None:
-        return graph
-    from toolkit.partition.planning.plan import PlanOptions  # a solver; nothing else here needs it
-    from toolkit.partition.prepare import prepare
-
-    target = choose_target(profile)
-    return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model
+        ranges = run_frontend(model, choose_target(request.profile or HOST), options, report).ranges
+    assert ranges is not None  # of data
+    return ranges, name

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
 from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
-from toolkit.engine.calibrate import Calibrated
-from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
 from toolkit.graph.segment import PlannedSegment
@@ -15,20 +14,20 @@ from toolkit.quantize.ranges.table_file import foreign_notes
 _MAX_REASONS = 5  # in one note; the manifest lists all nodes
 
 
-def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tuple[str, ...]:
+def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
     """Return notes on the model, its precision and its ranges."""
-    table = calibrated.table
-    notes = list(job.imported.notes)
-    notes += [f"pass {step.name} left out: {step.failure}" for step in job.passes if step.failure]
+    table = front.table
+    notes = list(front.imported.notes)
+    notes += [f"pass {step.name} left out: {step.failure}" for step in front.passes if step.failure]
     kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
     if manifest.provenance.precision == "fp16" and not all(kernels):
         notes.append("portable segments compute in FP32; FP16 is for the board")
     notes += _refused_forms(manifest)
     if table is not None:
-        notes += foreign_notes(table, job.imported.sha256)
+        notes += foreign_notes(table, front.imported.sha256)
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
-    return (*notes, *calibrated.notes)
+    return (*notes, *front.notes)
 
 
 def _refused_forms(manifest: Manifest) -> Iterable[str]:

@@ -1,7 +1,7 @@
-"""Options of a build, and the job that its steps read."""
+"""Options of a build, and the value that its first steps make for all later ones."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,12 +14,15 @@ from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
+from toolkit.partition.best_precision import kept_nodes
 from toolkit.partition.planning.batch import Batching
-from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.planning.plan import Model, PlanOptions
+from toolkit.partition.planning.portable import KernelSupport
+from toolkit.partition.prepare import Prepared
 from toolkit.plugins import Plugin
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import RangeOptions
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 
 GpuBackendName = Literal["cuda", "tensorrt", "auto"]
 
@@ -67,11 +70,14 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildJob:
-    """The model that a build is made of, for a target.
+class Frontend:
+    """A model for a target after the steps before the plan: import, passes, rewrites, ranges.
 
-    `graph` has gone through the passes; `plain`: the model without its Q/DQ, where they give INT8
-    its ranges; `plan` has the precision that was chosen.
+    `graph` has gone through the passes, `prepared` through the rewrites, too; `plain`: the model
+    without its Q/DQ, where they give INT8 its ranges; `plan` has the precision that was chosen.
+    `table`: None where the precision is not INT8, or where a plan takes every tensor to have a
+    range. `ranges`: how they were measured, None where they were given. `floating`: nodes that stay
+    in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
     """
 
     options: BuildOptions
@@ -82,4 +88,45 @@ class BuildJob:
     plain: PlainModel | None
     plan: PlanOptions
     report: Progress
+    prepared: Prepared
+    table: CalibrationTable | None = None
+    ranges: Ranges | None = None
+    notes: tuple[str, ...] = ()
+    floating: Mapping[str, str] = field(default_factory=dict)
+    off_dla: frozenset[str] = frozenset()
     batching: Batching = field(default_factory=Batching)
+
+    @property
+    def kept_for_targets(self) -> frozenset[str]:
+        """The nodes that the calibration keeps in floating point for its targets."""
+        kept = self.ranges.kept if self.ranges is not None else None
+        return frozenset() if kept is None else kept.nodes
+
+    @property
+    def keep_float(self) -> frozenset[str]:
+        """The nodes that stay in floating point beside INT8."""
+        return frozenset(self.floating if self.table is None else self.table.keep_float)
+
+    def kept(self) -> dict[str, str]:
+        """Return the reason for each node in `keep_float`."""
+        if self.table is None:
+            return {}
+        ranges = self.ranges
+        budget = ranges.budget if ranges is not None else None
+        reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
+        return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
+
+    def to_plan(self, kernels: KernelSupport) -> Model:
+        """Return the model as plans take it; `kernels`: which nodes have any."""
+        model = Model(
+            self.imported.name,
+            self.prepared.model.graph,
+            keep_float=self.keep_float,
+            cuts=self.prepared.cuts,
+            kernels=kernels,
+            rewrites=self.prepared.applied,
+            batching=self.batching,
+        )
+        if self.table is None:
+            return model
+        return replace(model, has_scale=self.table.tensors.__contains__)

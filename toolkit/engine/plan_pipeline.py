@@ -114,8 +114,8 @@ def build_command(  # noqa: PLR0917
 
 def _placers(result: PlanResult) -> list[list[str]]:
     """Return for each model the options that say where its nodes run."""
-    rows = zip(result.shared.plans, result.shared.candidates, result.loaded, strict=True)
-    return [_forced(plan, candidate, model.prepared) for plan, candidate, model in rows]
+    rows = zip(result.shared.plans, result.shared.candidates, result.fronts, strict=True)
+    return [_forced(plan, candidate, front.prepared) for plan, candidate, front in rows]
 
 
 def _forced(plan: Plan, candidate: Candidate, prepared: Prepared) -> list[str]:

@@ -2,32 +2,30 @@
 
 from msgspec import UNSET, UnsetType
 
-from calibration.table import CalibrationTable
 from device.engine.preprocessing import Preprocessing, describe, differences
-from toolkit.engine.options import BuildJob
+from toolkit.engine.options import Frontend
 from toolkit.errors import BuildError
 from toolkit.quantize.preprocess.decide import Stated, as_stated, decide, stated_over
 from toolkit.quantize.preprocess.known import known_preprocessing
 from toolkit.quantize.ranges.data import input_specs
 
 
-def engine_preprocessing(
-    table: CalibrationTable | None, job: BuildJob
-) -> Preprocessing | UnsetType:
+def engine_preprocessing(front: Frontend) -> Preprocessing | UnsetType:
     """Return how images become inputs of the engine; unset where nothing says it.
 
     Raises BuildError: the user states another preprocessing than that of the table.
     """
+    table = front.table
     recorded = UNSET if table is None else table.preprocessing
-    stated = as_stated(job.options.ranges.preprocess)
-    measured = job.options.data is not None and table is not None  # by what is stated
+    stated = as_stated(front.options.ranges.preprocess)
+    measured = front.options.data is not None and table is not None  # by what is stated
     if measured or not stated.says_anything:
         return recorded
     if recorded:
         _refuse_another(recorded, stated)
         return recorded
-    hint = known_preprocessing(job.imported.name, job.imported.origin)
-    decision = decide(stated, hint, input_specs(job.graph))
+    hint = known_preprocessing(front.imported.name, front.imported.origin)
+    decision = decide(stated, hint, input_specs(front.graph))
     return UNSET if decision is None else decision.value
 
 

@@ -8,28 +8,26 @@ from msgspec import UNSET, UnsetType
 
 from calibration.table import CalibrationTable, fingerprint
 from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
-from toolkit.engine.calibrate import Calibrated
 from toolkit.engine.measurements import loss_measurements, score_measurements
-from toolkit.engine.options import BuildJob
+from toolkit.engine.options import Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
 from toolkit.errors import printable
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.loss.judge import Judgement
-from toolkit.quantize.ranges.measure import Ranges
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
 CLASS_KEYS = ("names", "character")  # what Ultralytics' and PaddleOCR's exports call them
 MAX_NAMES_BYTES = 64 * 1024  # 1000 classes of ImageNet have 30 KiB
 
 
-def provenance_of(calibrated: Calibrated, built: BuiltSegments, job: BuildJob) -> Provenance:
+def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
     """Return what is known before the engine has run."""
-    info, table = None, calibrated.table
+    info, table = None, front.table
     if table is not None:
-        measured = calibrated.ranges
-        file = job.options.table if measured is None else measured.table
+        measured = front.ranges
+        file = front.options.table if measured is None else measured.table
         info = CalibrationInfo(
             method=DUMMY if table.dummy else table.method,
             samples=table.samples,
@@ -37,18 +35,18 @@ def provenance_of(calibrated: Calibrated, built: BuiltSegments, job: BuildJob) -
             table_sha256=UNSET if file is None else fingerprint(file),
         )
     return Provenance(
-        model=job.imported.name,
-        model_sha256=job.imported.sha256,
+        model=front.imported.name,
+        model_sha256=front.imported.sha256,
         precision=built.plan.precision,
-        passes=(*(step.name for step in job.passes if step.changes), *_adjusting(table)),
+        passes=(*(step.name for step in front.passes if step.changes), *_adjusting(table)),
         versions=_versions(
-            job.target,
+            front.target,
             kernels=bool(built.gpu.segments),
-            plugins=bool(job.options.plugins),
+            plugins=bool(front.options.plugins),
         ),
         calibration=info,
-        licence=_licence(job.imported.model.metadata_props),
-        metadata=_class_names(job.imported.model.metadata_props),
+        licence=_licence(front.imported.model.metadata_props),
+        metadata=_class_names(front.imported.model.metadata_props),
     )
 
 
@@ -65,13 +63,11 @@ def _class_names(metadata: Mapping[str, str]) -> dict[str, str] | UnsetType:
     return names if names and size <= MAX_NAMES_BYTES else UNSET
 
 
-def with_measured(
-    manifest: Manifest, judgement: Judgement, ranges: Ranges, job: BuildJob
-) -> Manifest:
+def with_measured(manifest: Manifest, judgement: Judgement, front: Frontend) -> Manifest:
     """Return the manifest with what the build has measured; the same if that is nothing."""
     measured = loss_measurements(judgement)
-    budget = job.options.ranges.budget
-    if budget is not None and ranges.budget is not None:
+    budget, ranges = front.options.ranges.budget, front.ranges
+    if budget is not None and ranges is not None and ranges.budget is not None:
         measured += tuple(score_measurements(budget.metric, ranges.budget))
     if not measured:
         return manifest

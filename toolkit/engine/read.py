@@ -8,15 +8,16 @@ import onnx_ir as ir
 
 from device.choices import list_choices
 from device.engine.manifest import Precision
-from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
+from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
 from toolkit.importers.source import silent
+from toolkit.partition.prepare import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
@@ -34,7 +35,7 @@ TFLITE_INT8 = (
 )
 
 
-def without_qdq(imported: ImportedModel) -> PlainModel:
+def _without_qdq(imported: ImportedModel) -> PlainModel:
     """Return a Q/DQ model as a float model with its ranges; any scale of weights is taken.
 
     Raises ImportModelError: its Q/DQ are not such as INT8 engines have.
@@ -48,27 +49,24 @@ def without_qdq(imported: ImportedModel) -> PlainModel:
 
 
 def read_model(
-    model: ModelSource,
+    model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
     report: Progress = silent,
     *,
     batch: int = 1,
-) -> BuildJob:
+    assume_ranges: bool = False,
+) -> Frontend:
     """Import a model, run the passes, and choose the precision; `batch`: of a dynamic one.
 
-    Raises TandemError: the model cannot be used, or not at the precision that is asked for.
+    `assume_ranges`: INT8 needs no ranges. Raises TandemError: the model cannot be used, or not at
+    the precision that is asked for.
     """
     _refuse_two_sources(options)
     report("import", 0.0)
-    imported = import_model(
-        model,
-        shapes=options.shapes,
-        dims=options.dims,
-        batch=batch,
-        plugins=options.plugins,
-        report=report,
-    )
+    if not isinstance(model, OpenModel):
+        model = open_model(model, plugins=options.plugins, report=report)
+    imported = sized(model, shapes=options.shapes, dims=options.dims, batch=batch)
     plain, qdq_notes = _plain(imported, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
@@ -76,9 +74,10 @@ def read_model(
     check_nodes(graph)
     check_host_memory(graph.graph)
     check_device_memory(graph.graph, target.profile)
-    precision = _precision(options, target, graph, imported.name, plain)
+    precision = _precision(options, target, graph, imported.name, plain, assume=assume_ranges)
     plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
-    return BuildJob(options, target, imported, graph, passes, plain, plan, report)
+    prepared = Prepared(graph, {})
+    return Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
 
 
 def _plain(
@@ -94,11 +93,11 @@ def _plain(
     if options.precision in ("int8", "best") or (
         options.precision is None and _has_ranges(options)
     ):
-        return without_qdq(imported), ()
+        return _without_qdq(imported), ()
     if options.precision is not None:
         return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
     try:
-        plain = without_qdq(imported)
+        plain = _without_qdq(imported)
     except ImportModelError as err:
         return None, (f"{KEPT_QDQ}: {err}",)
     if not plain.amax:
@@ -122,7 +121,13 @@ def _has_ranges(options: BuildOptions) -> bool:
 
 
 def _precision(
-    options: BuildOptions, target: Target, graph: ir.Model, name: str, plain: PlainModel | None
+    options: BuildOptions,
+    target: Target,
+    graph: ir.Model,
+    name: str,
+    plain: PlainModel | None,
+    *,
+    assume: bool,
 ) -> Precision:
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
@@ -133,7 +138,7 @@ def _precision(
             f"there is no precision {requested!r}: use one of {list_choices(requested, choices)}"
         )
     precision = default if requested is None or requested == "best" else requested
-    if precision != "int8":
+    if precision != "int8" or (assume and not has_ranges):
         return precision
     if not has_ranges:
         raise BuildError(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from device.engine.manifest import DimRange
 from toolkit.engine.assemble import border_tensors
-from toolkit.engine.options import BuildJob
+from toolkit.engine.options import Frontend
 from toolkit.engine.tensorrt import TensorRTSegment
 from toolkit.engine.tensorrt_gpu import tensorrt_gpu_segment
 from toolkit.gpu.lower import KernelProgram
@@ -53,7 +53,7 @@ class BuiltSegments:
 
 
 def build_segments(
-    shared: SharedPlan, job: BuildJob, quantizer: Quantizer, backend: GpuBackend | None
+    shared: SharedPlan, front: Frontend, quantizer: Quantizer, backend: GpuBackend | None
 ) -> BuiltSegments:
     """Quantize, extract, lower and compile the segments of a plan.
 
@@ -61,12 +61,12 @@ def build_segments(
     Raises as `toolkit.gpu.segments.lower_gpu_segments` and `compile_gpu_segments`.
     """
     (plan,) = shared.plans
-    built = _build(plan, quantizer, backend, job)
+    built = _build(plan, quantizer, backend, front)
     if built.gpu.refused:
-        plan = cut_again(shared, job.target.profile, job.plan, built.gpu.refused).plans[0]
-        built = _build(plan, quantizer, backend, job, again=True)
+        plan = cut_again(shared, front.target.profile, front.plan, built.gpu.refused).plans[0]
+        built = _build(plan, quantizer, backend, front, again=True)
     built = replace(built, plan=run_portable(built.plan, built.gpu.refused))
-    if backend is None or not job.options.fallback:
+    if backend is None or not front.options.fallback:
         return built
     return replace(built, fallback=_fallback(built, backend))
 
@@ -96,7 +96,7 @@ def _build(
     plan: Plan,
     quantizer: Quantizer,
     backend: GpuBackend | None,
-    job: BuildJob,
+    front: Frontend,
     *,
     again: bool = False,
 ) -> BuiltSegments:
@@ -106,21 +106,23 @@ def _build(
     extracted = extract_segments(quantized.model, quantized.segment_of, names)
     built = BuiltSegments(plan, quantized, extracted)
     if backend is None:
-        return _with_tensorrt(built, job, job.imported.dims)
+        return _with_tensorrt(built, front, front.imported.dims)
     on_gpu = [segment for segment in plan.segments if segment.place == "gpu"]
     programs = lower_gpu_segments(backend, on_gpu, extracted)
     if programs.refused and not again:
         return replace(built, gpu=GpuSegments(refused=programs.refused))
-    built = _with_tensorrt(built, job, programs.dims or job.imported.dims)
-    if job.options.gpu_backend == "tensorrt":
+    built = _with_tensorrt(built, front, programs.dims or front.imported.dims)
+    if front.options.gpu_backend == "tensorrt":
         on_gpu = [segment for segment in on_gpu if segment.name not in built.tensorrt]
     gpu = compile_gpu_segments(backend, on_gpu, programs)
     return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))
 
 
-def _with_tensorrt(built: BuiltSegments, job: BuildJob, dims: Sequence[DimRange]) -> BuiltSegments:
+def _with_tensorrt(
+    built: BuiltSegments, front: Frontend, dims: Sequence[DimRange]
+) -> BuiltSegments:
     """Give GPU segments their forms for TensorRT, if that is asked for."""
-    if job.options.gpu_backend == "cuda":
+    if front.options.gpu_backend == "cuda":
         return built
     quantized, names = built.quantized, {dim.name for dim in dims}
     tensors = border_tensors(quantized.model, built.extracted, quantized.scales, names)

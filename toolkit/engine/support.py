@@ -10,6 +10,11 @@ from toolkit.gpu.support import ask_support
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.plugins import Plugin
 
+TENSORRT_PLUGIN = (
+    "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem take it out of "
+    "the model, or give its function with `tandem build --plugin`"
+)
+
 
 def ask_gpu(
     model: ir.Model, dims: Sequence[DimRange] = (), plugins: Sequence[Plugin] = ()
@@ -20,9 +25,11 @@ def ask_gpu(
     Raises PluginError: a plugin fails.
     """
     plugged = [plugin.title for plugin in plugins]
-    supported = ask_support(model, plugged, dynamic=bool(dims))
+    refused = dict(ask_support(model, plugged, dynamic=bool(dims)).refused)
+    ops = {str(node.name): node.op_type for node in model.graph}
+    refused |= {name: TENSORRT_PLUGIN for name in refused if ops[name].endswith("_TRT")}
     if not dims:
-        return KernelSupport(supported.refused)
+        return KernelSupport(refused)
     opt = traces_of(dims, plugins)[0].after(model)
     shapes = {name: tuple(map(int, shape)) for name, shape in opt.known.shapes.items()}
-    return KernelSupport(supported.refused, shapes)
+    return KernelSupport(refused, shapes)

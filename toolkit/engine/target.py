@@ -6,6 +6,9 @@ from device.choices import list_choices
 from device.errors import ProfileError
 from device.profile import JetPack, Profile, dla_era, find_jetpack, load_profile
 
+HOST = "laptop"
+"""The profile of this machine, where a model is run but no engine is built."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -64,7 +64,7 @@ def prepare(
     """
     known = dict(ranges or {})
     dla = profile.dla
-    if profile.gpu is None or dla is None or options.precision == "fp32":
+    if profile.gpu is None or dla is None or options.precision == "fp32" or not options.rewrites:
         return Prepared(model, known)
 
     def rewrite(only: frozenset[str] | None) -> Legalized:

@@ -20,19 +20,18 @@ from pipelines.config import ModelConfig, load_labels, load_model
 from pipelines.decode_config import Scored
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.engine.read import read_model
+from toolkit.engine.target import HOST, choose_target
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
 from toolkit.evaluate.compare.gap import GapTally, GpuStage, Stages
 from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.importers.source import ModelPath, model_sha256
 from toolkit.plugins import Plugin
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
-from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.measure import RangeOptions, Report
-from toolkit.quantize.ranges.table_file import has_qdq, read_ranges
+from toolkit.quantize.ranges.table_file import read_ranges
 from toolkit.quantize.trials.score import Infer, load_held_out, plain_model, score
 
 CHANGED_WEIGHTS = (
@@ -140,17 +139,11 @@ def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Mod
             f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
             f"{path} has {sha256[:12]}; give the model that the engine was built from."
         )
-    imported = import_model(
-        ModelPath(path, request.inputs_as_nchw),
-        shapes=shapes,
-        dims=manifest.dims,
-        plugins=request.plugins,
-        report=report,
+    options = BuildOptions(
+        precision="int8", shapes=shapes, dims=manifest.dims, plugins=request.plugins
     )
-    model = imported.model
-    if has_qdq(model):
-        model = import_qdq(model, any_weight_scale=True).model
-    return run_passes(model)[0]
+    source = ModelPath(path, request.inputs_as_nchw)
+    return read_model(source, choose_target(HOST), options, report, assume_ranges=True).graph
 
 
 def _samples(

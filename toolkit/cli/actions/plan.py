@@ -91,7 +91,7 @@ def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trt
     shared = result.shared
     several = len(shared.plans) > 1
     parts = [render_shared(shared)] if several else []
-    rows = zip(shared.plans, result.loaded, shared.candidates, strict=True)
+    rows = zip(shared.plans, result.fronts, shared.candidates, strict=True)
     for plan, one, candidate in rows:
         title = f"== {plan.name}\n" if several else ""
         advice = result.advice[plan.name]
@@ -121,7 +121,7 @@ def as_builtins(result: PlanResult) -> dict[str, Any]:
     """Return what `--json` prints."""
     rewrites = {
         plan.name: _rewrites_builtins(one.prepared)
-        for plan, one in zip(result.shared.plans, result.loaded, strict=True)
+        for plan, one in zip(result.shared.plans, result.fronts, strict=True)
     }
     notes = {name: list(rows) for name, rows in result.notes.items()}
     return {**shared_builtins(result.shared, result.advice), "rewrites": rewrites, "notes": notes}

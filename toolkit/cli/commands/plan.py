@@ -148,9 +148,9 @@ def plan(
             max_latency_ms=max_latency_ms,
             seconds=seconds,
             forced=action.Forced(force_dla, force_gpu),
+            rewrites=not no_rewrites,
         ),
         measured=action.measured_times(measured, model, precision) if measured and model else None,
-        rewrites=not no_rewrites,
         plugins=plugins,
     )
     if explained is not None:

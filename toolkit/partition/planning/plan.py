@@ -92,7 +92,8 @@ class PlanOptions:
 
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
-    search. `forced`: nodes that the user places. `min_gain`: the least share of its cost that a
+    search. `forced`: nodes that the user places. `rewrites` False: the graph is planned as it is,
+    without those that move nodes onto the DLA. `min_gain`: the least share of its cost that a
     move to the DLA must gain, None: half the spread of the model's errors
     (`toolkit/partition/planning/margin.py`). `max_latency_ms`: choose the batch for throughput
     within it (`toolkit/engine/batch.py`).
@@ -107,6 +108,7 @@ class PlanOptions:
     forced: Forced = field(default_factory=Forced)
     min_gain: float | None = None
     max_latency_ms: float | None = None
+    rewrites: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import highspy
 import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import PlanError
+
+if TYPE_CHECKING:
+    import highspy
 
 GAP = 1e-7  # relative; a smaller gap counts as proven
 # A second of search is this many steps of HiGHS (the points where it asks whether to go on, about
@@ -119,7 +122,9 @@ class Program:
         """
         if any(lower > upper for lower, upper, _ in self._rows):
             return Outcome(None, math.inf, infeasible=True)
-        solver = _QuietHighs()
+        from toolkit.partition.solver.quiet_highs import QuietHighs
+
+        solver = QuietHighs()
         for name, value in _options(gap):
             solver.setOptionValue(name, value)
         solver.passModel(self._model(goal))
@@ -136,7 +141,11 @@ class Program:
 
         No solution of the program has a smaller value.
         """
-        solver = _QuietHighs()
+        import highspy
+
+        from toolkit.partition.solver.quiet_highs import QuietHighs
+
+        solver = QuietHighs()
         solver.setOptionValue("threads", 1)
         model = self._model(goal)
         model.integrality_ = []
@@ -147,7 +156,9 @@ class Program:
             return None
         return np.array(solver.getSolution().col_value), solver.getInfo().objective_function_value
 
-    def _model(self, goal: Expr) -> highspy.HighsLp:
+    def _model(self, goal: Expr) -> "highspy.HighsLp":
+        import highspy
+
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._lower), len(self._rows)
         cost = np.zeros(len(self._lower))
@@ -165,19 +176,6 @@ class Program:
         lp.a_matrix_.index_ = np.array([c for _, _, t in self._rows for c in t], np.int32)
         lp.a_matrix_.value_ = np.array([v for _, _, t in self._rows for v in t.values()], float)
         return lp
-
-
-class _QuietHighs(highspy.Highs):
-    """HiGHS without output: from 1.16 on its constructor prints before any option is set."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.setOptionValue("output_flag", False)
-
-    def enableCallbacks(self) -> None:  # noqa: N802
-        """Silence it first: the constructor calls this, and setting callbacks prints the banner."""
-        self.setOptionValue("output_flag", False)
-        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 class _Meter:
@@ -219,7 +217,9 @@ def _options(gap: float) -> tuple[tuple[str, bool | int | float | str], ...]:
     )
 
 
-def _outcome(solver: highspy.Highs, seconds: float) -> Outcome:
+def _outcome(solver: "highspy.Highs", seconds: float) -> Outcome:
+    import highspy
+
     status = solver.getModelStatus()
     if status in (
         highspy.HighsModelStatus.kInfeasible,

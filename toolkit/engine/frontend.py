@@ -1,0 +1,172 @@
+"""Steps 1 to 4 of the build: model file -> graph, rewritten for the DLA, and the ranges of INT8.
+
+All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from calibration.table import CalibrationTable, write_table
+from device.engine.manifest import IMPORTED
+from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.read import read_model
+from toolkit.engine.target import Target
+from toolkit.gpu.codegen.compile import Progress
+from toolkit.gpu.rows.rewrite import ROW_PASSES
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import ModelSource, OpenModel
+from toolkit.importers.source import silent
+from toolkit.partition.best_precision import best_options, idle_nodes
+from toolkit.partition.prepare import prepare
+from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
+from toolkit.quantize.loss.judge import check
+from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
+from toolkit.quantize.ranges.data import Source
+from toolkit.quantize.ranges.measure import dummy_table, measure_ranges, with_model
+from toolkit.quantize.ranges.table_file import (
+    fit_table,
+    plain_notes,
+    refused_notes,
+    table_of_plain,
+)
+
+CLIPPED = "on the DLA a range of another tool may clip what the model puts out"
+
+
+def run_frontend(
+    model: ModelSource | OpenModel,
+    target: Target,
+    options: BuildOptions,
+    report: Progress = silent,
+    *,
+    batch: int = 1,
+    assume_ranges: bool = False,
+) -> Frontend:
+    """Read a model, rewrite its graph for the DLA, and give INT8 its ranges.
+
+    Ranges are those given, those measured over data, or made up. For kernels, numbers of rows that
+    data decide then get bounds. `batch`: of a dynamic one; `assume_ranges`: where nothing gives
+    INT8 its ranges, every tensor is taken to have one.
+
+    Raises TandemError: the model, the data or the table cannot be used.
+    """
+    front = read_model(model, target, options, report, batch=batch, assume_ranges=assume_ranges)
+    report("rewrite", 0.0)
+    front = _with_ranges(front)
+    if not options.kernels or target.profile.gpu is None:
+        return front
+    bounded, reports = run_passes(front.prepared.model, ROW_PASSES)
+    notes = tuple(
+        f"pass {step.name}{' left out' if step.failure else ''}: {step.failure or step.changes}"
+        for step in reports
+        if step.failure or step.changes
+    )
+    prepared = replace(front.prepared, model=bounded)
+    return replace(front, prepared=prepared, notes=(*front.notes, *notes))
+
+
+def _with_ranges(front: Frontend) -> Frontend:
+    options, plain, sha256 = front.options, front.plain, front.imported.sha256
+    int8, table = front.plan.precision == "int8", options.table
+    if int8 and options.data is not None:
+        return _measured(front, options.data)
+    if table is None and plain is not None and plain.amax and not options.dummy_ranges:
+        table = table_of_plain(plain, sha256)
+    if int8 and table is not None:
+        return _from_table(front, table)
+    front = _rewritten(front)
+    if int8 and options.dummy_ranges:
+        table = dummy_table(front.prepared.model, sha256)
+        return replace(front, table=table, notes=_notes(front))
+    return replace(front, floating=_harmed(front)) if int8 else front
+
+
+def _rewritten(front: Frontend, keep_float: frozenset[str] = frozenset()) -> Frontend:
+    """Rewrite the graph for the DLA, before its ranges are known."""
+    prepared = prepare(front.graph, front.target.profile, front.plan, keep_float=keep_float)
+    return replace(front, prepared=prepared)
+
+
+def _measured(front: Frontend, data: Source) -> Frontend:
+    """Measure ranges over data; write them to a table where requested, refused ones marked."""
+    options, profile, imported = front.options, front.target.profile, front.imported
+    asked = frozenset(options.ranges.keep_float)
+    front = _rewritten(front, asked)
+    graph, harmed = front.prepared.model, _harmed(front)
+    floating = harmed | _idle(front)
+    range_options = replace(
+        with_model(options.ranges, imported),
+        on_gpu=profile.gpu is not None and profile.dla is None,
+        keep_float=asked | floating.keys(),
+    )
+    if options.precision == "best":
+        range_options = best_options(range_options, graph, floating)
+    ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
+    if options.save_table is not None:
+        write_table(Path(options.save_table), ranges.table)
+    if not options.accept_loss:
+        check(ranges.judgement, imported.name)
+    return replace(
+        front,
+        prepared=replace(front.prepared, model=ranges.model),
+        table=ranges.table,
+        ranges=ranges,
+        notes=_notes(front),
+        floating=floating,
+        off_dla=frozenset(harmed) - asked,
+    )
+
+
+def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
+    """Fit the ranges of a table, or of the model's Q/DQ, to the rewritten graph."""
+    profile, plain, imported = front.target.profile, front.plain, front.imported
+    original = imported.model if plain is None else plain.model
+    # Adjustments measured before the rewrites are made before them, others after.
+    early = adjusts_only(front.graph, table)
+    graph = adjusted_for(front.graph, table, imported.sha256) if early else front.graph
+    keep = frozenset(table.keep_float)
+    prepared = prepare(graph, profile, front.plan, table.tensors, keep)
+    with_ranges = msgspec.structs.replace(table, tensors=dict(prepared.ranges))
+    fitted = fit_table(with_ranges, original, prepared.model)
+    if not early:
+        prepared = replace(prepared, model=adjusted_for(prepared.model, table, imported.sha256))
+    front = replace(front, prepared=prepared)
+    harmed, table = _harmed(front), fitted.table
+    foreign = plain is None and table.method == IMPORTED
+    # A DLA hands its results on in INT8; a GPU hands the last layers on in floating point.
+    if profile.dla is not None and foreign and not front.options.accept_loss:
+        scores = [n for n in bounded_tensors(prepared.model) if table.tensors.get(n, 1.0) < 1.0]
+        ranges = {**table.tensors, **dict.fromkeys(scores, 1.0)}
+        table = msgspec.structs.replace(table, tensors=ranges)
+        last = output_layers(prepared.model).items()
+        harmed |= {node: CLIPPED for node, name in last if name in ranges}
+    asked = frozenset(table.keep_float)
+    floating = harmed | _idle(front)
+    return replace(
+        front,
+        table=msgspec.structs.replace(table, keep_float=tuple(sorted(asked | floating.keys()))),
+        notes=(*_notes(front), *refused_notes(table), *fitted.notes),
+        floating=floating,
+        off_dla=frozenset(harmed) - asked,
+    )
+
+
+def _notes(front: Frontend) -> tuple[str, ...]:
+    return plain_notes(front.plain) if front.plain is not None else ()
+
+
+def _harmed(front: Frontend) -> dict[str, str]:
+    """Return the nodes that would give scores and boxes one scale on a DLA, and why each stays."""
+    if front.target.profile.dla is None:
+        return {}
+    mixing = mixing_concats(front.prepared.model)
+    return {node: f"on the DLA it would give one scale to {mix}" for node, mix in mixing.items()}
+
+
+def _idle(front: Frontend) -> dict[str, str]:
+    """Return the nodes that INT8 does not speed up, where "best" is requested, and why."""
+    if front.options.precision != "best":
+        return {}
+    return idle_nodes(front.prepared.model, front.target.profile, front.plan.power_mode)
