@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.dla_emulator import float_ops
-from device.dla_emulator.arithmetic import layers, normalization, pooling, rounding
+from device.dla_emulator.arithmetic import layers, normalization, pooling
 from device.dla_emulator.arithmetic.layers import Activation, Sums
 from device.dla_emulator.arithmetic.rounding import Floats
 from device.dla_emulator.arithmetic.scales import ScaleError
@@ -26,7 +26,6 @@ from device.dla_emulator.products import product_of
 from device.dla_emulator.segment_graph import Node, SegmentGraph
 
 Array = NDArray[Any]
-_CACHED_NUMBERS = 1 << 14  # of 8 bytes
 
 
 def translate(graph: SegmentGraph, where: str, emulation: Emulation) -> EmulatedSegment:
@@ -59,20 +58,9 @@ def _quantize(builder: OperationBuilder, node: Node) -> None:
             node, (source.buffer,), epilogue, lambda arrays: layers.finish(arrays[0], path)
         )
     else:
-        real = builder.float_input(node, node.inputs[0])
-        builder.add_rounded(node, (real,), epilogue, lambda arrays: _rounded(arrays[0], scale))
+        real, path = builder.float_input(node, node.inputs[0]), layers.input_path(scale)
+        builder.add_rounded(node, (real,), epilogue, lambda arrays: layers.finish(arrays[0], path))
     builder.note_quantized(node, name, QuantizedBuffer(epilogue.tensor, scale))
-
-
-def _rounded(x: Array, scale: float) -> Array:
-    result = np.empty(x.size, np.int8)
-    numbers = x.reshape(-1)
-    for first in range(0, x.size, _CACHED_NUMBERS):
-        part = slice(first, first + _CACHED_NUMBERS)
-        steps = np.divide(numbers[part], scale, dtype=np.float64)
-        np.clip(rounding.half_away(steps), -128, 127, out=steps)
-        result[part] = steps
-    return result.reshape(x.shape)
 
 
 def _dequantize(builder: OperationBuilder, node: Node) -> None:
@@ -335,9 +323,10 @@ def _normalize(builder: OperationBuilder, node: Node) -> None:
         return
     step_in, step_out = form.scale, epilogue.scale
     registers = normalization.lrn_registers(lrn, step_in, step_out)
+    rounded = layers.input_path(step_out)
 
     def exact(arrays: Sequence[Array]) -> Array:
-        return _rounded(normalization.real(arrays[0], lrn, step_in), step_out)
+        return layers.finish(normalization.real(arrays[0], lrn, step_in), rounded)
 
     def looked_up(arrays: Sequence[Array]) -> Array:
         return normalization.normalize(arrays[0], registers)
