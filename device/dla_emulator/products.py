@@ -49,7 +49,7 @@ class Product:
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
         result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
         for block in convolution.convolve(image, kernel):
-            block.put(layers.finished(block.wide, path), result)
+            block.put(result, lambda sums: layers.finished(sums, path))
         return self._restored(result, x)
 
     def real(self, x: Array) -> Array:

@@ -24,7 +24,7 @@ Source: nvdla/hw vmod/nvdla/cmac, vmod/nvdla/cacc/NV_NVDLA_CACC_CALC_int8.v and 
 of the sums vmod/nvdla/csc/NV_NVDLA_CSC_sg.v. That deconvolution is the same sums is inferred.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -122,16 +122,18 @@ class Block:
     rows: slice
     wide: Sums
 
-    def put(self, numbers: NDArray[Any], into: NDArray[Any]) -> None:
-        """Copy what was made of `wide` to its place in (batch, outputs, rows, columns).
+    def put(self, into: NDArray[Any], finish: Callable[[Sums], NDArray[Any]] | None = None) -> None:
+        """Copy what `finish` makes of each wide[y, x] to its place in (batch, outputs, ...).
 
         Numbers of a wider type are cut off towards zero.
         """
-        side = len(numbers)
+        side = len(self.wide)
         for down, right in product(range(side), repeat=2):
             rows = slice(self.rows.start + down, self.rows.stop, side)
             target = into[self.batch, :, rows, right::side]
-            target[...] = numbers[down, right, :, : target.shape[1], : target.shape[2]]
+            sums = self.wide[down, right]
+            numbers = sums if finish is None else finish(sums)
+            target[...] = numbers[:, : target.shape[1], : target.shape[2]]
 
 
 def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
@@ -197,7 +199,7 @@ def convolve(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Iterator[Block]
         sums_of = partial(_depthwise, kernel=kernel)
     else:
         sums_of = partial(_by_packages if kernel.cuts is None else _by_matrices, kernel=kernel)
-    numbers = max(numbers, _FINISH_NUMBERS * groups * outputs * side**2)
+    numbers = max(numbers, _FINISH_NUMBERS * groups * outputs)
     for batch, image in enumerate(x):
         planes = make_planes(image, strides, shape.pads[:2], results=results, reach=reach)
         for part in _steps(results[0], numbers * planes.pitch):
@@ -220,7 +222,7 @@ def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
         (x.shape[0], outputs, rows, columns), np.float32 if single else np.float64
     )
     for block in convolve(x, kernel):
-        block.put(block.wide, sums)
+        block.put(sums)
     return sums
 
 

@@ -382,17 +382,11 @@ def _converter(factor: scales.Multiplier) -> convert.Converter:
 
 
 def _finish_in_floats(sums: NDArray[np.generic], path: FastPath) -> Floats:
-    value: Floats = sums.astype(np.float64)
-    value *= _spread(path.factor, value)
-    value += _spread(path.offset, value)
+    value: Floats = np.multiply(sums, path.factor, dtype=np.float64)
+    value += path.offset
     if path.low < 0:
         np.floor(value, out=value)
     return np.clip(value, path.low, path.high, out=value)
-
-
-def _spread(numbers: Floats, over: Floats) -> Floats:
-    """Return numbers for each channel for each position: numpy is slow to broadcast short rows."""
-    return np.broadcast_to(numbers, over.shape[-numbers.ndim :]).copy() if numbers.ndim else numbers
 
 
 def _finish_in_integers(sums: NDArray[np.generic], path: IntegerPath) -> Ints:
