@@ -106,17 +106,10 @@ def _sum(builder: OperationBuilder, node: Node) -> None:
     if epilogue is None or operands is None:
         _affine(builder, node)
         return
-    count, add = len(operands), np.subtract if node.op == "Sub" else np.add
-
-    def total(arrays: Sequence[Array]) -> Array:
-        result = arrays[0].astype(np.intp)
-        for operand in arrays[1:]:
-            result = add(result, operand)
-        return result
-
-    step = _one_scale(builder, node, operands)
-    low, high = (-128 * count, 127 * count) if add is np.add else (-255, 255)
-    _by_table(builder, node, operands, epilogue, spec=(step, low, high), combine=total)
+    combine = np.subtract if node.op == "Sub" else np.add
+    step, count = _one_scale(builder, node, operands), len(operands)
+    low, high = (-255, 255) if node.op == "Sub" else (-128 * count, 127 * count)
+    _by_table(builder, node, operands, epilogue, spec=(step, low, high), combine=combine)
 
 
 def _multiply(builder: OperationBuilder, node: Node) -> None:
@@ -127,11 +120,7 @@ def _multiply(builder: OperationBuilder, node: Node) -> None:
         _affine(builder, node)
         return
     spec = (operands[0].scale * operands[1].scale, -127 * 128, 128 * 128)
-    _by_table(builder, node, operands, epilogue, spec=spec, combine=_product_of_two)
-
-
-def _product_of_two(arrays: Sequence[Array]) -> Array:
-    return np.asarray(np.multiply(arrays[0], arrays[1], dtype=np.intp))
+    _by_table(builder, node, operands, epilogue, spec=spec, combine=np.multiply)
 
 
 def _by_table(
@@ -141,22 +130,32 @@ def _by_table(
     epilogue: Epilogue,
     *,
     spec: tuple[float, int, int],
-    combine: Function,
+    combine: np.ufunc = np.add,
 ) -> None:
     """Add an element-wise layer; its stages run once, on every sum (step, least, greatest)."""
     step, low, high = spec
     path = builder.path(Sums(np.asarray(step / epilogue.scale)), epilogue, max(-low, high))
     inputs = tuple(operand.buffer for operand in operands)
+
+    def combined(arrays: Sequence[Array]) -> Array:
+        result = arrays[0].astype(np.int16 if high < 1 << 15 else np.int32)
+        for operand in arrays[1:]:
+            result = combine(result, operand)
+        return result
+
     slopes = epilogue.activation.slopes
     if slopes is not None and slopes.size > 1:
-        builder.add_rounded(
-            node, inputs, epilogue, lambda arrays: layers.finish(combine(arrays), path)
-        )
+        builder.add_rounded(node, inputs, epilogue, lambda x: layers.finish(combined(x), path))
         return
-    table = layers.finish(np.arange(low, high + 1).reshape(-1, 1, 1), path).reshape(-1)
-    table = np.roll(table, low)  # negative sums count from the end
+    numbers = np.arange(low, high + 1).reshape(-1, 1, 1)
+    results = layers.finish(numbers, path)
+    single = layers.in_float32(path)
+    if single is not None and (layers.finish(numbers, single) == results).all():
+        builder.add_rounded(node, inputs, epilogue, lambda x: layers.finish(combined(x), single))
+        return
+    table = np.roll(results.reshape(-1), low)  # negative sums count from the end
     builder.add_rounded(
-        node, inputs, epilogue, lambda arrays: np.take(table, combine(arrays), mode="wrap")
+        node, inputs, epilogue, lambda arrays: np.take(table, combined(arrays), mode="wrap")
     )
 
 
@@ -235,14 +234,7 @@ def _activation(builder: OperationBuilder, node: Node) -> None:
         _other(builder, node)
         return
     epilogue = replace(rounding_only, activation=activation)
-    _by_table(
-        builder,
-        node,
-        [form],
-        epilogue,
-        spec=(form.scale, -128, 127),
-        combine=lambda x: x[0].astype(np.intp),
-    )
+    _by_table(builder, node, [form], epilogue, spec=(form.scale, -128, 127))
 
 
 def _extreme(builder: OperationBuilder, node: Node) -> None:

@@ -103,8 +103,8 @@ class FastPath:
     Both are larger by a little, so that a half goes away from zero, and `offset` by 1/2.
     """
 
-    factor: Floats
-    offset: Floats
+    factor: NDArray[Any]
+    offset: NDArray[Any]
     low: int
     high: int
 
@@ -262,6 +262,13 @@ def input_path(step: float) -> FastPath:
     return _floored(one / step, 0 * one, _IDEAL_SHIFT + 4, -128, 127)
 
 
+def in_float32(path: Path) -> FastPath | None:
+    """Return a fast path in float32; it may round wrongly, so that its results are to be tried."""
+    if not isinstance(path, FastPath):
+        return None
+    return replace(path, factor=np.float32(path.factor), offset=np.float32(path.offset))
+
+
 def table_path(path: OutputPath | IdealPath, largest_sum: int) -> TablePath | None:
     """Return a path with tables as one table of its results, each looked up once; else None.
 
@@ -381,8 +388,8 @@ def _converter(factor: scales.Multiplier) -> convert.Converter:
     return convert.Converter(0, factor.scale, factor.shift)
 
 
-def _finish_in_floats(sums: NDArray[np.generic], path: FastPath) -> Floats:
-    value: Floats = np.multiply(sums, path.factor, dtype=np.float64)
+def _finish_in_floats(sums: NDArray[np.generic], path: FastPath) -> NDArray[Any]:
+    value: NDArray[Any] = np.multiply(sums, path.factor, dtype=path.factor.dtype)
     value += path.offset
     if path.low < 0:
         np.floor(value, out=value)
