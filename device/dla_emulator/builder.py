@@ -107,8 +107,9 @@ class OperationBuilder:
         path = layers.make_path(sums, epilogue.activation, epilogue.scale, self.arithmetic)
         if isinstance(path, layers.IdealPath):
             return layers.ideal_in_one_step(path) or path
-        merged = layers.fast_path if self._mode == "fast" else layers.integer_path
-        return merged(path, largest_sum) or layers.table_path(path) or path
+        ways = (layers.fast_path, layers.integer_path, layers.table_path)
+        tried = (way(path, largest_sum) for way in ways[self._mode == "exact" :])
+        return next((merged for merged in tried if merged is not None), path)
 
     def add_rounded(
         self, node: Node, inputs: tuple[str, ...], epilogue: Epilogue, run: Function

@@ -49,8 +49,7 @@ class Product:
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
         result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
         for block in convolution.convolve(image, kernel):
-            sums = block.wide.reshape(outputs, -1, block.wide.shape[-1])
-            block.put(layers.finish(sums, path), result)
+            block.put(result, lambda sums: layers.finished(sums, path))
         return self._restored(result, x)
 
     def real(self, x: Array) -> Array:

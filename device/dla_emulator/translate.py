@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.dla_emulator import float_ops
-from device.dla_emulator.arithmetic import layers, normalization, pooling, rounding
+from device.dla_emulator.arithmetic import layers, normalization, pooling
 from device.dla_emulator.arithmetic.layers import Activation, Sums
 from device.dla_emulator.arithmetic.rounding import Floats
 from device.dla_emulator.arithmetic.scales import ScaleError
@@ -26,7 +26,6 @@ from device.dla_emulator.products import product_of
 from device.dla_emulator.segment_graph import Node, SegmentGraph
 
 Array = NDArray[Any]
-_CACHED_NUMBERS = 1 << 14  # of 8 bytes
 
 
 def translate(graph: SegmentGraph, where: str, emulation: Emulation) -> EmulatedSegment:
@@ -59,20 +58,9 @@ def _quantize(builder: OperationBuilder, node: Node) -> None:
             node, (source.buffer,), epilogue, lambda arrays: layers.finish(arrays[0], path)
         )
     else:
-        real = builder.float_input(node, node.inputs[0])
-        builder.add_rounded(node, (real,), epilogue, lambda arrays: _rounded(arrays[0], scale))
+        real, path = builder.float_input(node, node.inputs[0]), layers.input_path(scale)
+        builder.add_rounded(node, (real,), epilogue, lambda arrays: layers.finish(arrays[0], path))
     builder.note_quantized(node, name, QuantizedBuffer(epilogue.tensor, scale))
-
-
-def _rounded(x: Array, scale: float) -> Array:
-    result = np.empty(x.size, np.int8)
-    numbers = x.reshape(-1)
-    for first in range(0, x.size, _CACHED_NUMBERS):
-        part = slice(first, first + _CACHED_NUMBERS)
-        steps = np.divide(numbers[part], scale, dtype=np.float64)
-        np.clip(rounding.half_away(steps), -128, 127, out=steps)
-        result[part] = steps
-    return result.reshape(x.shape)
 
 
 def _dequantize(builder: OperationBuilder, node: Node) -> None:
@@ -118,17 +106,10 @@ def _sum(builder: OperationBuilder, node: Node) -> None:
     if epilogue is None or operands is None:
         _affine(builder, node)
         return
-    count, add = len(operands), np.subtract if node.op == "Sub" else np.add
-
-    def total(arrays: Sequence[Array]) -> Array:
-        result = arrays[0].astype(np.intp)
-        for operand in arrays[1:]:
-            result = add(result, operand)
-        return result
-
-    step = _one_scale(builder, node, operands)
-    low, high = (-128 * count, 127 * count) if add is np.add else (-255, 255)
-    _by_table(builder, node, operands, epilogue, spec=(step, low, high), combine=total)
+    combine = np.subtract if node.op == "Sub" else np.add
+    step, count = _one_scale(builder, node, operands), len(operands)
+    low, high = (-255, 255) if node.op == "Sub" else (-128 * count, 127 * count)
+    _by_table(builder, node, operands, epilogue, spec=(step, low, high), combine=combine)
 
 
 def _multiply(builder: OperationBuilder, node: Node) -> None:
@@ -139,11 +120,7 @@ def _multiply(builder: OperationBuilder, node: Node) -> None:
         _affine(builder, node)
         return
     spec = (operands[0].scale * operands[1].scale, -127 * 128, 128 * 128)
-    _by_table(builder, node, operands, epilogue, spec=spec, combine=_product_of_two)
-
-
-def _product_of_two(arrays: Sequence[Array]) -> Array:
-    return np.asarray(np.multiply(arrays[0], arrays[1], dtype=np.intp))
+    _by_table(builder, node, operands, epilogue, spec=spec, combine=np.multiply)
 
 
 def _by_table(
@@ -153,22 +130,32 @@ def _by_table(
     epilogue: Epilogue,
     *,
     spec: tuple[float, int, int],
-    combine: Function,
+    combine: np.ufunc = np.add,
 ) -> None:
     """Add an element-wise layer; its stages run once, on every sum (step, least, greatest)."""
     step, low, high = spec
     path = builder.path(Sums(np.asarray(step / epilogue.scale)), epilogue, max(-low, high))
     inputs = tuple(operand.buffer for operand in operands)
+
+    def combined(arrays: Sequence[Array]) -> Array:
+        result = arrays[0].astype(np.int16 if high < 1 << 15 else np.int32)
+        for operand in arrays[1:]:
+            result = combine(result, operand)
+        return result
+
     slopes = epilogue.activation.slopes
     if slopes is not None and slopes.size > 1:
-        builder.add_rounded(
-            node, inputs, epilogue, lambda arrays: layers.finish(combine(arrays), path)
-        )
+        builder.add_rounded(node, inputs, epilogue, lambda x: layers.finish(combined(x), path))
         return
-    table = layers.finish(np.arange(low, high + 1).reshape(-1, 1, 1), path).reshape(-1)
-    table = np.roll(table, low)  # negative sums count from the end
+    numbers = np.arange(low, high + 1).reshape(-1, 1, 1)
+    results = layers.finish(numbers, path)
+    single = layers.in_float32(path)
+    if single is not None and (layers.finish(numbers, single) == results).all():
+        builder.add_rounded(node, inputs, epilogue, lambda x: layers.finish(combined(x), single))
+        return
+    table = np.roll(results.reshape(-1), low)  # negative sums count from the end
     builder.add_rounded(
-        node, inputs, epilogue, lambda arrays: np.take(table, combine(arrays), mode="wrap")
+        node, inputs, epilogue, lambda arrays: np.take(table, combined(arrays), mode="wrap")
     )
 
 
@@ -247,14 +234,7 @@ def _activation(builder: OperationBuilder, node: Node) -> None:
         _other(builder, node)
         return
     epilogue = replace(rounding_only, activation=activation)
-    _by_table(
-        builder,
-        node,
-        [form],
-        epilogue,
-        spec=(form.scale, -128, 127),
-        combine=lambda x: x[0].astype(np.intp),
-    )
+    _by_table(builder, node, [form], epilogue, spec=(form.scale, -128, 127))
 
 
 def _extreme(builder: OperationBuilder, node: Node) -> None:
@@ -335,9 +315,10 @@ def _normalize(builder: OperationBuilder, node: Node) -> None:
         return
     step_in, step_out = form.scale, epilogue.scale
     registers = normalization.lrn_registers(lrn, step_in, step_out)
+    rounded = layers.input_path(step_out)
 
     def exact(arrays: Sequence[Array]) -> Array:
-        return _rounded(normalization.real(arrays[0], lrn, step_in), step_out)
+        return layers.finish(normalization.real(arrays[0], lrn, step_in), rounded)
 
     def looked_up(arrays: Sequence[Array]) -> Array:
         return normalization.normalize(arrays[0], registers)

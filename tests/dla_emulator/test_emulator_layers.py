@@ -94,18 +94,17 @@ def test_the_fast_path_gives_the_same(activation: Activation, channels: int) -> 
         assert (layers.finish(single, merged) == layers.finish(single, path)).all()
 
 
+@pytest.mark.parametrize("bias", [0, 1 << 25])
 @pytest.mark.parametrize("shift", range(1, 16))
-def test_the_fast_path_rounds_halves_away_from_zero(shift: int) -> None:
+def test_the_fast_path_rounds_halves_away_from_zero(shift: int, bias: int) -> None:
     halves = np.arange(-255, 256, 2) * 2 ** (shift - 1)
-    path = layers.make_path(Sums(np.asarray(2.0**-shift)), Activation(), 1.0, "hardware")
-    fast = layers.fast_path(path, 1 << 24)
-    whole = layers.integer_path(path, 1 << 24)
-    assert fast is not None
-    assert whole is not None
-    expected = [sat8(rha(int(value), shift)) for value in halves]
-    assert layers.finish(halves, fast).tolist() == expected
-    assert layers.finish(halves, whole).tolist() == expected
-    assert layers.finish(halves, path).tolist() == expected
+    near = np.concatenate([halves - 1, halves, halves + 1])
+    sums = Sums(np.asarray(2.0**-shift), np.asarray(bias))
+    path = layers.make_path(sums, Activation(), 1.0, "hardware")
+    expected = [sat8(rha(int(value), shift)) for value in near]
+    for way in (path, layers.fast_path(path, 3 << 24), layers.integer_path(path, 3 << 24)):
+        assert way is not None
+        assert layers.finish(near - bias, way).tolist() == expected
 
 
 @pytest.mark.parametrize("wrong", [np.rint, np.floor, lambda v: np.floor(v + 0.5)])
@@ -120,10 +119,12 @@ def test_other_roundings_would_be_seen_in_ideal_layers(
     assert layers.finish(halves, path).tolist() != expected
 
 
-def test_the_fast_path_is_not_taken_where_something_could_saturate_before_the_end() -> None:
+def test_a_fast_path_is_not_taken_where_something_could_saturate_or_a_half_be_lost() -> None:
     path = layers.make_path(Sums(np.asarray(1e-3)), Activation(), 0.1, "hardware")
-    assert layers.fast_path(path, 2**31 - 1) is not None
-    assert layers.fast_path(path, 2**31) is None
+    assert layers.integer_path(path, 2**31 - 1) is not None
+    assert layers.integer_path(path, 2**31) is None
+    assert layers.fast_path(path, 2**26) is not None
+    assert layers.fast_path(path, 2**28) is None
     slopes = layers.make_path(
         Sums(np.asarray(1e-3)), Activation(slopes=np.asarray(0.1)), 0.1, "hardware"
     )
@@ -170,11 +171,12 @@ def test_a_function_comes_from_its_table_to_a_tenth_of_a_step(
 
 @pytest.mark.parametrize("function", ["sigmoid", "tanh"])
 def test_one_table_of_results_holds_what_both_tables_give(function: layers.Function) -> None:
-    a = np.concatenate([np.arange(-33000, 33000), np.array([-(2**31), -(2**24), 2**24, 2**31 - 1])])
+    a = np.concatenate([np.arange(-33000, 33000), np.array([-(2**30), -(2**24), 2**24, 2**30])])
     sums_of = Sums(np.asarray(127 * 2.0**-12), np.asarray(3))
     path = layers.make_path(sums_of, Activation(function=function), 1 / 127, "hardware")
     assert isinstance(path, OutputPath)
-    merged = layers.table_path(path)
+    assert layers.table_path(path, 2**31) is None
+    merged = layers.table_path(path, 2**30)
     assert merged is not None
     assert (layers.finish(a, merged) == layers.finish(a, path)).all()
 

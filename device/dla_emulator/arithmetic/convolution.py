@@ -24,10 +24,11 @@ Source: nvdla/hw vmod/nvdla/cmac, vmod/nvdla/cacc/NV_NVDLA_CACC_CALC_int8.v and 
 of the sums vmod/nvdla/csc/NV_NVDLA_CSC_sg.v. That deconvolution is the same sums is inferred.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,8 @@ _LARGEST_INPUT = 128
 _LARGEST_INPUT_INT16 = 1 << 15
 _TYPES = (np.int8, np.int16, np.float32)
 _BLOCK_NUMBERS = 1 << 20  # of unrolled input and sums at a time: some megabytes, about a cache
-_FEWEST_TILES = 60  # with fewer, products of matrices are too small to be fast
+_FINISH_NUMBERS = 6  # of 4 bytes that the output stages take for a sum
+_FEWEST_TILES = 20  # with fewer, products of matrices are too small to be fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,18 @@ class ConvKernel:
     tiled: Singles | None = None
 
 
+class SumsOf(Protocol):
+    """Returns accumulators (groups, outputs, positions) of some rows; tiles have a side of 2."""
+
+    def __call__(self, planes: Planes, *, rows: slice) -> Sums:
+        """Return the accumulators of `rows`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of the accumulators of one image: `wide` (outputs, side, side, rows, pitch).
+    """Rows of the accumulators of one image: `wide` (side, side, outputs, rows, pitch).
 
-    With side 2, wide[:, x, y] holds every other column from x on and every other row from y on.
+    With side 2, wide[y, x] holds every other row from y on and every other column from x on.
     Numbers behind the last column or row are no results: what works number by number is faster on
     whole memory, and `put` leaves them out afterwards.
     """
@@ -113,13 +122,18 @@ class Block:
     rows: slice
     wide: Sums
 
-    def put(self, numbers: NDArray[Any], into: NDArray[Any]) -> None:
-        """Copy what was made of `wide` to its place in (batch, outputs, rows, columns)."""
-        spread, side = numbers.reshape(self.wide.shape), self.wide.shape[1]
-        for right, down in product(range(side), repeat=2):
+    def put(self, into: NDArray[Any], finish: Callable[[Sums], NDArray[Any]] | None = None) -> None:
+        """Copy what `finish` makes of each wide[y, x] to its place in (batch, outputs, ...).
+
+        Numbers of a wider type are cut off towards zero.
+        """
+        side = len(self.wide)
+        for down, right in product(range(side), repeat=2):
             rows = slice(self.rows.start + down, self.rows.stop, side)
             target = into[self.batch, :, rows, right::side]
-            target[...] = spread[:, right, down, : target.shape[1], : target.shape[2]]
+            sums = self.wide[down, right]
+            numbers = sums if finish is None else finish(sums)
+            target[...] = numbers[:, : target.shape[1], : target.shape[2]]
 
 
 def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
@@ -170,17 +184,31 @@ def convolve(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Iterator[Block]
     has another type or shape, or channels that the kernel does not have.
     """
     _check_input(x, kernel)
-    rows, columns = kernel.geometry.positions(x.shape[2], x.shape[3])
-    groups, _, products = kernel.matrices.shape
-    by_taps = groups > 1 and products == kernel.geometry.kernel[0] * kernel.geometry.kernel[1]
-    many = -(-rows // tiles.SIDE) * -(-columns // tiles.SIDE) >= _FEWEST_TILES
+    shape = kernel.geometry
+    rows, columns = shape.positions(x.shape[2], x.shape[3])
+    groups, outputs, products = kernel.matrices.shape
+    strides, results, side = shape.strides, (rows, columns), 1
+    reach = ((shape.kernel[0] - 1) * shape.dilations[0], (shape.kernel[1] - 1) * shape.dilations[1])
+    numbers = groups * (products + outputs)  # at each position
+    count = (-(-rows // tiles.SIDE), -(-columns // tiles.SIDE))
+    if kernel.tiled is not None and x.dtype == np.int8 and count[0] * count[1] >= _FEWEST_TILES:
+        strides, results, side, reach = (tiles.SIDE, tiles.SIDE), count, tiles.SIDE, (3, 3)
+        numbers = 16 * (products // 9 + outputs)
+        sums_of: SumsOf = partial(tiles.tile_sums, weights=kernel.tiled)
+    elif groups > 1 and products == shape.kernel[0] * shape.kernel[1]:
+        sums_of = partial(_depthwise, kernel=kernel)
+    else:
+        sums_of = partial(_by_packages if kernel.cuts is None else _by_matrices, kernel=kernel)
+    numbers = max(numbers, _FINISH_NUMBERS * groups * outputs)
     for batch, image in enumerate(x):
-        if by_taps or kernel.cuts is None:
-            yield from _by_positions(batch, image, (rows, columns), kernel, by_taps=by_taps)
-        elif kernel.tiled is not None and many and x.dtype == np.int8:
-            yield from _by_tiles(batch, image, (rows, columns), kernel, kernel.tiled)
-        else:
-            yield from _by_matrices(batch, image, (rows, columns), kernel)
+        planes = make_planes(image, strides, shape.pads[:2], results=results, reach=reach)
+        for part in _steps(results[0], numbers * planes.pitch):
+            sums = sums_of(planes, rows=part)
+            yield Block(
+                batch,
+                slice(side * part.start, min(side * part.stop, rows)),
+                sums.reshape(side, side, groups * outputs, -1, planes.pitch),
+            )
 
 
 def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
@@ -194,7 +222,7 @@ def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
         (x.shape[0], outputs, rows, columns), np.float32 if single else np.float64
     )
     for block in convolve(x, kernel):
-        block.put(block.wide, sums)
+        block.put(sums)
     return sums
 
 
@@ -254,14 +282,6 @@ def _check_input(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> None:
         raise DlaError("the input of a convolution is INT16, its weights are not; use one type")
 
 
-def _padded(image: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
-    top, left, bottom, right = kernel.geometry.pads
-    channels, height, width = image.shape
-    padded = _zeros((channels, height + top + bottom, width + left + right), kernel.matrices)
-    padded[:, top : top + height, left : left + width] = image
-    return padded
-
-
 def _steps(rows: int, numbers: int) -> Iterator[slice]:
     """Yield as many rows at a time as make a block, with so many numbers a row."""
     step = max(1, _BLOCK_NUMBERS // max(1, numbers))
@@ -269,125 +289,56 @@ def _steps(rows: int, numbers: int) -> Iterator[slice]:
         yield slice(first, min(first + step, rows))
 
 
-def _by_positions(
-    batch: int,
-    image: Int8s | Int16s | Singles,
-    size: tuple[int, int],
-    kernel: ConvKernel,
-    *,
-    by_taps: bool,
-) -> Iterator[Block]:
-    padded, columns = _padded(image, kernel), size[1]
-    sums_of = _depthwise if by_taps else _by_packages
-    for rows in _steps(size[0], padded.shape[0] * columns):
-        sums = sums_of(padded, rows, columns, kernel)
-        yield Block(batch, rows, sums[:, None, None])
+def _taps(shape: Geometry) -> list[tuple[int, int]]:
+    """Return the row and column of each position of the kernel, with its dilation."""
+    (dy, dx), kernel = shape.dilations, shape.kernel
+    return [(r * dy, s * dx) for r, s in np.ndindex(*kernel)]
 
 
-def _by_tiles(
-    batch: int, image: Int8s, size: tuple[int, int], kernel: ConvKernel, weights: Singles
-) -> Iterator[Block]:
-    side = tiles.SIDE
-    count = (-(-size[0] // side), -(-size[1] // side))
-    planes = make_planes(
-        image, (side, side), kernel.geometry.pads[:2], results=count, reach=(3, 3), kind=np.float32
-    )
-    numbers = weights.shape[0] * weights.shape[1] * sum(weights.shape[2:]) * planes.pitch
-    for part in _steps(count[0], numbers):
-        sums = tiles.tile_sums(planes, weights, part)
-        rows = slice(side * part.start, min(side * part.stop, size[0]))
-        yield Block(batch, rows, sums.reshape(*sums.shape[:3], -1, planes.pitch))
-
-
-def _by_matrices(
-    batch: int, image: Int8s | Int16s | Singles, size: tuple[int, int], kernel: ConvKernel
-) -> Iterator[Block]:
-    shape, cuts = kernel.geometry, kernel.cuts
-    groups, outputs, products = kernel.matrices.shape
-    taps = [
-        (r * shape.dilations[0], s * shape.dilations[1])
-        for r in range(shape.kernel[0])
-        for s in range(shape.kernel[1])
-    ]
-    kind = np.float64 if kernel.matrices.dtype == np.float64 else np.float32
-    planes = make_planes(
-        image, shape.strides, shape.pads[:2], results=size, reach=taps[-1], kind=kind
-    )
-    assert cuts is not None
-    for rows in _steps(size[0], groups * (products + outputs) * planes.pitch):
-        matrix = _unrolled(planes, rows, taps).reshape(groups, products, -1)
-        sums = _multiplied(kernel.matrices, matrix, cuts)
-        yield Block(batch, rows, sums.reshape(groups * outputs, 1, 1, -1, planes.pitch))
-
-
-def _unrolled(planes: Planes, rows: slice, taps: list[tuple[int, int]]) -> Sums:
-    """Return (channels, taps, positions): what each tap meets at some rows of the result."""
+def _by_matrices(planes: Planes, rows: slice, kernel: ConvKernel) -> Sums:
+    """One product of matrices for each slice that is exact."""
+    weights, cuts, taps = kernel.matrices, kernel.cuts, _taps(kernel.geometry)
     length = (rows.stop - rows.start) * planes.pitch
-    if len(taps) == 1:
-        return planes.run(taps[0], rows.start, length)[:, None]
-    channels = planes.numbers.shape[2]
-    unrolled: Sums = np.empty((channels, len(taps), length), planes.numbers.dtype)
+    unrolled = np.empty((planes.numbers.shape[2], len(taps), length), weights.dtype)
     for i, tap in enumerate(taps):
         unrolled[:, i] = planes.run(tap, rows.start, length)
-    return unrolled
-
-
-def _tap(image: Sums, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]) -> Sums:
-    """Return what the tap at (row, column) of the kernel meets at some rows of the result."""
-    r, s = at
-    (sy, sx), (dy, dx) = shape.strides, shape.dilations
-    top = rows.start * sy + r * dy
-    bottom = (rows.stop - 1) * sy + r * dy + 1
-    first = s * dx
-    return image[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
-
-
-def _zeros(shape: tuple[int, ...], like: Sums) -> Sums:
-    return np.zeros(shape, np.float64) if like.dtype == np.float64 else np.zeros(shape, np.float32)
-
-
-def _multiplied(weights: Sums, matrix: Sums, cuts: tuple[int, ...]) -> Sums:
+    matrix = unrolled.reshape(len(weights), weights.shape[2], length)
+    assert cuts is not None
     if len(cuts) == 2:
         return weights @ matrix
-    total = np.zeros((weights.shape[0], weights.shape[1], matrix.shape[2]))
+    total = np.zeros((*weights.shape[:2], length))
     for first, last in pairwise(cuts):
         total += weights[:, :, first:last] @ matrix[:, first:last]
     return total
 
 
-def _depthwise(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _depthwise(planes: Planes, rows: slice, kernel: ConvKernel) -> Sums:
     """One channel a group: at most 32 x 32 products of 2^14, so float32 is exact throughout.
 
     INT16 is in float64, for products of 2^30.
     """
-    shape = kernel.geometry
-    groups, outputs, _ = kernel.matrices.shape
-    taps = kernel.matrices.reshape(groups * outputs, *shape.kernel)
-    total = _zeros((groups * outputs, rows.stop - rows.start, columns), image)
-    for r in range(shape.kernel[0]):
-        for s in range(shape.kernel[1]):
-            met = _tap(image, shape, rows, columns, (r, s))
-            met = met if outputs == 1 else met.repeat(outputs, axis=0)
-            total += met * taps[:, r, s, None, None]
+    weights, length = kernel.matrices, (rows.stop - rows.start) * planes.pitch
+    total: NDArray[Any] = np.zeros((*weights.shape[:2], length), weights.dtype)
+    for i, tap in enumerate(_taps(kernel.geometry)):
+        met: NDArray[Any] = planes.run(tap, rows.start, length).astype(weights.dtype)
+        total += met[:, None] * weights[:, :, i, None]
     return total
 
 
-def _by_packages(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _by_packages(planes: Planes, rows: slice, kernel: ConvKernel) -> Sums:
     """Saturating after every partial sum of 64 channels, as the accumulator does."""
-    shape = kernel.geometry
+    taps, length = _taps(kernel.geometry), (rows.stop - rows.start) * planes.pitch
     groups, outputs, products = kernel.matrices.shape
-    channels = products // (shape.kernel[0] * shape.kernel[1])
-    weights = kernel.matrices.reshape(groups, outputs, channels, *shape.kernel)
-    total = np.zeros((groups, outputs, (rows.stop - rows.start) * columns), np.int64)
-    images = image.reshape(groups, channels, *image.shape[1:])
+    channels = products // len(taps)
+    weights = kernel.matrices.reshape(groups, outputs, channels, len(taps))
+    total = np.zeros((groups, outputs, length), np.int64)
     for first in range(0, channels, accumulator.BLOCK_CHANNELS):
         block = slice(first, first + accumulator.BLOCK_CHANNELS)
-        part = images[:, block].reshape(-1, *image.shape[1:])
-        for r, s in np.ndindex(*shape.kernel):
-            met = _tap(part, shape, rows, columns, (r, s))
-            partial = weights[:, :, block, r, s] @ met.reshape(groups, met.shape[0] // groups, -1)
-            total = accumulator.add(total, partial.astype(np.int64))
-    return total.reshape(groups * outputs, -1, columns).astype(np.float64)
+        for i, tap in enumerate(taps):
+            met = planes.run(tap, rows.start, length).reshape(groups, channels, length)[:, block]
+            partial_sum = weights[:, :, block, i] @ met.astype(weights.dtype)
+            total = accumulator.add(total, partial_sum.astype(np.int64))
+    return total.astype(np.float64)
 
 
 def _overlay(

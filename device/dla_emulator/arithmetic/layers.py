@@ -20,8 +20,8 @@ the stages can do.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,8 @@ Function = Literal["sigmoid", "tanh"]
 TABLE_FRACTION_BITS = 12
 _TABLE_REACH = 8  # beyond +-8 sigmoid and tanh are within 1/2900 of their ends
 _ENTRY_FRACTION_BITS = 15
-_EXACT_HALF_SHIFT = 52  # 2^46 and a half, in units of 2^-shift, are exact in float64
-_FAST_ROW = 1 << 14  # from here on a channel by itself, with one factor, is faster
-_CACHED_NUMBERS = 1 << 16  # of 8 bytes
+_HALF_SHIFT = 8  # of 2^-shift, by which fast numbers of up to 129 are off at most by a half
+_IDEAL_SHIFT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +98,15 @@ class IdealPath:
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """An OutputPath that is one factor and one rounding, in float64; equal where it is allowed."""
+    """A path that is one factor and one rounding, in float64: y = floor(a factor + offset).
 
-    factor: Floats
-    offset: Floats
+    Both are larger by a little, so that a half goes away from zero, and `offset` by 1/2.
+    """
+
+    factor: NDArray[Any]
+    offset: NDArray[Any]
     low: int
     high: int
-    half_added: bool = False  # to the offset, for the rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,11 @@ class IntegerPath:
 class TablePath:
     """An OutputPath with tables; `results` has the INT8 result of each number behind X1.
 
-    The first is that of `-reach` and less, the last that of `reach` and more.
+    The first is that of the least number that `x1` gives, and less; the last that of the largest.
     """
 
-    x1: output_stages.StageX
+    x1: IntegerPath
     results: Int8s
-    reach: int
 
 
 Path = OutputPath | IdealPath | FastPath | IntegerPath | TablePath
@@ -195,9 +195,12 @@ def make_affine_path(
 
 
 def fast_path(path: OutputPath | IdealPath, largest_sum: int) -> FastPath | None:
-    """Return the path as one factor in float64 if that is exact, else None; see `integer_path`.
+    """Return the path as one factor in float64 if that gives the same, else None.
 
-    (a + bias) scale has at most 32 + 16 bits, so that float64 holds it over 2^shift exactly.
+    See `integer_path`, whose results y are multiples of u = 2^-shift. Up to |y| = 129, beyond which
+    all is clamped, a factor of 1 + u / 2^8 moves halves by u / 2^9 or more, away from zero, and
+    others by half of u or so, which takes none over a half. Roundings in float64 err by less than
+    u / 2^9 in all, or None.
     """
     whole = integer_path(path, largest_sum)
     if whole is None:
@@ -206,10 +209,15 @@ def fast_path(path: OutputPath | IdealPath, largest_sum: int) -> FastPath | None
         np.asarray(np.ldexp(numbers.astype(np.float64), -whole.shift), np.float64)
         for numbers in (whole.factor, whole.offset)
     )
-    # Where results below 0 end at the bound, the half is added beforehand, if that is exact too.
-    if whole.low >= 0 and whole.shift <= _EXACT_HALF_SHIFT:
-        return FastPath(factor, offset + 0.5, whole.low, whole.high, half_added=True)
-    return FastPath(factor, offset, whole.low, whole.high)
+    reach = largest_sum * np.max(np.abs(factor)) + np.max(np.abs(offset)) + 1.0
+    if reach * 2.0**-51 >= 2.0 ** -(whole.shift + _HALF_SHIFT + 1):
+        return None
+    return _floored(factor, offset, whole.shift + _HALF_SHIFT, whole.low, whole.high)
+
+
+def _floored(factor: Floats, offset: Floats, shift: int, low: int, high: int) -> FastPath:
+    more = 1.0 + 2.0**-shift
+    return FastPath(factor * more, offset * more + 0.5, low, high)
 
 
 def integer_path(path: OutputPath | IdealPath, largest_sum: int) -> IntegerPath | None:
@@ -236,23 +244,42 @@ def integer_path(path: OutputPath | IdealPath, largest_sum: int) -> IntegerPath 
 
 
 def ideal_in_one_step(path: IdealPath) -> FastPath | None:
-    """Return an ideal path as one factor and one rounding; None with slopes or a function."""
+    """Return an ideal path as one factor and one rounding; None with slopes or a function.
+
+    What lies within 2^-32 of a half, in parts of itself, may round as the half does.
+    """
     if path.activation.slopes is not None or path.activation.function is not None:
         return None
-    factor, offset = np.broadcast_arrays(path.factor, np.asarray(path.offset, np.float64))
-    return FastPath(factor, offset, path.low, path.high)
+    return _floored(path.factor, np.asarray(path.offset), _IDEAL_SHIFT, path.low, path.high)
 
 
-def table_path(path: OutputPath) -> TablePath | None:
+def input_path(step: float) -> FastPath:
+    """Return the path of real numbers in float32 to INT8 with this scale.
+
+    A quotient of two float32 is a half, or differs from it by 2^-34 of itself or more.
+    """
+    one = np.ones(())
+    return _floored(one / step, 0 * one, _IDEAL_SHIFT + 4, -128, 127)
+
+
+def in_float32(path: Path) -> FastPath | None:
+    """Return a fast path in float32; it may round wrongly, so that its results are to be tried."""
+    if not isinstance(path, FastPath):
+        return None
+    return replace(path, factor=np.float32(path.factor), offset=np.float32(path.offset))
+
+
+def table_path(path: OutputPath | IdealPath, largest_sum: int) -> TablePath | None:
     """Return a path with tables as one table of its results, each looked up once; else None.
 
     Beyond the reach of `tables_of` both tables are flat.
     """
-    if path.tables is None or path.x2 is not None:
+    if isinstance(path, IdealPath) or path.tables is None or path.x2 is not None:
         return None
     reach = _TABLE_REACH << TABLE_FRACTION_BITS
+    x1 = integer_path(replace(path, tables=None, low=-reach, high=reach), largest_sum)
     results = _converted(lookup.run_lookup(np.arange(-reach, reach + 1), path.tables), path)
-    return TablePath(path.x1, results, reach)
+    return None if x1 is None else TablePath(x1, results)
 
 
 def by_position(path: Path) -> bool:
@@ -267,14 +294,20 @@ def by_position(path: Path) -> bool:
 
 def finish(sums: NDArray[np.generic], path: Path) -> Int8s:
     """Return the INT8 result of accumulators (whole numbers of any type)."""
-    if isinstance(path, FastPath | IntegerPath):
-        return _finish_once(sums, path)
+    return finished(sums, path).astype(np.int8, copy=False)
+
+
+def finished(sums: NDArray[np.generic], path: Path) -> NDArray[Any]:
+    """Return numbers of which what stands before the point is the result of `finish`."""
+    if isinstance(path, FastPath):
+        return _finish_in_floats(sums, path)
+    if isinstance(path, IntegerPath):
+        return _finish_in_integers(sums, path)
+    if isinstance(path, TablePath):
+        return np.take(path.results, _finish_in_integers(sums, path.x1) - path.x1.low)
     if isinstance(path, IdealPath):
         return _finish_ideal(sums, path)
     value = output_stages.run_x(accumulator.deliver(sums.astype(np.int64)), path.x1)
-    if isinstance(path, TablePath):
-        at = np.clip(value, -path.reach, path.reach) + path.reach
-        return np.take(path.results, at)
     if path.x2 is not None:
         value = output_stages.run_x(value, path.x2)
     if path.tables is not None:
@@ -355,43 +388,24 @@ def _converter(factor: scales.Multiplier) -> convert.Converter:
     return convert.Converter(0, factor.scale, factor.shift)
 
 
-def _finish_once(sums: NDArray[np.generic], path: FastPath | IntegerPath) -> Int8s:
-    """Some channels at a time, so that all passes over them stay in the cache."""
-    result: Int8s = np.empty(sums.shape, np.int8)
-    factor, offset, source, target = path.factor, path.offset, sums, result
-    if factor.ndim == 0:
-        source, target = sums.reshape(-1), result.reshape(-1)
-    by_channel = 0 < factor.ndim == sums.ndim and factor.size == len(factor) == len(sums)
-    if by_channel:
-        factor, offset = factor.reshape(-1, 1), offset.reshape(-1, 1)
-        source, target = sums.reshape(len(sums), -1), result.reshape(len(sums), -1)
-    step = max(1, len(source))
-    if path.factor.ndim == 0 or by_channel:
-        row = source[:1].size
-        step = 1 if row >= _FAST_ROW and by_channel else max(1, _CACHED_NUMBERS // max(1, row))
-    kind = np.float64 if isinstance(path, FastPath) else np.int64
-    scratch = np.empty((min(step, len(source)), *source.shape[1:]), kind)
-    for first in range(0, len(source), step):
-        part = slice(first, first + step)
-        numbers, value = source[part], scratch[: len(source[part])]
-        scale, added = (factor[part], offset[part]) if by_channel else (factor, offset)
-        if isinstance(path, FastPath):
-            np.multiply(numbers, scale, out=value)
-            value += added
-            if not path.half_added:
-                value += np.copysign(0.5, value)
-        else:
-            np.copyto(value, numbers, casting="unsafe")
-            value *= scale
-            value += added
-            if path.shift > 0:  # as rounding.shift_right; below a bound of 0 halves do not matter
-                if path.low < 0:
-                    value += value >> 63
-                value += 1 << (path.shift - 1)
-                value >>= path.shift
-        np.clip(value, path.low, path.high, out=value)
-        np.copyto(target[part], value, casting="unsafe")  # cuts towards zero
-    return result
+def _finish_in_floats(sums: NDArray[np.generic], path: FastPath) -> NDArray[Any]:
+    value: NDArray[Any] = np.multiply(sums, path.factor, dtype=path.factor.dtype)
+    value += path.offset
+    if path.low < 0:
+        np.floor(value, out=value)
+    return np.clip(value, path.low, path.high, out=value)
+
+
+def _finish_in_integers(sums: NDArray[np.generic], path: IntegerPath) -> Ints:
+    value: Ints = sums.astype(np.int64)
+    value *= path.factor
+    value += path.offset
+    if path.shift > 0:  # as rounding.shift_right; below a bound of 0 halves do not matter
+        if path.low < 0:
+            value += value >> 63
+        value += 1 << (path.shift - 1)
+        value >>= path.shift
+    return np.clip(value, path.low, path.high, out=value)
 
 
 def _finish_ideal(sums: NDArray[np.generic], path: IdealPath) -> Int8s:

@@ -56,36 +56,41 @@ def tile_weights(weight: NDArray[np.integer[Any]]) -> Singles | None:
 
 
 def tile_sums(planes: Planes, weights: Singles, rows: slice) -> Singles:
-    """Return sums (outputs, 2 columns, 2 rows of a tile, tiles) of some rows of tiles.
+    """Return sums (2 rows of a tile, 2 columns, outputs, tiles) of some rows of tiles.
 
-    `planes` have strides 2; the tiles of a row stand at their pitch.
+    `planes` hold INT16 and have strides 2; the tiles of a row stand at their pitch.
     """
-    count = (rows.stop - rows.start) * planes.pitch
-    even, odd = planes.numbers[0], planes.numbers[1]  # (2, channels, numbers)
-    start = rows.start * planes.pitch
-    here = slice(start, start + count + 1)
-    below = slice(here.start + planes.pitch, here.stop + planes.pitch)
-    along = _inputs(even[..., here], odd[..., here], even[..., below], odd[..., below])
-    left, right = along[..., :-1], along[..., 1:]  # (4, 2, channels, tiles)
-    inputs = _inputs(left[:, 0], left[:, 1], right[:, 0], right[:, 1])
-    by_column = np.empty((SIDE, 4, weights.shape[2], count), np.float32)
-    _add_up(np.matmul(weights, inputs), by_column)
-    sums = np.empty((weights.shape[2], SIDE, SIDE, count), np.float32)
-    _add_up(by_column.swapaxes(0, 1), sums.transpose(2, 1, 0, 3))
-    return sums
+    count, pitch, channels = (rows.stop - rows.start) * planes.pitch, planes.pitch, weights.shape[3]
+    start = rows.start * pitch
+    numbers = planes.numbers[..., start : start + count + pitch + 1]
+    # All channels in one run: what reaches from one into the next stands behind `count`.
+    even, odd = numbers.reshape(SIDE, -1)
+    along = np.empty((4, SIDE, even.size // SIDE), np.int16)
+    _transform(even, odd, pitch, along.reshape(4, -1))
+    inputs = np.empty((4, 4, along.shape[2]), np.float32)
+    _transform(along[:, 0], along[:, 1], 1, inputs)
+    tiles = inputs.reshape(4, 4, channels, -1)[..., :count]
+    return _add_up(_add_up(np.matmul(weights, tiles)).swapaxes(0, 1))
 
 
-def _inputs(d0: Singles, d1: Singles, d2: Singles, d3: Singles) -> Singles:
-    result = np.empty((4, *d0.shape), np.float32)
-    np.subtract(d0, d2, out=result[0])
-    np.add(d1, d2, out=result[1])
-    np.subtract(d2, d1, out=result[2])
-    np.subtract(d1, d3, out=result[3])
-    return result
+def _transform(even: NDArray[Any], odd: NDArray[Any], distance: int, into: NDArray[Any]) -> None:
+    """Put the four inputs of products in `into`, of d0, d1 and, a distance further on, d2, d3."""
+    d0, d1, d2, d3 = (
+        numbers[..., part]
+        for part in (slice(-distance), slice(distance, None))
+        for numbers in (even, odd)
+    )
+    into = into[..., :-distance]
+    np.subtract(d0, d2, out=into[0])
+    np.add(d1, d2, out=into[1])
+    np.subtract(d2, d1, out=into[2])
+    np.subtract(d1, d3, out=into[3])
 
 
-def _add_up(m: Singles, into: Singles) -> None:
-    np.add(m[1], m[2], out=into[0])
-    into[0] += m[0]
-    np.subtract(m[1], m[2], out=into[1])
-    into[1] -= m[3]
+def _add_up(m: Singles) -> Singles:
+    """Return both sums along the first axis, in place of the first two products."""
+    m[0] += m[1]
+    m[0] += m[2]
+    m[1] -= m[2]
+    m[1] -= m[3]
+    return m[:2]

@@ -7,6 +7,7 @@ average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -26,6 +27,7 @@ from device.install_advice import pip_install
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = NDArray[Any]
+_BUFFER_NUMBERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class EmulatedExecutor(Executor):
     ) -> dict[str, Array]:
         """Run every layer; see `Executor.run`. Sizes are read from the shapes."""
         values = dict(inputs)
-        with self._libraries.limit(limits=self._threads, user_api="blas"):
+        with self._limits():
             for i, operation in enumerate(self._operations):
                 self._step(operation, values)
                 self._drop_dead(i, values)
@@ -148,7 +150,7 @@ class EmulatedExecutor(Executor):
         """
         values = dict(inputs)
         for i, operation in enumerate(self._operations):
-            with self._libraries.limit(limits=self._threads, user_api="blas"):
+            with self._limits():
                 self._step(operation, values)
             result = LayerResult(
                 operation.node,
@@ -161,6 +163,19 @@ class EmulatedExecutor(Executor):
                 values[operation.output] = replace(result)
             yield result
             self._drop_dead(i, values)
+
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """Limit BLAS to its threads, and numpy's buffers, through which it broadcasts short rows.
+
+        Through one of 8192 numbers, its own size, a factor for each channel costs twice the time.
+        """
+        size = np.setbufsize(_BUFFER_NUMBERS)
+        try:
+            with self._libraries.limit(limits=self._threads, user_api="blas"):
+                yield
+        finally:
+            np.setbufsize(size)
 
     def _step(self, operation: Operation, values: dict[str, Array]) -> None:
         try:
