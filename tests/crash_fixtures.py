@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device.agent.health import PipelineHealth
-from device.agent.liveness import Liveness
 from device.protocol.documents import (
     PipelineReport,
 )
+from device.update.liveness import Liveness, PipelineHealth
 
 
 class Clock:

@@ -23,7 +23,7 @@ from crash_states import CrashState, Recording, record, states, write_tree
 from mqtt_fixtures import PROFILE, make_bundle
 
 from device import files
-from device.agent.config import AgentConfig, BrokerTable, UpdateTable
+from device.agent.config import AgentConfig, BrokerTable
 from device.agent.shadow_process import ShadowEnded, ShadowLimits
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -43,6 +43,7 @@ from device.update.bundle import hash_folder
 from device.update.part_file import Fetch
 from device.update.slot_store import SlotStore
 from device.update.slots import SLOTS
+from device.update.update_table import UpdateTable
 
 CHUNK_BYTES = 4096
 

@@ -6,20 +6,6 @@ from pathlib import Path
 import pytest
 from fleet_fixtures import Fleet
 
-from device.agent.config import UpdateTable
-from device.agent.health import PipelineHealth
-from device.agent.liveness import Liveness
-from device.agent.trial import (
-    Confirm,
-    Environment,
-    Postpone,
-    RollBack,
-    Trial,
-    TrialLimits,
-    Wait,
-    judge,
-    trial_limits,
-)
 from device.protocol.documents import (
     DOCUMENT_FORMAT,
     BlobSpec,
@@ -33,7 +19,20 @@ from device.update import slots
 from device.update.admission import BoardState, Room, unmet, waits_for_window
 from device.update.bundle import BundleFacts, write_bundle
 from device.update.decisions import FetchIt, Refuse, decide
+from device.update.liveness import Liveness, PipelineHealth
 from device.update.slots import SlotRecord, SlotState
+from device.update.trial import (
+    Confirm,
+    Environment,
+    Postpone,
+    RollBack,
+    Trial,
+    TrialLimits,
+    Wait,
+    judge,
+    trial_limits,
+)
+from device.update.update_table import UpdateTable
 from device.update.versions import is_older, version_key
 
 MIB = 1024**2

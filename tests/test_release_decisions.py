@@ -3,21 +3,7 @@
 import msgspec
 import pytest
 
-from device.agent.config import UpdateTable
-from device.agent.health import PipelineHealth
-from device.agent.liveness import FRAME_GAP_S, YOUNG_S, Liveness
 from device.agent.pipeline_process import Restarts
-from device.agent.trial import (
-    Confirm,
-    Crashes,
-    Postpone,
-    RollBack,
-    Trial,
-    TrialLimits,
-    Verdict,
-    Wait,
-    judge,
-)
 from device.protocol.documents import DOCUMENT_FORMAT, BlobSpec, Desired, ReleaseSpec
 from device.protocol.messages import Heartbeat
 from device.trust.exchange import TRUSTED, Refused, Unverified
@@ -34,7 +20,20 @@ from device.update.decisions import (
     decide,
     update_of_slots,
 )
+from device.update.liveness import FRAME_GAP_S, YOUNG_S, Liveness, PipelineHealth
 from device.update.slots import SlotFailure, SlotRecord, SlotState
+from device.update.trial import (
+    Confirm,
+    Crashes,
+    Postpone,
+    RollBack,
+    Trial,
+    TrialLimits,
+    Verdict,
+    Wait,
+    judge,
+)
+from device.update.update_table import UpdateTable
 
 LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
 

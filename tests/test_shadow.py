@@ -25,7 +25,6 @@ from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
 from onnx import numpy_helper
 from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
-from device.agent.config import UpdateTable
 from device.agent.shadow import ShadowRun, shadow_refusal
 from device.agent.shadow_process import START_S, TAP, ShadowEnded, ShadowLimits, ShadowProcess
 from device.agent.update_status import UpdateStatus
@@ -34,6 +33,7 @@ from device.protocol.messages import Shadow
 from device.update import slots
 from device.update.bundle import write_bundle
 from device.update.slots import SlotRecord, SlotState
+from device.update.update_table import UpdateTable
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 

@@ -50,7 +50,6 @@ from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
-from device.agent.trial import Environment
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -71,6 +70,7 @@ from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
 from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
+from device.update.trial import Environment
 
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB

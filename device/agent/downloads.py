@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.config import AgentConfig, UpdateTable
+from device.agent.config import AgentConfig
 from device.agent.slot_state_cache import SlotStateCache
 from device.agent.update_status import UpdateStatus
 from device.errors import TandemError
@@ -17,6 +17,7 @@ from device.update.fetching import Fetching, FetchOptions
 from device.update.slot_store import SlotStore
 from device.update.sources.reader import SourceEvent
 from device.update.sources.source import file_names
+from device.update.update_table import UpdateTable
 
 LOG = logging.getLogger("tandem.agent")
 

@@ -7,7 +7,6 @@ that of a trial is, so that a release that takes the board down is not run for e
 import logging
 from collections.abc import Callable
 
-from device.agent.config import UpdateTable
 from device.agent.shadow_process import ShadowEnded, ShadowLimits, ShadowProcess, ShadowSaid
 from device.agent.slot_state_cache import SlotStateCache
 from device.agent.update_status import UpdateStatus
@@ -18,6 +17,7 @@ from device.update import slots
 from device.update.decisions import update_of
 from device.update.slot_store import SlotStore
 from device.update.slots import MAX_ATTEMPTS
+from device.update.update_table import UpdateTable
 
 LOG = logging.getLogger("tandem.agent")
 NO_RELEASE = (

@@ -1,6 +1,6 @@
 """What runs: the active release, or one on trial, which is committed or rolled back.
 
-The decisions are pure functions of `device.agent.trial` and `device.update.slots`. A transition
+The decisions are pure functions of `device.update.trial` and `device.update.slots`. A transition
 that an interrupted trial must find again is written to the disk before it happens; a rollback is in
 force even on a full disk, which gets it as soon as it has room.
 """
@@ -12,10 +12,19 @@ from dataclasses import replace
 
 import msgspec
 
-from device.agent.config import UpdateTable
-from device.agent.pipeline_runner import MAX_LATE_S, PipelineRunner
+from device.agent.pipeline_runner import PipelineRunner
 from device.agent.slot_state_cache import RETRY_S, SlotStateCache, utc_now
-from device.agent.trial import (
+from device.agent.update_status import UpdateStatus
+from device.errors import BundleError, StateError
+from device.protocol.messages import ChildMessage, Failure
+from device.update import slots
+from device.update.admission import below_floor
+from device.update.boot import with_whole_active
+from device.update.decisions import update_of_record
+from device.update.liveness import MAX_LATE_S
+from device.update.slot_store import SlotStore
+from device.update.slots import MAX_POSTPONED, Slot
+from device.update.trial import (
     Confirm,
     Crashes,
     Environment,
@@ -26,15 +35,7 @@ from device.agent.trial import (
     judge,
     trial_limits,
 )
-from device.agent.update_status import UpdateStatus
-from device.errors import BundleError, StateError
-from device.protocol.messages import ChildMessage, Failure
-from device.update import slots
-from device.update.admission import below_floor
-from device.update.boot import with_whole_active
-from device.update.decisions import update_of_record
-from device.update.slot_store import SlotStore
-from device.update.slots import MAX_POSTPONED, Slot
+from device.update.update_table import UpdateTable
 
 LOG = logging.getLogger("tandem.agent")
 

@@ -28,7 +28,6 @@ from device.agent.preparation import (
 from device.agent.shadow import ShadowRun
 from device.agent.shadow_process import ShadowProcess
 from device.agent.slot_state_cache import SlotStateCache
-from device.agent.trial import Environment
 from device.agent.trial_controller import TrialController
 from device.agent.update_status import UpdateStatus
 from device.errors import BundleError, BundleReadError, StateError
@@ -53,6 +52,7 @@ from device.update.decisions import (
 from device.update.slot_store import SlotStore
 from device.update.slots import Slot, SlotRecord, SlotState
 from device.update.sources.reader import SourceEvent
+from device.update.trial import Environment
 
 LOG = logging.getLogger("tandem.agent")
 READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
