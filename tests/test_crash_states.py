@@ -199,7 +199,7 @@ class Story:
     def bad_release(self) -> None:
         before = self.board.active
         sha256 = self.board.fetch(next(self.bundles))
-        self.board.updater.runs.on_exit("it died", crashed=True, now_s=Clock.now_s)
+        self.board.updater.on_exit("it died", crashed=True)
         assert self.board.updater.update.phase == "rolled_back"
         self.failed.add(sha256)
         self.promise(before)
@@ -210,7 +210,7 @@ class Story:
         other = state.record(state.idle)
         back_to = other.sha256 if other is not None and other.good else before
         self.promise(before, back_to)
-        self.board.updater.runs.on_exit("it died", crashed=True, now_s=Clock.now_s)
+        self.board.updater.on_exit("it died", crashed=True)
         if back_to != before:
             assert before is not None
             self.failed.add(before)
@@ -237,7 +237,7 @@ class Story:
         assert board.shadow.running
         self.promise(before, sha256, attempts=0)
         result = messages.Shadow(frames=99, agreement=1.0, counted=99, done=True)
-        board.updater.shadow.on_ended(ShadowEnded(0, result))
+        board.updater.on_shadow(ShadowEnded(0, result))
         assert board.updater.update.phase == "trial"
         self.promise(before, sha256)
         board.run("running", 1.0)
@@ -340,7 +340,7 @@ def _boots(root: Path, promise: Promise, *, trial: bool = True) -> None:
         if board.updater.state.trial is not None:
             assert board.pipeline.folder is not None
             hash_folder(board.pipeline.folder)
-            board.updater.runs.on_exit("x", crashed=True, now_s=Clock.now_s)
+            board.updater.on_exit("x", crashed=True)
         assert board.active in promise.active
         assert board.pipeline.folder is not None
         assert hash_folder(board.pipeline.folder)[1] == board.active
