@@ -50,7 +50,6 @@ from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
-from device.agent.trial import Environment
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,
@@ -71,6 +70,7 @@ from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
 from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
+from device.update.trial import Environment
 
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
@@ -256,11 +256,11 @@ class Agent:
             if message is not None:
                 self._forward(message)
                 self._figures.on_message(message)
-                self._updater.runs.on_message(message)
+                self._updater.on_message(message)
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.runs.on_exit(reason, crashed=event.crashed, now_s=time.monotonic())
+                self._updater.on_exit(reason, crashed=event.crashed)
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._remote.commands.on_link_up()
@@ -296,9 +296,7 @@ class Agent:
         """Take what a process says that checks a release before its trial."""
         if isinstance(event, GoldenEnded):
             self._updater.on_golden(event)
-        elif isinstance(event, ShadowEnded):
-            self._updater.shadow.on_ended(event)
-        elif message := self._updater.shadow.on_said(event):
+        elif message := self._updater.on_shadow(event):
             self._forward(message)
 
     def _advance(self, now_s: float) -> None:
@@ -388,7 +386,7 @@ class Agent:
         elif isinstance(ask, Rollback):
             error = self._updater.go_back("it was asked for on the board")
         elif isinstance(ask, Commit):
-            error = self._updater.runs.accept()
+            error = self._updater.accept()
         return Answer(
             error=error,
             device=self._config.device,
@@ -434,7 +432,7 @@ class Agent:
 
     def _reported(self) -> Reported:
         state, now_s = self._updater.state, time.monotonic()
-        record = state.record(state.trial if self._updater.runs.on_trial else state.active)
+        record = state.record(state.trial if self._updater.on_trial else state.active)
         phase, health = self._updater.update.phase, self._pipeline.health()
         reported = Reported(
             agent=self._version,

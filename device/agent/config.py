@@ -14,18 +14,13 @@ from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
-from device.update.versions import VERSION_PATTERN
+from device.update.update_table import Seconds, Table, UpdateTable
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Label = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f,=]*\Z")]
-Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every table: frozen, and unknown keys are refused."""
-
-
-class TlsTable(_Table, frozen=True, kw_only=True):
+class TlsTable(Table, frozen=True, kw_only=True):
     """[broker.tls]: PEM files; relative paths are beside agent.toml.
 
     `ca` vouches for the broker; `certificate` and `key` are this device's.
@@ -36,7 +31,7 @@ class TlsTable(_Table, frozen=True, kw_only=True):
     key: Annotated[str, Meta(min_length=1)] | None = None
 
 
-class BrokerTable(_Table, frozen=True, kw_only=True):
+class BrokerTable(Table, frozen=True, kw_only=True):
     """[broker]: where the broker is and how to log in. Without `tls` the connection is plain.
 
     `beat_s`: the agent says at least so often that it is alive.
@@ -55,41 +50,7 @@ class BrokerTable(_Table, frozen=True, kw_only=True):
         return f"BrokerTable({self.host}:{self.port}, mqtt_version={self.mqtt_version})"
 
 
-class UpdateTable(_Table, frozen=True, kw_only=True):
-    """[update]: how a release is fetched and tried.
-
-    `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
-    its source is away. One during which the broker is away for `broker_timeout_s`, and was not
-    before, gives way to the release before. It is live after it has run for `confirm_after_s`
-    without a break, with `confirm_frames` frames, of which no more than `max_error_rate` failed,
-    while the broker is reachable. A live release that
-    crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
-    chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
-    `min_version`: the oldest version that is taken, over every way; empty: any.
-    In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
-    second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
-    https, file) or a path. `ca`: a file with CAs that vouch for https sources, besides the
-    system's. `stop_grace_s`: a pipeline that is stopped has so long to end.
-    """
-
-    trial_timeout_s: Seconds = 30.0
-    broker_timeout_s: Seconds = 300.0
-    confirm_after_s: Seconds = 10.0
-    confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
-    max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
-    crash_window_s: Seconds = 300.0  # several times what a trial lets pass
-    shadow_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 30
-    shadow_max_hz: Annotated[float, Meta(gt=0.0, le=1000.0)] = 10.0
-    window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
-    max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
-    sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
-    ca: Annotated[str, Meta(min_length=1)] | None = None
-    stop_grace_s: Seconds = 5.0
-    min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
-
-
-class PipelineTable(_Table, frozen=True, kw_only=True):
+class PipelineTable(Table, frozen=True, kw_only=True):
     """[pipeline]: the limits of the pipeline process.
 
     `stall_s`: without a heartbeat for so long (or three times its first inference, or what its
@@ -104,7 +65,7 @@ class PipelineTable(_Table, frozen=True, kw_only=True):
     data_mb: Annotated[int, Meta(ge=1)] = 1024
 
 
-class PrepareTable(_Table, frozen=True, kw_only=True):
+class PrepareTable(Table, frozen=True, kw_only=True):
     """[prepare]: the limits of TensorRT while it builds one segment of a release.
 
     `timeout_s`: so long it may take; `total_timeout_s`: all segments of the release together.
@@ -116,7 +77,7 @@ class PrepareTable(_Table, frozen=True, kw_only=True):
     memory_mb: Annotated[int, Meta(ge=16)] | None = None
 
 
-class SmpTable(_Table, frozen=True, kw_only=True):
+class SmpTable(Table, frozen=True, kw_only=True):
     """[smp]: take releases over a serial line or UDP, by SMP (mcumgr).
 
     `device`: the tty; `framing` of it: "console" or "raw"; `baud`: of a UART. `buffer_bytes`: the
@@ -138,14 +99,14 @@ class SmpTable(_Table, frozen=True, kw_only=True):
             raise ValueError(f"[smp] udp = {self.udp!r}: the port is not from 0 to 65535")
 
 
-class SourceTable(_Table, frozen=True, kw_only=True):
+class SourceTable(Table, frozen=True, kw_only=True):
     """[source]: the camera of this board, in place of the one that pipeline.toml names; where that
     has several, [sources.ID] for each."""
 
     uri: Annotated[str, Meta(min_length=1)]
 
 
-class TrustTable(_Table, frozen=True, kw_only=True):
+class TrustTable(Table, frozen=True, kw_only=True):
     """[trust]: what a signed release is checked by.
 
     `dir`: the folder with the fleet's root.json and director.json. `repository`: where signed
@@ -158,7 +119,7 @@ class TrustTable(_Table, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 60.0
 
 
-class CommandsTable(_Table, frozen=True, kw_only=True):
+class CommandsTable(Table, frozen=True, kw_only=True):
     """[commands]: what an operator may have this device do, over MQTT.
 
     `allow`: the operations; rebooting has to be named. `reboot_command`: what reboots.
@@ -168,7 +129,7 @@ class CommandsTable(_Table, frozen=True, kw_only=True):
     reboot_command: Annotated[tuple[str, ...], Meta(min_length=1)] = ("systemctl", "reboot")
 
 
-class LogTable(_Table, frozen=True, kw_only=True):
+class LogTable(Table, frozen=True, kw_only=True):
     """[log]: lines of the agent and its pipeline over MQTT.
 
     `publish`: always; otherwise only while a command asks for them. `max_per_s`: more lines a
@@ -179,7 +140,7 @@ class LogTable(_Table, frozen=True, kw_only=True):
     max_per_s: Annotated[float, Meta(gt=0.0, le=1000.0)] = 20.0
 
 
-class AgentConfig(_Table, frozen=True, kw_only=True):
+class AgentConfig(Table, frozen=True, kw_only=True):
     """agent.toml, checked. `labels`: what operators call this device, for rollouts that choose."""
 
     device: DeviceId
@@ -193,10 +154,10 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     trust: TrustTable = TrustTable()
     commands: CommandsTable = CommandsTable()
     log: LogTable = LogTable()
-    labels: dict[Label, Label] = {}
+    labels: dict[Label, Label] = msgspec.field(default_factory=dict)
     smp: SmpTable | None = None
     source: SourceTable | None = None
-    sources: dict[str, SourceTable] = {}
+    sources: dict[str, SourceTable] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ValueError for two ways to name the cameras."""

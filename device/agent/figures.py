@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.agent.health import PipelineHealth
 from device.board_files import hottest_c
 from device.protocol.documents import Measured
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
+from device.update.liveness import PipelineHealth
 from device.update.slots import SlotRecord
 
 MEASURED_S = 10.0  # between two reports of figures alone

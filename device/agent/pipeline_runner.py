@@ -11,8 +11,6 @@ from pathlib import Path
 import msgspec
 
 from device.agent.config import AgentConfig
-from device.agent.health import PipelineHealth
-from device.agent.liveness import Liveness
 from device.agent.memory_watch import default_limit_bytes
 from device.agent.pipeline_process import (
     KILL_WAIT_S,
@@ -30,16 +28,13 @@ from device.agent.silence import Looks, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 from device.start.keeper import mark_of
+from device.update.liveness import MAX_LATE_S, Liveness, PipelineHealth
 
 LOG = logging.getLogger("tandem.pipeline")
 DATA = "data"  # folder of the state folder: what releases write
 QUIET_S = 1.0  # two heartbeats; after longer its processes are looked at, as while it loads,
 LOOK_S = 0.25  # no more often: a look reads much of /proc
 INFERENCES = 3  # a loop is silent for one at a time; a slow one is not a stall
-# Between two looks, of which the agent takes one at least every MAX_WAIT_S (`device.agent.agent`),
-# half of it; after longer it was itself held up. On a machine so loaded that it is always late it
-# kills nothing, rather than a good pipeline.
-MAX_LATE_S = 1.0
 
 # The report's status -> the state of the health.
 _STATES: dict[PipelineStatus, str] = {

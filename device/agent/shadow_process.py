@@ -11,6 +11,7 @@ from pathlib import Path
 
 from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, echo
 from device.agent.memory_watch import available_bytes
+from device.protocol.documents import InstallPolicy
 from device.protocol.messages import Failure, Shadow, decode_message
 from device.start.command import module_command
 
@@ -59,6 +60,32 @@ class ShadowLimits:
         """The longest that a child may take that keeps its limits: it waits as long for the first
         frame as it looks at frames from then on."""
         return START_S + 2.0 * (self.seconds + self.timeout_s)
+
+
+def shadow_refusal(event: ShadowEnded, policy: InstallPolicy, min_frames: int) -> str | None:
+    """Return why the release must not be tried, None if it may."""
+    result = event.result
+    if result is None:
+        return f"it cannot run beside the live release: {event.problem}"
+    if result.frames < min_frames:
+        return (
+            f"{result.frames} live frames were compared with the live release in "
+            f"{policy.shadow_s:g} s (shadow_s), at least {min_frames} must be (shadow_frames): "
+            "look whether the pipeline has frames"
+        )
+    least = policy.min_shadow_agreement
+    if least is not None and not result.counted:
+        return (
+            f"on {result.frames} live frames neither release saw anything, so that nothing shows "
+            f"whether {least:.2%} agree (min_shadow_agreement): deploy it again while the camera "
+            "has something to see"
+        )
+    if least is not None and result.agreement < least:
+        return (
+            f"on {result.frames} live frames {result.agreement:.2%} of {result.counted} results "
+            f"agree with the live release, at least {least:.2%} must (min_shadow_agreement)"
+        )
+    return None
 
 
 class ShadowProcess:

@@ -4,18 +4,16 @@ import logging
 import time
 from pathlib import Path
 
-import msgspec
-
 from device.errors import BundleError, StateError
 from device.protocol.documents import Desired
 from device.update import slots
 from device.update.boot import boot_state
 from device.update.bundle import read_bundle_info
+from device.update.machine import RETRY_S
 from device.update.slot_store import SlotStore
-from device.update.slots import Slot, SlotFailure, SlotRecord, SlotState
+from device.update.slots import SlotRecord, SlotState
 
 LOG = logging.getLogger("tandem.agent")
-RETRY_S = 1.0  # between two tries to write to a disk that took nothing
 
 
 class SlotStateCache:
@@ -37,12 +35,6 @@ class SlotStateCache:
     def retry_at_s(self) -> float | None:
         """When `retry` is due."""
         return self._retry_at_s if self._unsaved else None
-
-    def record(self, slot: Slot | None) -> SlotRecord:
-        """Return the release in a slot that has one."""
-        record = self.state.record(slot)
-        assert record is not None
-        return record
 
     def boot(self) -> None:
         """Take the state from which the agent starts."""
@@ -93,29 +85,6 @@ class SlotStateCache:
         self.save(slots.clear(self.state))
         self._store.populate(self.state.idle, bundle, record)
         self.save(slots.stage(self.state, record))
-
-    # -- what has happened
-
-    def refuse(self, desired: Desired, reason: str) -> None:
-        """This request was refused for good."""
-        failure = SlotFailure(
-            sha256=desired.release.blob.sha256,
-            request=desired.request,
-            phase="refused",
-            reason=reason[: slots.MAX_REASON],
-            at=utc_now(),
-        )
-        self.note(slots.refuse(self.state, failure))
-
-    def roll_back(self, reason: str) -> None:
-        """The trial failed."""
-        self.note(slots.roll_back(self.state, reason, utc_now()))
-
-    def give_up_active(self, reason: str, request: str) -> None:
-        """The active release, asked for by `request`, gives way to the one before."""
-        state = slots.give_up_active(self.state, reason, utc_now())
-        last = msgspec.structs.replace(state.failures[-1], request=request)
-        self.note(msgspec.structs.replace(state, failures=(*state.failures[:-1], last)))
 
 
 def utc_now() -> str:

@@ -1,6 +1,7 @@
 """The decision about a desired release, as a pure function."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from device.protocol.documents import READABLE_FORMATS, Desired, Phase, Running, Update
 from device.trust.exchange import Refused, Trusted, Unverified, Verdict
@@ -16,50 +17,17 @@ UNSIGNED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The device runs the release already."""
+class Decision:
+    """What becomes of a desired release, and why.
 
+    `word`: what the report says of it; or that it is fetched, or tried without a download, as it is
+    unpacked in the idle slot. rolled_back: it failed before and is not tried again. verifying:
+    nothing is done before its signatures are known to fit. postponed: its source gave nothing in a
+    trial.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The release is refused, with the reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Nothing is done before its signatures are known to fit; `reason`: what that waits for."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The release failed before and is not tried again for this request."""
-
-    phase: Phase
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Its source gave nothing in a trial: it waits in the idle slot until a source works."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TryIdle:
-    """The release is unpacked in the idle slot: try it without a download."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchIt:
-    """The release has to be downloaded."""
-
-
-Decision = Live | Refuse | Verify | Failed | Waits | TryIdle | FetchIt
+    word: Literal["live", "refused", "rolled_back", "verifying", "postponed", "try", "fetch"]
+    reason: str = ""
 
 
 def decide(
@@ -79,7 +47,7 @@ def decide(
     """
     sha256 = desired.release.blob.sha256
     if _holds(state.record(state.active), sha256):
-        return Live()
+        return Decision("live")
     obstacle = (
         _refusal(desired, profile, verdict, min_version)
         or _wrong_slot(desired, state)
@@ -90,56 +58,58 @@ def decide(
     custom = verdict.custom if isinstance(verdict, Trusted) else {}
     reason = None if board is None else refusal(desired, custom, board)
     if reason is not None:
-        return Refuse(reason)
+        return Decision("refused", reason)
     if not _holds(state.record(state.idle), sha256):
         reason = None if board is None else no_room(desired.release, board.room)
-        return FetchIt() if reason is None else Refuse(reason)
+        return Decision("fetch") if reason is None else Decision("refused", reason)
     waiting = state.postponed
     if waiting is not None and waiting.sha256 == sha256 and state.active is not None:
-        return Waits(waiting.reason)
-    return TryIdle()
+        return Decision("postponed", waiting.reason)
+    return Decision("try")
 
 
-def _failed(desired: Desired, state: SlotState) -> Failed | None:
+def _failed(desired: Desired, state: SlotState) -> Decision | None:
     """Return the failure that keeps the release from being tried, or None."""
     failure = state.failure_of(desired.release.blob.sha256)
     if failure is None:
         return None
     if failure.request == desired.request:
-        return Failed(failure.phase, failure.reason)
+        return Decision(failure.phase, failure.reason)
     if failure.phase == "refused" or desired.retry:
         return None
     when = f" at {failure.at}" if failure.at else ""
-    return Failed(
+    return Decision(
         "rolled_back",
         f"this release was rolled back before{when}: {failure.reason}; `tandem deploy --retry` "
         "tries it again",
     )
 
 
-def _refusal(
-    desired: Desired, profile: str, verdict: Verdict, min_version: str
-) -> Refuse | Verify | None:
+def _refusal(desired: Desired, profile: str, verdict: Verdict, min_version: str) -> Decision | None:
     """Return why the release is refused, or not looked at yet, before a download."""
     release = desired.release
     if desired.format not in READABLE_FORMATS:
-        return Refuse(
+        return Decision(
+            "refused",
             f"the desired document has format {desired.format}, this agent reads 1 to "
-            f"{READABLE_FORMATS[-1]}: update the agent"
+            f"{READABLE_FORMATS[-1]}: update the agent",
         )
     if release.blob.chunk_format not in CHUNK_FORMATS:
-        return Refuse(
+        return Decision(
+            "refused",
             f"the release {release.name} {release.version} is cut by the chunk format "
             f"{release.blob.chunk_format}, this agent reads 1 to {CHUNK_FORMATS[-1]}: update the "
-            "agent"
+            "agent",
         )
     if release.profile != profile:
-        return Refuse(other_profile(release.name, release.version, release.profile, profile))
+        return Decision(
+            "refused", other_profile(release.name, release.version, release.profile, profile)
+        )
     if min_version and is_older(release.version, min_version):
-        return Refuse(too_old(release.name, release.version, min_version))
+        return Decision("refused", too_old(release.name, release.version, min_version))
     if isinstance(verdict, Refused):
-        return Refuse(verdict.reason)
-    return Verify(verdict.reason) if isinstance(verdict, Unverified) else None
+        return Decision("refused", verdict.reason)
+    return Decision("verifying", verdict.reason) if isinstance(verdict, Unverified) else None
 
 
 def other_profile(name: str, version: str, built_for: str, profile: str) -> str:
@@ -150,9 +120,9 @@ def other_profile(name: str, version: str, built_for: str, profile: str) -> str:
     )
 
 
-def _wrong_slot(desired: Desired, state: SlotState) -> Refuse | None:
+def _wrong_slot(desired: Desired, state: SlotState) -> Decision | None:
     slot = desired.policy.slot
-    return None if slot in ("", state.idle) else Refuse(wrong_slot(slot, state.active))
+    return None if slot in ("", state.idle) else Decision("refused", wrong_slot(slot, state.active))
 
 
 def wrong_slot(slot: str, active: str | None) -> str:

@@ -259,14 +259,18 @@ def postpone(state: SlotState, reason: str, *, broker: bool = False) -> SlotStat
     return msgspec.structs.replace(state, trial=None, attempts=0, postponed=postponed)
 
 
-def give_up_active(state: SlotState, reason: str, at: str = "") -> SlotState:
-    """Go back from the active release, which keeps failing, to the good one in the idle slot."""
+def give_up_active(state: SlotState, reason: str, at: str = "", *, request: str = "") -> SlotState:
+    """Go back from the active release, which keeps failing, to the good one in the idle slot.
+
+    `request`: the one that asked for it last, if not the first.
+    """
     other, failed = state.record(state.idle), state.record(state.active)
     if state.active is None or failed is None or other is None or not other.good:
         raise ValueError("there is no good release to go back to")
     _require(state.trial is None, "a slot is on trial")
     state = _with_record(state, state.active, msgspec.structs.replace(failed, good=False))
     state = _committed(state, state.idle, at)
+    failed = msgspec.structs.replace(failed, request=request or failed.request)
     return _with_failure(state, _rolled_back(failed, reason, at))
 
 

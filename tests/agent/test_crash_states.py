@@ -23,7 +23,7 @@ from crash_states import CrashState, Recording, record, states, write_tree
 from mqtt_fixtures import PROFILE, make_bundle
 
 from device import files
-from device.agent.config import AgentConfig, BrokerTable, UpdateTable
+from device.agent.config import AgentConfig, BrokerTable
 from device.agent.shadow_process import ShadowEnded, ShadowLimits
 from device.agent.updater import Updater
 from device.errors import TandemError
@@ -43,6 +43,7 @@ from device.update.bundle import hash_folder
 from device.update.part_file import Fetch
 from device.update.slot_store import SlotStore
 from device.update.slots import SLOTS
+from device.update.update_table import UpdateTable
 
 CHUNK_BYTES = 4096
 
@@ -198,7 +199,7 @@ class Story:
     def bad_release(self) -> None:
         before = self.board.active
         sha256 = self.board.fetch(next(self.bundles))
-        self.board.updater.runs.on_exit("it died", crashed=True, now_s=Clock.now_s)
+        self.board.updater.on_exit("it died", crashed=True)
         assert self.board.updater.update.phase == "rolled_back"
         self.failed.add(sha256)
         self.promise(before)
@@ -209,7 +210,7 @@ class Story:
         other = state.record(state.idle)
         back_to = other.sha256 if other is not None and other.good else before
         self.promise(before, back_to)
-        self.board.updater.runs.on_exit("it died", crashed=True, now_s=Clock.now_s)
+        self.board.updater.on_exit("it died", crashed=True)
         if back_to != before:
             assert before is not None
             self.failed.add(before)
@@ -236,7 +237,7 @@ class Story:
         assert board.shadow.running
         self.promise(before, sha256, attempts=0)
         result = messages.Shadow(frames=99, agreement=1.0, counted=99, done=True)
-        board.updater.shadow.on_ended(ShadowEnded(0, result))
+        board.updater.on_shadow(ShadowEnded(0, result))
         assert board.updater.update.phase == "trial"
         self.promise(before, sha256)
         board.run("running", 1.0)
@@ -339,7 +340,7 @@ def _boots(root: Path, promise: Promise, *, trial: bool = True) -> None:
         if board.updater.state.trial is not None:
             assert board.pipeline.folder is not None
             hash_folder(board.pipeline.folder)
-            board.updater.runs.on_exit("x", crashed=True, now_s=Clock.now_s)
+            board.updater.on_exit("x", crashed=True)
         assert board.active in promise.active
         assert board.pipeline.folder is not None
         assert hash_folder(board.pipeline.folder)[1] == board.active

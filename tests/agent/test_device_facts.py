@@ -8,8 +8,8 @@ from mqtt_fixtures import PROFILE
 from device.agent.config import AgentConfig, BrokerTable
 from device.agent.facts import FACTS_S, Facts, jetpack_of, read_facts
 from device.agent.figures import MEASURED_S, TEMPERATURE_S, Figures
-from device.agent.health import PipelineHealth
 from device.protocol.messages import Ready, Stats
+from device.update.liveness import PipelineHealth
 from device.update.slots import SlotRecord, SlotState
 
 FILES = {

@@ -15,6 +15,7 @@ from device.agent.golden_check import GoldenCheck, GoldenEnded
 from device.agent.updater import Updater
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, InstallPolicy, ReleaseSpec
 from device.trust.exchange import TRUSTED, Unverified
+from device.update import slots
 from device.update.bundle import BundleFacts, Golden, write_bundle
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.blob import Blob
@@ -187,7 +188,8 @@ def test_a_system_that_starts_no_process_refuses_no_release_for_good(
         raise error
 
     board.deploy(1.0, "before", InstallPolicy(), golden=False)
-    board.updater.runs.commit(time.monotonic())
+    board.updater._kept.save(slots.confirm(board.updater.state))
+    board.updater.boot()
     asked = board.download(0.97, "r", InstallPolicy())
     with monkeypatch.context() as patch:
         patch.setattr(what, fail)

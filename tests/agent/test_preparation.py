@@ -25,6 +25,7 @@ from device.agent.preparation import (
 )
 from device.protocol.messages import Failure, Ready
 from device.trust.exchange import TRUSTED, Unverified
+from device.update import slots
 from device.update.bundle import extract_bundle
 
 PATIENCE_S = 30.0
@@ -120,9 +121,7 @@ def test_a_refusal_of_tensorrt_ends_a_release_that_cannot_run_otherwise(
         assert "segment dla0.0 cannot run on this board: it crashed" in board.updater.update.reason
         assert board.updater.state.trial is None
         assert board.pipeline.report.status == "stopped"
-        board.updater.on_desired(
-            board.updater._order.desired, TRUSTED
-        )  # asked for again: still refused
+        board.updater.on_desired(board.desired("first"), TRUSTED)  # asked for again: still refused
         assert board.updater.update.phase == "refused"
 
 
@@ -159,7 +158,7 @@ def test_what_runs_is_prepared_at_the_start_and_runs_again_with_new_plans(
     prepared.say(READY)
     board.updater.advance(0.0)
     prepared.pump(lambda: board.updater.state.trial == "a")
-    board.updater.runs.commit(0.0)
+    board.updater._kept.save(slots.confirm(board.updater.state))
     assert board.updater.state.active == "a"
     starts: list[Path] = []
     start = board.pipeline.start
@@ -224,12 +223,12 @@ def test_what_ran_before_runs_while_a_resumed_trial_is_prepared(prepared: Prepar
     prepared.pump(lambda: pipeline.report.status == "starting")
     assert updater.update.phase == "staging"
     # What happens to it is not the trial's.
-    updater.runs.on_message(Failure(message="the camera is gone"))
+    updater.on_message(Failure(message="the camera is gone"))
     assert updater.state.trial == "a"
     prepared.say(READY)
     prepared.pump(lambda: updater.update.phase == "trial")
     prepared.calls.unlink()
-    updater.runs.on_message(Failure(message="the camera is gone"))
+    updater.on_message(Failure(message="the camera is gone"))
     assert updater.state.trial is None
     prepared.pump(lambda: prepared.preparation.folder is None)
     assert str(folder) in prepared.calls.read_text()  # it may be of before an update of JetPack

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -25,15 +26,22 @@ from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
 from onnx import numpy_helper
 from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
-from device.agent.config import UpdateTable
-from device.agent.shadow import ShadowRun, shadow_refusal
-from device.agent.shadow_process import START_S, TAP, ShadowEnded, ShadowLimits, ShadowProcess
-from device.agent.update_status import UpdateStatus
+from device.agent.shadow_process import (
+    START_S,
+    TAP,
+    ShadowEnded,
+    ShadowLimits,
+    ShadowProcess,
+    shadow_refusal,
+)
 from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec, Reported
 from device.protocol.messages import Shadow
 from device.update import slots
 from device.update.bundle import write_bundle
+from device.update.events import Checked, Do, Moment, Notice, Setup, State
+from device.update.machine import step
 from device.update.slots import SlotRecord, SlotState
+from device.update.update_table import UpdateTable
 from toolkit.cli.commands.fleet.group import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 
@@ -284,66 +292,25 @@ def test_without_a_limit_the_agreement_is_only_measured() -> None:
     assert "it held 900 MiB" in str(shadow_refusal(ended, POLICY, 30))
 
 
-class Process:
-    """A double of the shadow process."""
-
-    running = False
-    starts = 0
-
-    def start(self, *_: object) -> None:
-        self.running = True
-        self.starts += 1
-
-    def stop(self) -> None:
-        self.running = False
-
-    def ended(self, _event: ShadowEnded) -> bool:
-        self.running = False
-        return True
-
-
-class Kept:
-    """The state of the slots, in memory alone."""
-
-    def __init__(self, state: SlotState) -> None:
-        self.state = state
-
-    def save(self, state: SlotState) -> None:
-        self.state = state
-
-    note = save
-
-    def record(self, slot: str | None) -> SlotRecord:
-        record = self.state.record(slot)  # type: ignore[arg-type]
-        assert record is not None
-        return record
-
-
 def test_a_release_that_became_live_meanwhile_is_not_compared_and_nothing_is_tried() -> None:
     """The live release crashes in a loop: the board goes back to the one that is in shadow."""
-    state = staged()
-    assert state.b is not None
-    kept = Kept(msgspec.structs.replace(state, b=msgspec.structs.replace(state.b, good=True)))
+    staged_ = staged()
+    assert staged_.b is not None
+    state = msgspec.structs.replace(staged_, b=msgspec.structs.replace(staged_.b, good=True))
     blob = BlobSpec(sha256="b" * 64, bytes=1, chunk_bytes=4096, index_sha256="c" * 64)
     release = ReleaseSpec(name="app", version="b", profile="p", blob=blob)
     desired = Desired(format=2, request="r1", release=release, policy=POLICY)
-    process, tried = Process(), []
-    for event in (None, ShadowEnded(0, Shadow(frames=99, agreement=1.0, counted=99, done=True))):
-        run = ShadowRun(
-            UpdateTable(), store=mock.Mock(), kept=kept, order=UpdateStatus(desired=desired),
-            process=process, begin=tried.append,
-        )  # type: ignore[arg-type]  # fmt: skip
-        assert run.waits(desired)
-        before, kept.state = kept.state, slots.give_up_active(kept.state, "it crashed")
-        if event is None:
-            run.keep_for(desired)
-            assert not process.running
-        else:
-            run.on_ended(event)
-        assert kept.record("a").shadow_agreement is None
-        kept.state = before
-    assert process.starts == 2
-    assert tried == []
+    running = State(
+        slots=slots.begin_shadow(state, "r1"), stage="shadow", desired=desired, shadow="r1"
+    )
+    setup = Setup("p", UpdateTable())
+    back, effects = step(setup, running, Notice("fall_back", "it crashed"), Moment())
+    assert back.slots.active == "b"
+    assert Do("stop_shadow") in effects
+    for state_ in (back, replace(back, shadow="r1")):
+        after, effects = step(setup, state_, Checked("shadow", None, agreement=1.0), Moment())
+        assert effects == ()
+        assert after.slots == back.slots
 
 
 def started(command: tuple[str, ...], folder: Path, put: Callable[[object], None]) -> ShadowProcess:

@@ -9,17 +9,7 @@ import pytest
 from crash_fixtures import Clock, Pipeline
 from mqtt_fixtures import PROFILE, make_bundle
 
-from device.agent.config import AgentConfig, BrokerTable, UpdateTable
-from device.agent.liveness import Liveness
-from device.agent.trial import (
-    Confirm,
-    Environment,
-    Postpone,
-    Trial,
-    Wait,
-    judge,
-    trial_limits,
-)
+from device.agent.config import AgentConfig, BrokerTable
 from device.agent.updater import Updater
 from device.protocol.documents import (
     DOCUMENT_FORMAT,
@@ -28,7 +18,18 @@ from device.protocol.documents import (
     ReleaseSpec,
 )
 from device.trust.exchange import Trusted
+from device.update.liveness import Liveness
 from device.update.slot_store import SlotStore
+from device.update.trial import (
+    Confirm,
+    Environment,
+    Postpone,
+    Trial,
+    Wait,
+    judge,
+    trial_limits,
+)
+from device.update.update_table import UpdateTable
 from toolkit.fleet.bundles.blob import Blob
 
 

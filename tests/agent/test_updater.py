@@ -14,11 +14,11 @@ import pytest
 from mqtt_fixtures import PROFILE
 from updater_fixtures import Board
 
-from device.agent.updater import READ_AGAIN_S
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec
 from device.protocol.messages import Failure
 from device.trust.exchange import TRUSTED, Refused, Unverified, Verdict
 from device.update import slots
+from device.update.machine import READ_AGAIN_S
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
 def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.runs.on_message(Failure(message="the camera is gone"))
+    board.updater.on_message(Failure(message="the camera is gone"))
     assert board.updater.update.phase == "rolled_back"
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
@@ -136,7 +136,7 @@ def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.runs.on_message(Failure(message="the camera is gone"))
+    board.updater.on_message(Failure(message="the camera is gone"))
     desired = board.desired("second", retry=True)
     with monkeypatch.context() as broken:
         broken.setattr("device.files.open_regular", refuse_to_open)
@@ -161,11 +161,11 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
     board.deliver_all()
     board.updater.advance(0.0)
     board.updater._kept.note(slots.confirm(board.updater.state))
-    board.updater.shut_down()
+    board.updater.boot()
     engine = board.store.slot_folder("a") / "model.engine"
     with monkeypatch.context() as broken:
         broken.setattr("device.files.open_regular", refuse_to_open)
-        board.updater.runs.start_active()
+        board.updater.restart()
         assert board.pipeline.report.status == "starting"
         assert "slot a cannot be judged" in board.updater.problems[0]
     os.truncate(engine, 100)

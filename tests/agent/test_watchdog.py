@@ -28,8 +28,6 @@ from video_fixtures import (
 )
 
 from device.agent.config import AgentConfig, BrokerTable, PipelineTable
-from device.agent.health import PipelineHealth
-from device.agent.liveness import FRAME_GAP_S
 from device.agent.pipeline_process import PIPELINE, PipelineExited, PipelineOutput
 from device.agent.pipeline_runner import PipelineRunner
 from device.agent.silence import NOBODY, Heard
@@ -41,6 +39,7 @@ from device.protocol.messages import (
     Stats,
     decode_message,
 )
+from device.update.liveness import FRAME_GAP_S, PipelineHealth
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import run_pipeline
 from pipelines.sink_config import JsonlSink

@@ -10,6 +10,10 @@ from math import inf
 from device.protocol.messages import Heartbeat
 
 YOUNG_S = 1.5  # three heartbeats
+# Between two looks, of which the agent takes one at least every MAX_WAIT_S (`device.agent.agent`),
+# half of it; after longer it was itself held up. On a machine so loaded that it is always late it
+# kills nothing, rather than a good pipeline.
+MAX_LATE_S = 1.0
 FRAME_GAP_S = 3.0  # between frames of a pipeline that does not say how long it may take
 
 
@@ -74,3 +78,31 @@ class Liveness:
 
 
 NO_SIGNS = Liveness()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineHealth:
+    """The health of the pipeline process.
+
+    `state` is one of
+        starting   it loads its engine or waits for its first frame
+        running    frames go through every stage
+        degraded   its camera gives no frames; `reason` says why
+        stalled    its loop gave no sign of life for too long; it was killed and starts again
+        failed     it does not run; `reason` says why
+    `frames`: frames with a result, `errors`: frames lost to faults, both since its process started.
+    `since`: when the state began, in seconds of `time.monotonic()`.
+    `signs`: its last signs of life.
+    """
+
+    state: str
+    frames: int
+    errors: int
+    reason: str | None
+    since: float
+    signs: Liveness = NO_SIGNS
+
+    @property
+    def working(self) -> bool:
+        """Whether it has given frames, and its source gives more."""
+        return self.state == "running" and self.frames > 0

@@ -7,10 +7,9 @@ source gives nothing is postponed: the source is not its fault. Times are second
 
 from dataclasses import dataclass, replace
 
-from device.agent.config import UpdateTable
-from device.agent.health import PipelineHealth
-from device.agent.liveness import NO_SIGNS, Liveness
 from device.protocol.documents import InstallPolicy
+from device.update.liveness import NO_SIGNS, Liveness, PipelineHealth
+from device.update.update_table import UpdateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +123,15 @@ class Trial:
     ) -> "Trial":
         """Return the trial after a look at the health of its pipeline, and around it."""
         offline_s = now_s if self.offline_s is None else self.offline_s
-        working = health.state == "running" and health.frames > 0
         away = health.state == "degraded"
+        healthy_s = now_s if self.healthy_s is None else self.healthy_s
         counted = health.frames > self.frames or (self.away_s is not None and not away)
         return replace(
             self,
             frame_s=now_s if counted else self.frame_s,
             frames=max(self.frames, health.frames),
             errors=max(self.errors, health.errors),
-            healthy_s=(now_s if self.healthy_s is None else self.healthy_s) if working else None,
+            healthy_s=healthy_s if health.working else None,
             away_s=(now_s if self.away_s is None else self.away_s) if away else None,
             broken=health.state in ("stalled", "failed"),
             signs=health.signs,
