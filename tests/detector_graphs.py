@@ -7,12 +7,14 @@ from onnx import TensorProto, helper, numpy_helper
 SIDE, CHANNELS, BOXES, KEPT = 16, 4, 30, 6  # pixels, channels, candidates, proposals at most
 
 
-def detector(rng: np.random.Generator, *, kept: int = KEPT) -> onnx.ModelProto:
+def detector(
+    rng: np.random.Generator, *, kept: int = KEPT, threshold: float = 0.2
+) -> onnx.ModelProto:
     """Return a model of `image` (1, 3, 16, 16), `boxes` (30, 4) and `scores` (30).
 
     Boxes with scores above 0 are proposals, the first `kept` of them. Small ones are sampled from
     the large map, others from the small one. Outputs: `classes` (rows, 3) of probabilities above
-    0.2, and `places` (rows, 5): boxes with areas, of all proposals.
+    `threshold`, and `places` (rows, 5): boxes with areas, of all proposals.
     """
     weights = {
         "w0": rng.normal(size=(CHANNELS, 3, 3, 3)),
@@ -21,7 +23,7 @@ def detector(rng: np.random.Generator, *, kept: int = KEPT) -> onnx.ModelProto:
         "head": rng.normal(size=(8, 3)) / 2,
         "zero_f": np.array(0.0),
         "middle": np.array(20.0),
-        "threshold": np.array(0.2),
+        "threshold": np.array(threshold),
     }
     integers = {
         "zero": [0], "one": [1], "kept": [kept], "axis": [0], "row": [-1], "column": [-1, 1, 1, 1],
@@ -106,7 +108,8 @@ def detector_feeds(
 ) -> dict[str, np.ndarray]:
     """Return an image and boxes, of which `good` have a score above 0, in its first `side`."""
     corners = rng.uniform(0, side, (2, BOXES, 2)).astype(np.float32)
-    boxes = np.concatenate([corners.min(0) / 2, corners.max(0) / 2], 1)
+    # Quarters of pixels: FP16 holds their areas, so that all precisions take the same level.
+    boxes = np.concatenate([np.floor(corners.min(0) * 2), np.ceil(corners.max(0) * 2)], 1) / 4
     scores = -rng.uniform(0.1, 1, BOXES).astype(np.float32)
     scores[rng.choice(BOXES, good, replace=False)] *= -1
     image = rng.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
