@@ -17,6 +17,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from device.errors import TandemError
+
+
+class StdoutError(TandemError):
+    """Standard output cannot be written. A broken pipe stays a BrokenPipeError: nobody reads."""
+
 
 def take_stdout() -> int:
     """Return a descriptor of the standard output, and let descriptor 1 be standard error.
@@ -42,11 +48,38 @@ def reserve_stdout() -> None:
     stream.flush()
     sys.meta_path.insert(0, _MarksImports())
     sys.stdout = _Result(
-        open(take_stdout(), "wb"),  # noqa: SIM115  (Python flushes it at the end)
+        io.BufferedWriter(_Descriptor(take_stdout(), "wb")),  # Python flushes it at the end
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
     )
+
+
+def drop_unwritten() -> None:
+    """Let what `sys.stdout` could not write go nowhere: Python tries again when it ends."""
+    try:
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()
+    except StdoutError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class _Descriptor(io.FileIO):
+    """The descriptor of the result."""
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  (a buffer, which has no type before 3.12)
+        """Write bytes; raises StdoutError and BrokenPipeError."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as err:
+            raise StdoutError(
+                f"standard output cannot be written: {err.strerror}; the result is incomplete: "
+                "free space, or write it elsewhere"
+            ) from err
 
 
 class _Importing(threading.local):

@@ -223,7 +223,10 @@ def test_the_agents_commands_print_json_too(folder: Path) -> None:
     assert parsed(done.stdout) == []
 
 
-@pytest.mark.parametrize("name", [name for name, each in ROWS.items() if each.prints == "value"])
+WITH_VALUE = [name for name, each in ROWS.items() if each.prints == "value"]
+
+
+@pytest.mark.parametrize("name", WITH_VALUE)
 @pytest.mark.slow
 def test_a_reader_that_goes_away_leaves_no_traceback(folder: Path, name: str) -> None:
     reading, writing = os.pipe()
@@ -235,3 +238,14 @@ def test_a_reader_that_goes_away_leaves_no_traceback(folder: Path, name: str) ->
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("name", WITH_VALUE)
+@pytest.mark.slow
+def test_a_full_disk_behind_standard_output_is_said_in_a_sentence(folder: Path, name: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(folder, *ROWS[name].words, "--json", stdout=full)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode != 0
+    assert done.stderr.count("error: standard output cannot be written: No space left") == 1

@@ -161,7 +161,7 @@ def test_an_engine_keeps_what_its_kernels_pass_to_each_other_on_the_gpu(
     rng: np.random.Generator,
 ) -> None:
     monkeypatch.setattr(portable, "_pays", lambda *_: True)  # the network is small
-    model = detector(rng)
+    model = detector(rng, threshold=-1.0)  # all: FP16 moves some across a threshold
     onnx.save(model, tmp_path / "m.onnx")
     with cuda_double.interpreted_cubins():
         options = BuildOptions(precision=precision)

@@ -28,6 +28,20 @@ def test_streams_that_are_closed_or_full_change_no_more_than_they_did(tmp_path: 
         assert done.returncode != 0
 
 
+@pytest.mark.parametrize("words", [("profiles",), ("profiles", "--json"), ("--help",)])
+def test_a_full_disk_behind_standard_output_ends_in_a_sentence(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "toolkit.cli", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: standard output cannot be written: No space left on device; the result is "
+        "incomplete: free space, or write it elsewhere\n"
+    )
+
+
 def test_the_solver_prints_nothing_into_any_thread_of_a_program(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

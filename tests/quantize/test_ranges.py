@@ -128,7 +128,8 @@ def test_reports_hold_every_tensor_and_the_reason(tmp_path: Path, rng: np.random
     found = measure(path, samples(rng, 12), RangeOptions("auto"))
     text = ranges_text(found)
     assert "output y:" in text
-    assert "dB over entropy" in text
+    assert found.auto is not None
+    assert all(f" dB over {name}" in text for name in found.auto.gain_db)
     assert json.loads(json.dumps(ranges_builtins(found)))["tensors"].keys() == (
         found.histograms.keys()
     )

@@ -20,7 +20,7 @@ import click
 
 from device.errors import TandemError
 from device.start.packages import claim
-from device.start.stdout import reserve_stdout
+from device.start.stdout import drop_unwritten, reserve_stdout
 from toolkit.cli.crashes import survive_crashes
 from toolkit.cli.failures import asks_for_json, errors_as_json, failure_of
 from toolkit.cli.late_sympy import import_sympy_late
@@ -160,6 +160,7 @@ def main() -> None:
         if failure is None:
             raise
         LOG.debug("failed: %s", err, exc_info=err)
+        drop_unwritten()
         _fail(failure.sentence, failure.status)
     finally:
         LOG.info("ended after %.2f s", time.perf_counter() - begin)
