@@ -11,7 +11,7 @@ from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
 from device.profile import Profile
 from toolkit.engine.options import BuildJob
-from toolkit.gpu.rows.rewrite import ROW_PASSES
+from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
 from toolkit.graph.passes import run_passes
 from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
 from toolkit.partition.prepare import Prepared, prepare
