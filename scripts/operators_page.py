@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import onnx
 
 from scripts.backend_suite import KINDS, Outcome
-from toolkit.gpu.emit.table import EMITTERS
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.operations import OPERATIONS
 
 SEVERAL = "several"  # in place of an operator: a test's graph is no single node
 
@@ -201,7 +201,8 @@ def _operators(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) ->
         "| operator | how | pass | of | with constants | what stops others (tests) |",
         "|---|---|--:|--:|--:|---|",
     ]
-    for operator in sorted({*groups, *EMITTERS} - {SEVERAL}, key=str.lower):
+    lowered = {operator for operator, row in OPERATIONS.items() if row.lower}
+    for operator in sorted({*groups, *lowered} - {SEVERAL}, key=str.lower):
         lines.append(_operator_row(operator, groups.get(operator, [])))
     if SEVERAL in groups:
         lines.append(_operator_row(SEVERAL, groups[SEVERAL]))
@@ -222,7 +223,8 @@ def _operator_row(operator: str, own: Sequence[Outcome]) -> str:
 
 
 def _how(operator: str, passes: bool) -> str:
-    if operator in EMITTERS:
+    row = OPERATIONS.get(operator)
+    if row is not None and row.lower:
         return "kernel"
     if is_elementwise(Operation(operator, "", (), (), {})):
         return "steps"

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.gpu.rows.rewrite import give_bounds
+from toolkit.gpu.data_dependent_shapes.rewrite import give_bounds
 from toolkit.gpu.support import ask_support
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning import portable

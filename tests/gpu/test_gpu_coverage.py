@@ -24,10 +24,10 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.gpu import segments
 from toolkit.gpu.codegen import compile as compiling
 from toolkit.gpu.codegen.messages import Compiled
-from toolkit.gpu.emit import table
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelSpec
+from toolkit.gpu.operations import OPERATIONS, OperatorRow
 from toolkit.gpu.passes.fusion import Group
 from toolkit.graph.node_view import NodeView
 from toolkit.graph.segment import PlannedSegment
@@ -156,8 +156,8 @@ def test_an_island_gets_kernels_where_they_save_more_than_its_crossings_take(
 def test_all_nodes_without_kernels_are_found_at_once(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.delitem(table.EMITTERS, "MaxPool")
-    monkeypatch.delitem(table.EMITTERS, "AveragePool")
+    monkeypatch.delitem(OPERATIONS, "MaxPool")
+    monkeypatch.delitem(OPERATIONS, "AveragePool")
     case = Case(
         [
             node("MaxPool", "x", "a", kernel_shape=[2, 2]),
@@ -179,7 +179,7 @@ def test_emitters_that_refuse_are_all_heard(
     def refuse(_: object, group: object) -> None:
         raise NotCoveredError("pooling is closed today")
 
-    monkeypatch.setitem(table.EMITTERS, "MaxPool", refuse)
+    monkeypatch.setitem(OPERATIONS, "MaxPool", OperatorRow(refuse))
     case = Case(
         [
             node("MaxPool", "x", "a", kernel_shape=[2, 2]),
@@ -239,7 +239,7 @@ def compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cut_at_poolings(monkeypatch: pytest.MonkeyPatch, compiled_elsewhere: None) -> None:
-    monkeypatch.delitem(table.EMITTERS, "MaxPool")
+    monkeypatch.delitem(OPERATIONS, "MaxPool")
 
 
 def build(model: Path, precision: str = "fp16") -> BuildResult:
@@ -350,14 +350,15 @@ def refuse_where(
     monkeypatch: pytest.MonkeyPatch, kind: str, refuses: Callable[[LoweringContext], bool]
 ) -> None:
     """Make lowering refuse an operator that the backend said to support."""
-    plain = table.EMITTERS[kind]
+    plain = OPERATIONS[kind].lower
+    assert plain is not None
 
     def emit(ctx: LoweringContext, group: Group) -> None:
         if refuses(ctx):
             raise NotCoveredError(f"{kind} is closed today")
         plain(ctx, group)
 
-    monkeypatch.setitem(table.EMITTERS, kind, emit)
+    monkeypatch.setitem(OPERATIONS, kind, replace(OPERATIONS[kind], lower=emit))
 
 
 @pytest.mark.usefixtures("compiled_elsewhere")

@@ -29,10 +29,11 @@ from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu.codegen.compile import compile_kernels
 from toolkit.gpu.codegen.kernel_files import kernel_function
-from toolkit.gpu.emit import table
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
+from toolkit.gpu.operations import OPERATIONS, OperatorRow
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.inference import in_steps, traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
@@ -143,7 +144,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
         view = program.read(group.root_operation.inputs[0])
         y = program.output_view(group.result)
         elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
-        call = program.make_launch(
+        call = make_launch(
             "elementwise",
             (elements, 1, 1),
             {"x0": view, "x1": None, "x2": None, "x3": None, "y": y, "elements": elements},
@@ -167,9 +168,9 @@ LOSSES: Mapping[str, Callable[[int], int]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = image_case(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
-    monkeypatch.setitem(table.EMITTERS, "Transpose", losing(lambda size: size))
+    monkeypatch.setitem(OPERATIONS, "Transpose", OperatorRow(losing(lambda size: size)))
     lower(case, IMAGE_DIMS)
-    monkeypatch.setitem(table.EMITTERS, "Transpose", losing(LOSSES[name]))
+    monkeypatch.setitem(OPERATIONS, "Transpose", OperatorRow(losing(LOSSES[name])))
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
         lower(case, IMAGE_DIMS)
     assert set(refusal.value.reasons) == {"Transpose:y"}

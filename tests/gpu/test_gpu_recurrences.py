@@ -7,7 +7,7 @@ from gpu_graphs import Case, normal
 from onnx import helper
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.passes.recurrent import MAX_STEPS
+from toolkit.gpu.operations import MAX_STEPS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

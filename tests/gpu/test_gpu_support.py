@@ -7,11 +7,10 @@ import pytest
 from gpu_graphs import Case, node, normal
 from onnx import helper
 
-from toolkit.gpu.emit.table import EMITTERS
 from toolkit.gpu.emit.top_k import MAX_RANKED, MAX_SELECTED
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
-from toolkit.gpu.passes.recurrent import MAX_STEPS
-from toolkit.gpu.support import CONSTANTS, MAX_INDICES, REWRITTEN, RULES, ask_support
+from toolkit.gpu.operations import MAX_INDICES, MAX_STEPS, OPERATIONS
+from toolkit.gpu.support import ask_support
 
 Rng = np.random.Generator
 
@@ -173,12 +172,11 @@ def test_open_sizes_are_left_to_lowering() -> None:
     assert set(asked(case, dynamic=True)) == {"Det:d"}
 
 
-def test_rules_are_asked_of_operators_that_have_kernels() -> None:
-    known = {*EMITTERS, *OPERATORS, *REWRITTEN}
-    rows = [kinds for kinds, _ in RULES] + [kinds for kinds, _, _ in CONSTANTS]
-    assert {kind for kinds in rows for kind in kinds} <= known
-    assert not REWRITTEN & (EMITTERS.keys() | OPERATORS.keys())
-    assert all(onnx.defs.has(kind) for kind in REWRITTEN)
+def test_operators_without_lowering_are_of_onnx_and_others_are_not_elementwise() -> None:
+    lowered = {kind for kind, row in OPERATIONS.items() if row.lower is not None}
+    assert not lowered & OPERATORS.keys()
+    assert all(onnx.defs.has(kind) for kind in OPERATIONS.keys() - lowered)
+    assert all(row.lower for row in OPERATIONS.values() if row.epilogue is not None)
 
 
 def test_scales_of_a_resize_are_refused_where_they_are_computed() -> None:

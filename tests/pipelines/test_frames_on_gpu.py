@@ -110,11 +110,11 @@ def test_the_kernel_is_within_a_step_of_the_cpu(
     size, config = case
     frame = frame_of(rng, pixels, size)
     tensor = TensorInfo(name="x", dtype=config.dtype, shape=config.input_shape)
-    program = frame_program(pixels, config, tensor, ORIN)
+    program = frame_program(pixels, config, tensor)
     program = replace(  # the memory of a frame of this size, not of the largest one
-        program, offsets={"frame": 0, "x": -(-frame.rows.nbytes // 64) * 64}
+        program, offsets={"frame": 0, "image": -(-frame.rows.nbytes // 64) * 64}
     )
-    program = replace(program, workspace_bytes=program.offsets["x"] + program.sizes["x"])
+    program = replace(program, workspace_bytes=program.offsets["image"] + program.sizes["image"])
     program = replace(
         program,
         inputs={"frame": replace(program.inputs["frame"], shape=frame.rows.shape)},
@@ -134,7 +134,7 @@ def test_the_kernel_is_within_a_step_of_the_cpu(
 def test_the_kernels_compile_for_a_board() -> None:
     config = PreprocessConfig(width=640, height=640)
     tensor = TensorInfo(name="x", dtype="float32", shape=config.input_shape)
-    program = frame_program("nv12", config, tensor, ORIN)
+    program = frame_program("nv12", config, tensor)
     (kernel,) = compile_ops(program.ops, ORIN)[1].values()
     assert kernel.cubin
     assert not kernel.spill_bytes

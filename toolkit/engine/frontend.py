@@ -14,7 +14,7 @@ from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
 from toolkit.gpu.codegen.compile import Progress
-from toolkit.gpu.rows.rewrite import ROW_PASSES
+from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
 from toolkit.importers.source import silent

@@ -23,15 +23,14 @@ from device.runtime.cuda.tactics import tactic_key
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import Progress, compile_ops
 from toolkit.gpu.codegen.messages import Compiled
-from toolkit.gpu.emit.context import ALIGNMENT
+from toolkit.gpu.emit.weights import ALIGNMENT
 from toolkit.gpu.ir.launch import Argument as IrArgument
 from toolkit.gpu.ir.launch import InWeights, KernelLaunch, KernelSpec
 from toolkit.gpu.ir.launch import Tactic as IrTactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
-from toolkit.gpu.lower import KernelProgram
+from toolkit.gpu.lower import KernelProgram, fit_program
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
-from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.sizes import amount, upper_bound
 from toolkit.gpu.target import GpuTarget
 
@@ -80,27 +79,20 @@ def compile_segment(
             # Another tactic may be faster at other sizes, so dynamic segments keep all.
             ops = fastest_first(ops, keys, times, only=not program.dynamic)
     try:
-        program = _plan_workspace(replace(program, ops=ops), tactics.workspace_bytes)
+        program = fit_program(
+            ops,
+            program.sizes,
+            program.inputs,
+            program.outputs,
+            weights=program.weights,
+            dynamic=program.dynamic,
+            limit=tactics.workspace_bytes,
+        )
     except BuildError as error:
         raise BuildError(f"segment {name}: {error}") from error
     used = {launch.spec for op in program.ops for tactic in op.tactics for launch in tactic}
     compiled = {spec: kernel for spec, kernel in compiled.items() if spec in used}
     return _segment_part(name, program, compiled, gpu, notes)
-
-
-def _plan_workspace(program: KernelProgram, limit: int | None) -> KernelProgram:
-    """Return the program with a workspace for its remaining tactics."""
-    inputs, outputs = (
-        [view.base for view in views.values()] for views in (program.inputs, program.outputs)
-    )
-    plan = fit_workspace(program.ops, program.sizes, inputs, outputs, limit)
-    return replace(
-        program,
-        ops=plan.ops,
-        offsets=plan.offsets,
-        workspace_bytes=plan.workspace_bytes,
-        largest_live_bytes=plan.largest_live_bytes,
-    )
 
 
 def _keys(

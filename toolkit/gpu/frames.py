@@ -11,20 +11,17 @@ from device.engine.frame_manifest import FRAME_SIZES, MAX_FRAME_SIDE, FrameKerne
 from device.engine.manifest import DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing
 from toolkit.errors import BuildError
-from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.ir.launch import KernelLaunch
-from toolkit.gpu.ir.network import Array, Network
+from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
+from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, row_major
-from toolkit.gpu.lower import KernelProgram
-from toolkit.gpu.schedule.workspace import fit_workspace
+from toolkit.gpu.lower import KernelProgram, fit_program
 from toolkit.gpu.segments import GpuBackend
 from toolkit.gpu.shapes.sizes import Space, ceil_div
-from toolkit.gpu.target import GpuTarget
 
 PIXELS: tuple[Pixels, ...] = ("bgr", "nv12")
 _CHANNELS = {"bgr": (0, 1, 2), "rgb": (2, 1, 0), "grey": (3,)}  # of the kernel
 _BLOCK = 256  # pixels
-_NOTHING = Network((), (), (), {}, {}, {})
 
 
 def compile_frames(
@@ -40,7 +37,7 @@ def compile_frames(
     for pixels in PIXELS:
         part = backend.compiler(
             f"frames.{pixels}",
-            frame_program(pixels, preprocessing, tensor, backend.gpu),
+            frame_program(pixels, preprocessing, tensor),
             gpu=backend.gpu,
             dims=(),
             tactics=None,
@@ -52,30 +49,18 @@ def compile_frames(
 
 
 def frame_program(
-    pixels: Pixels, preprocessing: Preprocessing, tensor: TensorInfo, gpu: GpuTarget
+    pixels: Pixels, preprocessing: Preprocessing, tensor: TensorInfo
 ) -> KernelProgram:
     """Return the launch that makes one image of the input `tensor`."""
-    ctx = LoweringContext(_NOTHING, gpu, "float32")
     shape = tuple(dim for dim in tensor.shape[1:] if isinstance(dim, int))
-    frame = ctx.allocate("frame", "uint8", (MAX_FRAME_SIDE**2 * 3,), (1,))
-    image = ctx.allocate(tensor.name, tensor.dtype, shape, row_major(shape))
-    ctx.add_op((), (_launch(ctx, pixels, preprocessing, frame, image),))
-    plan = fit_workspace(ctx.ops, ctx.allocations, [frame.base], [image.base])
-    return KernelProgram(
-        ops=plan.ops,
-        sizes=dict(ctx.allocations),
-        offsets=plan.offsets,
-        workspace_bytes=plan.workspace_bytes,
-        largest_live_bytes=plan.largest_live_bytes,
-        weights=b"",
-        inputs={"frame": frame},
-        outputs={tensor.name: image},
-    )
+    frame = View("frame", "uint8", (MAX_FRAME_SIDE**2 * 3,), (1,))
+    image = View("image", tensor.dtype, shape, row_major(shape))
+    ops = [TunableOp((), ((_launch(pixels, preprocessing, frame, image),),))]
+    sizes = {view.base: view.elements * view.item_bytes for view in (frame, image)}
+    return fit_program(ops, sizes, {"frame": frame}, {tensor.name: image})
 
 
-def _launch(
-    ctx: LoweringContext, pixels: Pixels, preprocessing: Preprocessing, frame: View, image: View
-) -> KernelLaunch:
+def _launch(pixels: Pixels, preprocessing: Preprocessing, frame: View, image: View) -> KernelLaunch:
     strides = image.strides
     height, width = image.shape[1:]
     if preprocessing.layout == "nhwc":
@@ -87,7 +72,7 @@ def _launch(
     )
     numbers = list(zip(preprocessing.mean, preprocessing.std, strict=True))
     border = preprocessing.pad_value * preprocessing.scale
-    launch = ctx.make_launch(
+    launch = make_launch(
         "frame_to_input",
         (ceil_div(height * width, _BLOCK), 1, 1),
         {

@@ -6,7 +6,7 @@
             patterns -> fewer, larger operations          toolkit.gpu.passes.composites
 2 group     operations -> one kernel each                 toolkit.gpu.passes.fusion
 3 alias     Concat operands -> slices of its result       toolkit.gpu.emit.concat
-4 emit      groups -> launches, tensors -> views          toolkit.gpu.emit.table
+4 emit      groups -> launches, tensors -> views          toolkit.gpu.operations
 5 fit       allocations -> offsets in one workspace       toolkit.gpu.schedule.workspace
 6 compile   kernels -> cubins                             toolkit.gpu.codegen.compile
             measured times -> the fastest tactics         toolkit.gpu.schedule.tactics
@@ -25,23 +25,23 @@ import onnx_ir as ir
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
-from toolkit.gpu.emit.context import WEIGHTS, LoweringContext
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.generation import NO_GENERATION, Generation
+from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.plugins import plugin_emitters
-from toolkit.gpu.emit.table import EMITTERS, Emitter
 from toolkit.gpu.emit.tiled_gemm import TILED
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.generations import parts
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
-from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
+from toolkit.gpu.operations import EPILOGUES, OPERATIONS, Emitter
 from toolkit.gpu.passes.chosen_regions import CHOSEN_REGION_RULES
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
-from toolkit.gpu.passes.fusion import EPILOGUES, Group, group_operations
+from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
@@ -82,6 +82,32 @@ class KernelProgram:
     def launches(self) -> tuple[KernelLaunch, ...]:
         """Return the launches of the first tactics: the choice without timings."""
         return tuple(launch for op in self.ops for launch in op.tactics[0])
+
+
+def fit_program(
+    ops: Sequence[TunableOp],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, View],
+    outputs: Mapping[str, View],
+    *,
+    weights: bytes = b"",
+    dynamic: bool = False,
+    limit: int | None = None,
+) -> KernelProgram:
+    """Return the program of these operations, its allocations placed as in `fit_workspace`."""
+    read, written = ([view.base for view in views.values()] for views in (inputs, outputs))
+    plan = fit_workspace(ops, sizes, read, written, limit)
+    return KernelProgram(
+        plan.ops,
+        sizes,
+        plan.offsets,
+        plan.workspace_bytes,
+        plan.largest_live_bytes,
+        weights,
+        inputs,
+        outputs,
+        dynamic,
+    )
 
 
 def lower_segment(
@@ -141,9 +167,10 @@ def _lower(
     exact: frozenset[str],
 ) -> KernelProgram:
     generation = _generation(gpu)
-    emitters = {**EMITTERS, **generation.emitters, **plugin_emitters(plugins)}
+    lowerings = {kind: row.lower for kind, row in OPERATIONS.items() if row.lower}
+    emitters = {**lowerings, **generation.emitters, **plugin_emitters(plugins)}
     network = _rewritten(read_network(segment, emitters, trace), generation, precision)
-    _check(network, emitters)
+    _check(network)
     groups = group_operations(network, {**EPILOGUES, **generation.epilogues})
     ctx = LoweringContext(
         network,
@@ -161,21 +188,12 @@ def _lower(
     for name in network.outputs:
         outputs[name] = _output(ctx, name, {view.base for view in outputs.values()})
     sizes = {base: upper_bound(size) for base, size in ctx.allocations.items()}
-    plan = fit_workspace(
+    return fit_program(
         generation.fuse(ctx, ctx.ops),
         sizes,
-        [view.base for view in inputs.values()],
-        [view.base for view in outputs.values()],
-    )
-    return KernelProgram(
-        ops=plan.ops,
-        sizes=sizes,
-        offsets=plan.offsets,
-        workspace_bytes=plan.workspace_bytes,
-        largest_live_bytes=plan.largest_live_bytes,
-        weights=bytes(ctx.weights),
-        inputs=inputs,
-        outputs=outputs,
+        inputs,
+        outputs,
+        weights=bytes(ctx.weights.data),
         dynamic=trace is not None,
     )
 
@@ -194,19 +212,16 @@ def _rewritten(network: Network, generation: Generation, precision: Precision) -
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
     )
     network = apply_rules(network, CHOSEN_REGION_RULES)
-    network = push_through_concat(network)
+    network = push_through_concat(network, EPILOGUES)
     network = apply_rules(network, generation.early_rules if reduced_precision else ())
     return apply_rules(
         network, (*SPACE_TO_DEPTH_RULES, *(generation.stem_rules if reduced_precision else ()))
     )
 
 
-def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:
-    reasons = {
-        op.name: f"node {op.name!r} ({op.kind}) has no kernel yet"
-        for op in network.operations
-        if op.kind not in emitters and not is_elementwise(op)
-    }
+def _check(network: Network) -> None:
+    """Raise NotCoveredError: kernels do not exchange the type of an input or output."""
+    reasons: dict[str, str] = {}
     for name in (*network.inputs, *network.outputs):
         dtype = network.dtypes.get(name, "constant")
         if dtype in ELEMENT_TYPES:
@@ -252,7 +267,7 @@ def _output(ctx: LoweringContext, name: str, taken: set[str]) -> View:
     if is_whole and is_own and view.is_row_major() and view.dtype == ctx.network.dtypes[name]:
         return view
     target = _allocate_boundary(ctx, f"{name} (output)", name)
-    ctx.add_elementwise(target, [view], (), ())
+    ctx.add_elementwise(target, [view])
     return target
 
 

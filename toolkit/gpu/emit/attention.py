@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View
@@ -68,7 +69,7 @@ def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
     queries = op.integer("q_num_heads", 1)
     counts = (queries, *(op.integer("kv_num_heads", queries),) * 2)
     q, k, v = (
-        _with_heads(ctx.read_float(name), count)
+        _with_heads(ctx.read(name, "float"), count)
         for name, count in zip(op.inputs[:3], counts, strict=True)
     )
     shape = ctx.network.shapes[group.result]
@@ -88,7 +89,7 @@ def _read_mask(ctx: LoweringContext, op: Operation) -> View:
     A mask of rank 3 is (heads, rows, columns), or (batch, rows, columns) where no number of heads
     is given.
     """
-    mask = ctx.read_dequantized(op.input(3))
+    mask = ctx.read(op.input(3), "real")
     per_batch = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
     if not per_batch or len(mask.shape) != 3:
         return mask
@@ -170,7 +171,7 @@ def _launch(
     full_keys, tail = 0, tile.keys
     if mask is None and not constants["CAUSAL"] and _uses_full_blocks(ctx, heads):
         full_keys, tail = _key_blocks(k.shape[2], tile.keys)
-    return ctx.make_launch(
+    return make_launch(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
         {"q": q, "k": k, "v": v, "mask": mask, "y": y, "scalars": scalars},

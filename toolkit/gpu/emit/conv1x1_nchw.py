@@ -2,9 +2,9 @@
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import read_filters
-from toolkit.gpu.emit.epilogue import weight_matrix
+from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
-from toolkit.gpu.emit.windows import read_window_2d
+from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.network import Array
@@ -29,7 +29,7 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
         return False
     inside = {op.outputs[0], *(later.outputs[0] for later in group.after)}
     read = {name for later in group.after for name in tensors_read(later, network.constants)}
-    if not read <= inside or not read_window_2d(op, weights.shape[2:], shape, result).is_pointwise:
+    if not read <= inside or not read_window(op, weights.shape[2:], shape, result).is_pointwise:
         return False
     item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
     tiles = gemm_tiles(_shape(weights, item_bytes, y), ctx.gpu, split_k=True)
@@ -41,11 +41,11 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     op = group.root_operation
     filters = read_filters(ctx, group)
     weights = filters.values
-    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
+    x = ctx.read(op.inputs[0], filters.numbers, "channels last")
     packed = weight_matrix(ctx, weights[:, :, 0, 0].T, x.dtype)
     planes = _merged_pixels(y)
     assert planes is not None
-    shape = _shape(weights, x.item_bytes, y)
+    shape, pitch = _shape(weights, x.item_bytes, y), pixel_pitch(x)
     problem = GemmProblem(
         shape=shape,
         left=DenseLoader(x, MatrixStrides(pitch, outer=shape.rows * pitch)),

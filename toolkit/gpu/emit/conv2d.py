@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import prod
 
-from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue
+from toolkit.gpu.emit.context import LoweringContext, Numbers
+from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.ir.gemm import (
     Epilogue,
@@ -65,11 +65,16 @@ class Filters:
     epilogue: Epilogue
     residual: str | None
 
+    @property
+    def numbers(self) -> Numbers:
+        """How the input is read."""
+        return "int8 or float" if self.is_int8 else "float"
+
 
 def read_filters(ctx: LoweringContext, group: Group, x_scale: float | None = None) -> Filters:
     """Return the weights of a convolution; `x_scale` where its input is quantized on the way."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
+    weights = ctx.network.constants[op.inputs[1]]
     filters, depth = weights.shape[0], prod(weights.shape[1:])
     int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=x_scale)
     epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)

@@ -6,10 +6,9 @@ from math import prod
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue, weight_matrix
+from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.emit.windows import (
-    check_spatial_rank,
     read_transposed_window,
     read_window,
     three,
@@ -36,7 +35,6 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     """Add a Conv over one or three dimensions."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    check_spatial_rank(op, shape)
     weights = _filters(ctx, op)
     window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
     taps = _Taps(
@@ -52,9 +50,8 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
 def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvTranspose: a convolution for each phase of its strides."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
+    weights = ctx.network.constants[op.inputs[1]]
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    check_spatial_rank(op, shape)
     window = read_transposed_window(op, weights.shape[2:], shape, result)
     pads, strides = three(window.before, 0), three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
@@ -81,7 +78,7 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
         each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
         packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
         return _Filters(weight_matrix(ctx, packed, ctx.dtype), weights.shape[2:])
-    view = ctx.read_float(name)
+    view = ctx.read(name, "float")
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
         moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
@@ -96,12 +93,13 @@ def _add(ctx: LoweringContext, group: Group, weights: View, taps: _Taps) -> None
     """Add the product with `weights`, (phases, groups, taps x channels, filters)."""
     op = group.root_operation
     phases, groups, depth, filters = weights.shape
-    x, _ = ctx.read_nhwc(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float", "channels last")
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     epilogue, residual_name = read_epilogue(ctx, group, op.input(2), filters * groups)
     residual, r_pitch = None, 0
     if residual_name is not None:
-        residual, r_pitch = ctx.read_nhwc(residual_name)
+        residual = ctx.read(residual_name, "float", "channels last")
+        r_pitch = pixel_pitch(residual)
     output_size = three(y.shape[2:], 1)
     step = taps.strides if taps.transposed else (1, 1, 1)
     pixels = (ceil_div(n, each) for n, each in zip(output_size, step, strict=True))

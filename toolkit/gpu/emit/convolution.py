@@ -9,7 +9,7 @@ from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
-from toolkit.gpu.emit.windows import read_window_2d
+from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -49,16 +49,18 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
     filters, groups = read_filters(ctx, group), op.integer("group", 1)
     values = filters.values
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window_2d(op, values.shape[2:], shape, result)
+    window = read_window(op, values.shape[2:], shape, result)
     as_stored = filters.is_int8 or ctx.read(op.inputs[0]).scale is None
     if as_stored and not depthwise and is_stem(values, groups, window, shape):
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
+        x = ctx.read(op.inputs[0], filters.numbers, "channels last")
+        pitch = pixel_pitch(x)
     residual, r_pitch = None, 0
     if filters.residual is not None:
-        residual, r_pitch = ctx.read_nhwc(filters.residual, keep_int8=True)
+        residual = ctx.read(filters.residual, "int8 or float", "channels last")
+        r_pitch = pixel_pitch(residual)
     y = ctx.output_view(group.result, channels_last(result))
     loader = Im2colLoader(
         view=x,

@@ -3,6 +3,7 @@
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import Conv2d
 from toolkit.gpu.emit.depthwise_int8 import depthwise_int8_launches
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.schedule.tiles import row_tile
@@ -21,12 +22,12 @@ def emit_depthwise(ctx: LoweringContext, nodes: tuple[str, ...], conv: Conv2d) -
 
 def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
     channels = conv.weights.shape[0]
-    weights = ctx.pack_constant(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
+    weights = ctx.weights.pack(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
 
     def launch(rows: int) -> KernelLaunch:
         pixel_columns = _pixel_columns(conv, rows)
         tile = row_tile(pixel_columns, channels)
-        return ctx.make_launch(
+        return make_launch(
             "depthwise",
             (ceil_div(pixel_columns, tile.rows), ceil_div(channels, tile.columns), 1),
             {**conv.operands(), "weights": weights},

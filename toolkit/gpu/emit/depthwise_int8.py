@@ -6,6 +6,7 @@ import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import Conv2d
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.shapes.sizes import ceil_div, opt
@@ -45,7 +46,7 @@ def depthwise_int8_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelL
     window, y = conv.left.window, conv.y
     channels: int = conv.weights.shape[0]
     spacing = 2 if window.kernel[1] <= 3 else 4  # fewest instructions
-    packed = ctx.pack_constant(packed_taps(conv.weights[:, 0], spacing), "int32")
+    packed = ctx.weights.pack(packed_taps(conv.weights[:, 0], spacing), "int32")
     many = window.kernel[0] * window.kernel[1] >= _MANY_TAPS
 
     def threads(patch: _Patch) -> int:
@@ -58,7 +59,7 @@ def depthwise_int8_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelL
 
     best = sorted(_PATCHES_OF_MANY_TAPS if many else _PATCHES, key=cost)
     return tuple(
-        ctx.make_launch(
+        make_launch(
             "depthwise_int8",
             (ceil_div(threads(patch), _THREADS), 1, 1),
             {**conv.operands(), "weights": packed},

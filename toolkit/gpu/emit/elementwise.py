@@ -45,7 +45,7 @@ def epilogue_ops(ctx: LoweringContext, group: Group) -> tuple[tuple[ExprOp, ...]
     """
     expression = ctx.expression(group.root_operation.outputs[0], group.after)
     ops, scalars = extract_scalars(expression.ops)
-    return ops, ctx.pack_constant(np.array(scalars), "float32") if scalars else None
+    return ops, ctx.weights.pack(np.array(scalars), "float32") if scalars else None
 
 
 def _is_read_as_nhwc(ctx: LoweringContext, name: str) -> bool:

@@ -10,21 +10,11 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import extract_scalars
 from toolkit.gpu.ir.gemm import Epilogue
-from toolkit.gpu.ir.network import Array, Operation
+from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
 from toolkit.gpu.target import GpuTarget
-
-
-def constant_weights(ctx: LoweringContext, op: Operation, at: int) -> Array:
-    """Return the constant input `at`; raises NotCoveredError for one that is not constant."""
-    name = op.input(at)
-    if name not in ctx.network.constants:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has weights that are not constant ({name!r})"
-        )
-    return ctx.network.constants[name]
 
 
 def read_epilogue(
@@ -43,24 +33,24 @@ def read_epilogue(
     op = group.root_operation
     packed, scale = None, None
     if int8 is not None:
-        scale = ctx.pack_constant(int8.factors, "float32")
-        packed = None if int8.bias is None else ctx.pack_constant(int8.bias, "int32")
+        scale = ctx.weights.pack(int8.factors, "float32")
+        packed = None if int8.bias is None else ctx.weights.pack(int8.bias, "int32")
     elif bias and op.kind == "Conv" and bias not in ctx.network.constants:
-        packed = ctx.read_row_major(bias)
+        packed = ctx.read(bias, "float or integer", "row-major")
     elif bias:
-        values = constant_weights(ctx, op, 2)
+        values = ctx.network.constants[bias]
         if values.size not in (1, columns) or (values.size > 1 and values.shape[-1] != columns):
             raise NotCoveredError(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "
                 f"for each of {columns} columns"
             )
-        packed = ctx.pack_constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
+        packed = ctx.weights.pack(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
     expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
     ops, scalars = expression.ops, None
     if int8 is not None:
         ops, factors = extract_scalars(ops)
-        scalars = ctx.pack_constant(np.array(factors), "float32") if factors else None
+        scalars = ctx.weights.pack(np.array(factors), "float32") if factors else None
     return Epilogue(ops, packed, scale, scalars), residual
 
 
@@ -74,7 +64,7 @@ def weight_matrix(ctx: LoweringContext, values: Array, dtype: str) -> View:
     pitch = ceil_div(depth * ELEMENT_TYPES[dtype].bytes, 16) * 16 // ELEMENT_TYPES[dtype].bytes
     packed = np.zeros((*batch, columns, pitch), values.dtype)
     packed[..., :depth] = np.moveaxis(values, -1, -2)
-    view = ctx.pack_constant(packed, dtype)
+    view = ctx.weights.pack(packed, dtype)
     order = (*range(len(batch)), len(batch) + 1, len(batch))
     return replace(view.permuted(order), shape=values.shape)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View, row_major
@@ -201,7 +202,7 @@ def _add_launch(
     elements = y.elements if kernel == "gather" else x.elements
     y_strides, x_strides, *index_strides = order.strides[-2 - len(indices) :]
     views = dict(zip(_INDICES, (index.view for index in indices), strict=False))
-    launch = ctx.make_launch(
+    launch = make_launch(
         kernel,
         (ceil_div(elements, _BLOCK), 1, 1),
         {"x": x, **{name: views.get(name) for name in _INDICES}, "y": y, "elements": elements},

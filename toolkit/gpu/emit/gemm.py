@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
+from toolkit.gpu.emit.epilogue import read_epilogue, weight_matrix
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
 from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.errors import NotCoveredError
@@ -35,12 +35,10 @@ class _Operands:
 def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     """Add a Gemm: alpha and beta are in the weights already, B and C are constant."""
     op = group.root_operation
-    if op.number("alpha", 1.0) != 1.0 or (op.input(2) and op.number("beta", 1.0) != 1.0):
-        raise NotCoveredError(f"node {op.name!r} (Gemm) has factors; kernels take 1.0")
-    weights, transposed = constant_weights(ctx, op, 1), bool(op.integer("transB", 0))
+    weights, transposed = ctx.network.constants[op.inputs[1]], bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if transposed else weights.shape
     int8 = int8_weights(ctx, op, 0 if transposed else 1, columns, depth)
-    left = ctx.read_int8_or_float(op.inputs[0]) if int8 else ctx.read_float(op.inputs[0])
+    left = ctx.read(op.inputs[0], "int8 or float" if int8 else "float")
     values = weights if int8 is None else int8.values
     right = weight_matrix(ctx, values.T if transposed else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
@@ -54,19 +52,19 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     if len(shape) > 1:
         weights = int8_weights(ctx, op, -1, shape[-1], shape[-2])
         if weights is not None:
-            left = ctx.read_int8_or_float(op.inputs[0])
+            left = ctx.read(op.inputs[0], "int8 or float")
             right = weight_matrix(ctx, weights.values, left.dtype)
             _add(ctx, group, left, right, weights)
             return
     depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
     int8 = int8_factors(ctx, op, depth, columns)
-    read = ctx.read_float if int8 is None else ctx.read_int8_or_float
-    left = read(op.inputs[0])
+    numbers: Numbers = "float" if int8 is None else "int8 or float"
+    left = ctx.read(op.inputs[0], numbers)
     constant = ctx.network.constants.get(op.inputs[1])
     if constant is not None and constant.ndim == 2:
         right = weight_matrix(ctx, constant, left.dtype)
     else:
-        right = read(op.inputs[1])
+        right = ctx.read(op.inputs[1], numbers)
     _add(ctx, group, left, right, int8)
 
 
@@ -134,7 +132,7 @@ def _shape(ctx: LoweringContext, name: str) -> Shape:
 
 def _read_residual(ctx: LoweringContext, name: str, shape: Shape) -> View:
     """Return a tensor repeated to `shape`, with columns side by side; copies if needed."""
-    view = broadcast(ctx.read_int8_or_float(name), shape)
+    view = broadcast(ctx.read(name, "int8 or float"), shape)
     if shape[-1:] != (1,) and view.strides[-1:] != (1,):
         view = ctx.copy_view(view, row_major(shape), view.dtype)
     return view

@@ -16,9 +16,9 @@ class Generation:
     """A row for one GPU generation; nothing of it is used where `applies` is false.
 
     `early_rules` run before `passes.space_to_depth`, `stem_rules` with it; both are left out of
-    FP32 builds. `emitters` and `epilogues` are for operations that these rules make: rows of
-    `emit.table.EMITTERS` and `passes.fusion.EPILOGUES`. `preferred` schedules come before the
-    generic one, `alternatives` after it. `fuse` joins operations that one kernel can compute.
+    FP32 builds. `emitters` and `epilogues` are for operations that these rules make: as in
+    `toolkit.gpu.operations`. `preferred` schedules come before the generic one, `alternatives`
+    after it. `fuse` joins operations that one kernel can compute.
     """
 
     applies: Callable[[GpuTarget], bool]

@@ -3,26 +3,27 @@
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div
 
 _BLOCK = 256  # elements of a block
-_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # the names before opset 20
+MODES = {"bilinear": "linear", "bicubic": "cubic"}  # the names before opset 20
 
 
 def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
     """Lower GridSample of images (4 dimensions) or volumes (5)."""
     op = group.root_operation
-    x, grid = ctx.read_float(op.inputs[0]), ctx.read(op.inputs[1])
+    x, grid = ctx.read(op.inputs[0], "float"), ctx.read(op.inputs[1])
     dims = len(x.shape) - 2
     mode = op.text("mode", "linear")
-    mode = _MODES.get(mode, mode)
+    mode = MODES.get(mode, mode)
     y = ctx.output_view(op.outputs[0])
     source = replace(x, shape=y.shape, strides=(*x.strides[:2], *(0,) * dims))
     points = replace(grid, shape=y.shape, strides=(grid.strides[0], 0, *grid.strides[1:-1]))
     order = order_of(y.shape, [y.strides, source.strides, points.strides])
-    launch = ctx.make_launch(
+    launch = make_launch(
         "grid_sample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "points": grid, "y": y, "elements": y.elements},

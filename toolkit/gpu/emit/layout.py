@@ -5,7 +5,6 @@ from dataclasses import replace
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import integers_of
 from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
@@ -111,7 +110,7 @@ def emit_depth_to_space(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
-    n, c, h, w = _nchw_shape(op, view)
+    n, c, h, w = view.shape
     depth = c // (side * side)
     if op.text("mode", "DCR") == "DCR":
         shape, order = (n, side, side, depth, h, w), (0, 3, 4, 1, 5, 2)
@@ -125,18 +124,10 @@ def emit_space_to_depth(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
-    n, c, h, w = _nchw_shape(op, view)
+    n, c, h, w = view.shape
     shape = (n, c, h // side, side, w // side, side)
     order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
     _reshape(ctx, group, _split_dims(view, shape).permuted(order))
-
-
-def _nchw_shape(op: Operation, view: View) -> Shape:
-    if len(view.shape) != 4:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) takes {len(view.shape)} dimensions; kernels take 4"
-        )
-    return view.shape
 
 
 def _split_dims(view: View, shape: Shape) -> View:

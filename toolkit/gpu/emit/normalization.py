@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.strided_rows import (
     add_row_kernel,
     plan_strided_rows,
@@ -23,7 +24,7 @@ _DEVIATION_EPSILON = 1e-9
 def emit_softmax(ctx: LoweringContext, group: Group) -> None:
     """Lower Softmax, LogSoftmax and Hardmax."""
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     axis = op.integer("axis", -1) % len(x.shape)
     y = ctx.output_like(group.result, x)
     epilogue, scalars = epilogue_ops(ctx, group)
@@ -59,11 +60,11 @@ class _Normalization:
 def emit_layer_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LayerNormalization and RMSNormalization."""
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     first = op.integer("axis", -1) % len(x.shape)
     along = op.integers("axes", tuple(range(first, len(x.shape))))  # "axes": of a pattern
     gain, bias = (
-        broadcast(ctx.read_float(name), x.shape) if name else None
+        broadcast(ctx.read(name, "float"), x.shape) if name else None
         for name in (op.input(1), op.input(2))
     )
     _normalize(
@@ -87,12 +88,12 @@ def emit_group_normalization(ctx: LoweringContext, group: Group) -> None:
     Gain and bias are per channel; up to opset 20, those of a GroupNormalization may be per group.
     """
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     y = ctx.output_like(group.result, x)
     channels = x.shape[1]
     groups = op.integer("num_groups", 1) if op.kind == "GroupNormalization" else channels
     split = _split_channels(x, groups)
-    gain, bias = (_channel_factor(ctx.read_float(name), split) for name in op.inputs[1:3])
+    gain, bias = (_channel_factor(ctx.read(name, "float"), split) for name in op.inputs[1:3])
     _normalize(
         ctx,
         group,
@@ -111,7 +112,7 @@ def emit_group_normalization(ctx: LoweringContext, group: Group) -> None:
 def emit_mean_variance(ctx: LoweringContext, group: Group) -> None:
     """Lower MeanVarianceNormalization."""
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     y = ctx.output_like(group.result, x)
     along = [axis % len(x.shape) for axis in op.integers("axes", (0, 2, 3))]
     _normalize(ctx, group, _Normalization(x, y, along, "variance", _DEVIATION_EPSILON**2))
@@ -120,7 +121,7 @@ def emit_mean_variance(ctx: LoweringContext, group: Group) -> None:
 def emit_lp_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LpNormalization."""
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     y = ctx.output_like(group.result, x)
     along = [op.integer("axis", -1) % len(x.shape)]
     _normalize(ctx, group, _Normalization(x, y, along, f"l{op.integer('p', 2)}"))
@@ -129,11 +130,11 @@ def emit_lp_normalization(ctx: LoweringContext, group: Group) -> None:
 def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LRN (local response normalization)."""
     op = group.root_operation
-    x = ctx.read_float(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float")
     y = ctx.output_like(group.result, x)
     layout = plan_strided_rows([x, y], [1])
     tile = tile_rows(layout)
-    launch = ctx.make_launch(
+    launch = make_launch(
         "local_response_norm",
         (tile.grid(layout)[0], ceil_div(layout.columns, tile.columns), 1),
         {"x": x, "y": y, "rows": layout.rows},

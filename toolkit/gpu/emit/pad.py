@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
@@ -27,12 +28,11 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
     padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
     widths = {at: before[at] for at in padded}
     mode = op.text("mode", "constant")
-    launch = padded_copy(ctx, x, y, widths, mode=mode, value=value)
+    launch = padded_copy(x, y, widths, mode=mode, value=value)
     ctx.add_op(group.nodes, (launch,))
 
 
 def padded_copy(
-    ctx: LoweringContext,
     x: View,
     y: View,
     before: Mapping[int, int],
@@ -43,7 +43,7 @@ def padded_copy(
     """Return the launch that copies x with padding, `before` it in each padded dimension."""
     inner = tuple(0 if at in before else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], separate=before)
-    return ctx.make_launch(
+    return make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},

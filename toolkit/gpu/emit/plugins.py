@@ -8,6 +8,7 @@ from functools import partial
 from toolkit.errors import PluginError, first_line
 from toolkit.gpu.codegen.cuda_source import INSTALL_HINT, find_compiler
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSource
@@ -43,13 +44,13 @@ def emit_plugin(plugin: Plugin, ctx: LoweringContext, group: Group) -> None:
         complete_attributes(plugin, op.name, op.attributes),
     )
     launches = tuple(
-        _kernel_launch(plugin, ctx, launch, views | written, tuple(written.values()))
+        _kernel_launch(plugin, launch, views | written, tuple(written.values()))
         for launch in _launches(plugin, node)
     )
     ctx.add_op(group.nodes, launches)
     for name, output in outputs.items():
         if written[name] != output:
-            ctx.add_elementwise(output, [written[name]], (), ())
+            ctx.add_elementwise(output, [written[name]])
 
 
 def _operand(plugin: Plugin, ctx: LoweringContext, name: str) -> View:
@@ -57,8 +58,8 @@ def _operand(plugin: Plugin, ctx: LoweringContext, name: str) -> View:
     if name in ctx.network.constants:
         values = ctx.network.constants[name]
         dtype = values.dtype.name
-        return ctx.pack_constant(values, _float_dtype(plugin, ctx) if is_float(dtype) else dtype)
-    view = ctx.read_row_major(name)
+        return ctx.weights.pack(values, _float_dtype(plugin, ctx) if is_float(dtype) else dtype)
+    view = ctx.read(name, "float or integer", "row-major")
     dtype = _float_dtype(plugin, ctx) if is_float(view.dtype) else view.dtype
     return view if view.dtype == dtype else ctx.copy_view(view, row_major(view.shape), dtype)
 
@@ -101,7 +102,6 @@ def _launches(plugin: Plugin, node: Node) -> tuple[Launch, ...]:
 
 def _kernel_launch(
     plugin: Plugin,
-    ctx: LoweringContext,
     launch: Launch,
     views: Mapping[str, View],
     writes: Sequence[View],
@@ -123,7 +123,7 @@ def _kernel_launch(
             f"{plugin.title}: the constant {dynamic[0]!r} of kernel {launch.kernel.function} "
             "follows a dynamic dimension; give it to the kernel as an argument"
         )
-    kernel_launch = ctx.make_launch(
+    kernel_launch = make_launch(
         launch.kernel.function,
         launch.grid,
         arguments,

@@ -6,8 +6,8 @@ from math import prod
 
 from toolkit.gpu.emit import reduction
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import check_spatial_rank, read_window, three, window_constants
-from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.windows import read_window, three, window_constants
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.launch import KernelLaunch
@@ -39,14 +39,13 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
     """Lower MaxPool, AveragePool and LpPool; a MaxPool may return the indices of its maxima."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
-    check_spatial_rank(op, shape)
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
     of_images = len(shape) == 4 and len(op.outputs) == 1 and op.kind != "LpPool"
-    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=of_images)
+    x = ctx.read(op.inputs[0], "int8 or float" if of_images else "float", "channels last")
     y = ctx.output_view(group.result, channels_last(result))
     constants: dict[str, Constant] = {
         "CHANNELS": shape[1],
-        "X_PITCH": x_pitch,
+        "X_PITCH": x.pixel_pitch(),
         "Y_PITCH": y.pixel_pitch(),
         "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).ops,
     }
@@ -64,7 +63,7 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         indices = ctx.output_view(op.outputs[1], channels_last(result))
     rows = result[0] * prod(result[2:])
     tile = row_tile(rows, shape[1])
-    launch = ctx.make_launch(
+    launch = make_launch(
         "pool",
         (ceil_div(rows, tile.rows), ceil_div(shape[1], tile.columns), 1),
         {"x": x, "y": y, "indices": indices, "batch": shape[0]},
@@ -126,7 +125,7 @@ def _max_pool(
 ) -> KernelLaunch:
     """Launch max pooling with `rows` output rows per block."""
     tile, columns = _pixel_columns(y, rows)
-    return ctx.make_launch(
+    return make_launch(
         "max_pool",
         (ceil_div(columns, tile.rows), ceil_div(y.shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": y.shape[0]},
@@ -154,22 +153,16 @@ def unpooled_shape(op: Operation, shape: Shape, result: Shape) -> Shape:
 def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     """Lower MaxUnpool: fill with 0, then scatter."""
     op = group.root_operation
-    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    if unpooled_shape(op, shape, result) != result:
-        raise NotCoveredError(
-            f"node {op.name!r} (MaxUnpool) writes {list(result)} by indices in "
-            f"{list(unpooled_shape(op, shape, result))}; kernels take equal sizes"
-        )
-    x, indices = ctx.read_row_major(op.inputs[0]), ctx.read_row_major(op.inputs[1])
+    x, indices = (ctx.read(name, "float or integer", "row-major") for name in op.inputs[:2])
     y = ctx.output_view(group.result)
-    fill = ctx.make_launch(
+    fill = make_launch(
         "fill",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"y": y, "elements": y.elements},
         {"BLOCK": _BLOCK},
         writes=(y,),
     )
-    unpool = ctx.make_launch(
+    unpool = make_launch(
         "unpool",
         (ceil_div(x.elements, _BLOCK), 1, 1),
         {"x": x, "indices": indices, "y": y, "elements": x.elements, "size": y.elements},
@@ -185,14 +178,14 @@ def emit_global_average(ctx: LoweringContext, group: Group) -> None:
     if len(ctx.network.shapes[op.inputs[0]]) != 4:
         reduction.emit_global_pool(ctx, group)
         return
-    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=True)
+    x = ctx.read(op.inputs[0], "int8 or float", "channels last")
     batch, channels, height, width = x.shape
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     epilogue = ctx.expression(op.outputs[0], group.after, x.scale).ops
     pixels = height * width
     block = _average_channels(x, ctx.gpu)
     split_k = _average_split_k(opt(batch), channels, block, opt(pixels), ctx.gpu)
-    one_launch = (_average(ctx, _Average(x, x_pitch, y, pixels, 1, pixels, epilogue)),)
+    one_launch = (_average(ctx, _Average(x, y, pixels, 1, pixels, epilogue)),)
     if split_k == 1 or not fixed(pixels):
         ctx.add_op(group.nodes, one_launch)
         return
@@ -202,8 +195,8 @@ def emit_global_average(ctx: LoweringContext, group: Group) -> None:
         (batch, channels, split_k, 1),
         (channels * split_k, 1, channels, 1),
     )
-    first = _average(ctx, _Average(x, x_pitch, sums, pixels, split_k, 1, ()))
-    second = _average(ctx, _Average(sums, channels, y, split_k, 1, pixels, epilogue))
+    first = _average(ctx, _Average(x, sums, pixels, split_k, 1, ()))
+    second = _average(ctx, _Average(sums, y, split_k, 1, pixels, epilogue))
     ctx.add_op(group.nodes, (first, second), one_launch)
 
 
@@ -212,7 +205,6 @@ class _Average:
     """A launch: x (pixels, channels) of each image -> y (split_k, channels), sums / divisor."""
 
     x: View
-    x_pitch: int
     y: View
     pixels: int
     split_k: int
@@ -242,14 +234,14 @@ def _average(ctx: LoweringContext, average: _Average) -> KernelLaunch:
     if average.x.item_bytes > 1:
         max_pixels = min(max_pixels, _AVERAGE_PIXELS)
     pixels = min(power_of_two(ceil_div(average.pixels, average.split_k)), max_pixels)
-    return ctx.make_launch(
+    return make_launch(
         "global_average_pool",
         (batch, ceil_div(channels, block), average.split_k),
         {"x": average.x, "y": average.y, "batch": batch},
         {
             "PIXELS": average.pixels,
             "CHANNELS": channels,
-            "X_PITCH": average.x_pitch,
+            "X_PITCH": average.x.pixel_pitch(),
             "Y_PITCH": channels if average.split_k > 1 else average.y.pixel_pitch(),
             "SPLIT_K": average.split_k,
             "DIVISOR": average.divisor,

@@ -6,6 +6,7 @@ from typing import cast
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.resample_tables import Axis, Interpolation, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
@@ -51,7 +52,7 @@ def _with_scale_of_result(ctx: LoweringContext, op: Operation) -> View:
         return x
     requantized = ctx.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
     requantized = replace(requantized, scale=scale)
-    ctx.add_elementwise(requantized, [x], (), ())
+    ctx.add_elementwise(requantized, [x])
     return requantized
 
 
@@ -78,7 +79,7 @@ def _is_broadcast(interpolation: Interpolation, shape: Shape, result: Shape) -> 
 
 
 def _repeat(ctx: LoweringContext, group: Group, result: Shape) -> None:
-    x, _ = ctx.read_nhwc(group.root_operation.inputs[0], keep_int8=True)
+    x = ctx.read(group.root_operation.inputs[0], "int8 or float", "channels last")
     y = ctx.output_view(group.root_operation.outputs[0], channels_last(result))
     factors = [r // s for r, s in zip(result[2:], x.shape[2:], strict=True)]
     ctx.add_elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
@@ -171,7 +172,7 @@ def _resample(
     if x.scale is not None and (
         interpolation.mode != "nearest" or x.scale != ctx.network.scales.get(name)
     ):
-        x = ctx.read_float(source)
+        x = ctx.read(source, "float")
     order = sorted(axes)
     pairs = [order[at : at + _AXES_PER_LAUNCH] for at in range(0, len(order), _AXES_PER_LAUNCH)]
     for at, pair in enumerate(pairs or [[]]):
@@ -205,12 +206,12 @@ def _add_resample(
     order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
     for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
-        packed[index] = ctx.pack_constant(table.indices, "int32")
+        packed[index] = ctx.weights.pack(table.indices, "int32")
         if table.weights is not None:
-            packed[weight] = ctx.pack_constant(table.weights, "float32")
+            packed[weight] = ctx.weights.pack(table.weights, "float32")
     dims, taps = list(axes), [table.indices.shape[1] for table in tables]
     crops = interpolation.coordinates == "tf_crop_and_resize"
-    launch = ctx.make_launch(
+    launch = make_launch(
         "resample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **packed, "y": y, "elements": y.elements},

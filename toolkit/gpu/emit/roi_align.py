@@ -2,6 +2,7 @@
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
@@ -21,8 +22,8 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     shape = ctx.network.shapes[op.outputs[0]]
     by_channel = opt(shape[1]) >= _MIN_CHANNELS
-    x = ctx.read_nhwc(op.inputs[0])[0] if by_channel else ctx.read_float(op.inputs[0])
-    rois, batches = ctx.read_dequantized(op.inputs[1]), ctx.read(op.inputs[2])
+    x = ctx.read(op.inputs[0], "float", "channels last" if by_channel else "any")
+    rois, batches = ctx.read(op.inputs[1], "real"), ctx.read(op.inputs[2])
     is_output = op.outputs[0] in ctx.network.outputs
     strides = channels_last(shape) if by_channel and not is_output else None
     y = ctx.output_view(op.outputs[0], strides)
@@ -44,7 +45,7 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
     )
     names = ("Y_STRIDES", "X_STRIDES", "ROI_STRIDES", "BATCH_STRIDES")
     tensors = {"x": x, "rois": rois, "batches": batches, "chosen": chosen}
-    launch = ctx.make_launch(
+    launch = make_launch(
         "roi_align",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {**tensors, "rest": rest if isinstance(rest, View) else None, "y": y,
@@ -78,4 +79,4 @@ def _rest(ctx: LoweringContext, op: Operation) -> View | float | None:
     values = ctx.network.constants.get(name)
     if values is not None and values.size == 1:
         return float(values.reshape(()))
-    return broadcast(ctx.read_dequantized(name), ctx.network.shapes[op.outputs[0]])
+    return broadcast(ctx.read(name, "real"), ctx.network.shapes[op.outputs[0]])

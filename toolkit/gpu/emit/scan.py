@@ -3,6 +3,7 @@
 from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.parameters import integers_of
 from toolkit.gpu.passes.fusion import Group
@@ -15,7 +16,7 @@ _BLOCK = 1024  # elements of a block
 def emit_scan(ctx: LoweringContext, group: Group) -> None:
     """Lower CumSum and CumProd."""
     op = group.root_operation
-    x = ctx.read_dequantized(op.inputs[0])
+    x = ctx.read(op.inputs[0], "real")
     y = ctx.output_view(op.outputs[0])
     axes = integers_of(ctx.network, op, 1, "axis")
     if axes is None:
@@ -27,7 +28,7 @@ def emit_scan(ctx: LoweringContext, group: Group) -> None:
     columns, rows = x.shape[axis], prod(shape)
     block = min(power_of_two(columns), _BLOCK)
     block_rows = min(power_of_two(rows), max(1, _BLOCK // block))
-    launch = ctx.make_launch(
+    launch = make_launch(
         "scan",
         (ceil_div(rows, block_rows), 1, 1),
         {"x": x, "y": y, "rows": rows},

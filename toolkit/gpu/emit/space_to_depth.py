@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.pad import padded_copy
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
@@ -59,7 +60,7 @@ def make_stem(
     padded = ctx.allocate(f"{name} (padded)", dtype, shape, channels_last(shape))
     padded = replace(padded, scale=view.scale)
     before = {1: 0, 2: window.before[0], 3: window.before[1]}
-    ctx.add_op((), (padded_copy(ctx, view, padded, before),))
+    ctx.add_op((), (padded_copy(view, padded, before),))
     rows = np.zeros((filters, tap_rows, run, CHANNELS), weights.dtype)
     rows[:, :, :tap_columns, :channels] = weights.transpose(0, 2, 3, 1)
     return Stem(
@@ -80,7 +81,7 @@ def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
     before = op.integers("before", (0, 0))
     copied = not group.after and x.scale == y.scale
     steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).ops
-    launch = ctx.make_launch(
+    launch = make_launch(
         "space_to_depth",
         (ceil_div(batch * rows * columns, _PIXEL_BLOCKS), 1, 1),
         {"x": x, "y": y, "batch": batch},

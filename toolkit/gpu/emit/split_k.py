@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.gemm import IDENTITY, DenseLoader, GemmProblem, Im2colLoader, MatrixStrides
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import View, row_major
@@ -54,7 +55,7 @@ def split_k_reduce_launch(ctx: LoweringContext, problem: GemmProblem, sums: View
     height = tile.rows
     while height > _MIN_ROWS and ceil_div(rows, height) * column_blocks < ctx.gpu.sm_count:
         height //= 2
-    return ctx.make_launch(
+    return make_launch(
         "split_k_reduce",
         (ceil_div(rows, height) * column_blocks, 1, 1),
         {"x": sums, **problem.epilogue_operands(), "y": problem.y, "rows": rows},

@@ -6,6 +6,7 @@ from math import prod
 from types import MappingProxyType
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
@@ -107,7 +108,7 @@ def add_row_kernel(
     """
     tile = tile_rows(layout) if tile is None else tile
     names = [name.upper() for name in (*operands, "y")]
-    launch = ctx.make_launch(
+    launch = make_launch(
         kernel,
         tile.grid(layout),
         {**operands, "y": y, "rows": layout.rows, **unstrided},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
 from toolkit.gpu.emit.windows import window_constants
@@ -61,7 +62,7 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
     row_blocks = ceil_div(problem.shape.rows, tile.rows)
     column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.tail_columns)
     y, residual = problem.y_strides, problem.residual_strides
-    return ctx.make_launch(
+    return make_launch(
         "gemm",
         (row_blocks * column_blocks, *operands.grid),
         {

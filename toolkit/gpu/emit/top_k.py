@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.layout import slice_view
 from toolkit.gpu.emit.strided_rows import StridedRows, plan_strided_rows
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
+from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two, upper_bound
 
 MAX_RANKED = 65536  # columns of a row: each element is compared with each, 4e9 times at most
 MAX_SELECTED = 8192  # elements that are selected from more columns
@@ -32,7 +32,7 @@ class _Rows:
 
 def too_many_columns(columns: int, count: int) -> str | None:
     """Return why no kernel selects `count` of `columns` elements, None where one does."""
-    if columns <= MAX_RANKED or _selects(columns, count):
+    if upper_bound(columns) <= MAX_RANKED or _selects(columns, count):
         return None
     return (
         f"selects {count} from {columns} elements; kernels take {MAX_RANKED}, and of fixed sizes "
@@ -43,13 +43,10 @@ def too_many_columns(columns: int, count: int) -> str | None:
 def emit_top_k(ctx: LoweringContext, group: Group) -> None:
     """Lower TopK; the results are sorted even where ONNX does not require it."""
     op = group.root_operation
-    x = ctx.read_float_or_integer(op.inputs[0])
+    x = ctx.read(op.inputs[0], "float or integer")
     axis = op.integer("axis", -1) % len(x.shape)
     values, indices = (ctx.output_view(name) for name in op.outputs)
     columns, count = x.shape[axis], values.shape[axis]
-    reason = too_many_columns(columns, count)
-    if reason is not None:
-        raise NotCoveredError(f"node {op.name!r} (TopK) {reason}")
     # The three tensors have the same rows, but not the same columns.
     layout = plan_strided_rows([slice_view(v, axis, 0, 1) for v in (x, values, indices)], [axis])
     largest = op.integer("largest", 1) == 1
@@ -58,7 +55,7 @@ def emit_top_k(ctx: LoweringContext, group: Group) -> None:
     while _selects(rows.columns, count):
         launch, rows = _select(ctx, op.name, layout, rows, count, largest=largest)
         launches.append(launch)
-    launches.append(_rank(ctx, layout, rows, (values, indices), axis, largest=largest))
+    launches.append(_rank(layout, rows, (values, indices), axis, largest=largest))
     ctx.add_op(group.nodes, tuple(launches))
 
 
@@ -86,7 +83,7 @@ def _select(
     shape = (layout.rows, selected)
     values = ctx.allocate(f"{name} candidates", rows.view.dtype, shape, row_major(shape))
     indices = ctx.allocate(f"{name} places", "int32", shape, row_major(shape))
-    launch = ctx.make_launch(
+    launch = make_launch(
         "select_top",
         (chunks, layout.rows, 1),
         {"x": rows.view, "sources": rows.sources, "values": values, "indices": indices},
@@ -112,7 +109,6 @@ def _dense_rows(layout: StridedRows, columns: int) -> Shape:
 
 
 def _rank(
-    ctx: LoweringContext,
     layout: StridedRows,
     rows: _Rows,
     results: tuple[View, View],
@@ -123,7 +119,7 @@ def _rank(
     """Return the launch that writes the first elements of each row in order."""
     values, indices = results
     block = min(_BLOCK_I, power_of_two(rows.columns))
-    return ctx.make_launch(
+    return make_launch(
         "top_k",
         (ceil_div(rows.columns, block), layout.rows, 1),
         {"x": rows.view, "sources": rows.sources, "values": values, "indices": indices},

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from device.padding import is_same
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.graph.window import Window
@@ -31,18 +30,6 @@ def read_transposed_window(op: Operation, kernel: Shape, shape: Shape, result: S
     return window.with_same_padding(sizes, shape[2:], upper=auto == "SAME_UPPER")
 
 
-def read_window_2d(op: Operation, kernel: Shape, shape: Shape, result: Shape) -> Window:
-    """Return the window of an operation on (N, C, H, W).
-
-    Raises NotCoveredError for other than two spatial dimensions.
-    """
-    if len(shape) != 4 or len(kernel) != 2:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take 2"
-        )
-    return read_window(op, kernel, shape, result)
-
-
 def window_constants(window: Window) -> dict[str, Constant]:
     """Return a window as constants of a kernel."""
     return {
@@ -51,15 +38,6 @@ def window_constants(window: Window) -> dict[str, Constant]:
         "DILATION": window.dilations,
         "PAD": window.before,
     }
-
-
-def check_spatial_rank(op: Operation, shape: Shape) -> None:
-    """Raise NotCoveredError unless (N, C, ...) has one to three dimensions more."""
-    if not 3 <= len(shape) <= 5:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take "
-            "1 to 3"
-        )
 
 
 def three(values: Sequence[int], missing: int) -> Three:

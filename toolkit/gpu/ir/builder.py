@@ -67,3 +67,30 @@ class NetworkBuilder:
         operation = Operation(kind, source.name, tuple(inputs), (output,), attributes or {})
         self.operations.append(operation)
         return output
+
+    def add_new(
+        self,
+        source: Operation,
+        kind: str,
+        inputs: Sequence[str],
+        shape: Shape,
+        dtype: str,
+        *,
+        attributes: Mapping[str, Attribute] | None = None,
+        scale: float | None = None,
+    ) -> str:
+        """Add an operation that makes a new tensor; return the tensor's name."""
+        output = self.tensor(f"{source.outputs[0]} ({kind})", shape, dtype, scale)
+        return self.add(source, kind, inputs, output, attributes)
+
+    def add_again(self, op: Operation, source: str) -> str:
+        """Add an operation of one operand for another operand; return its result."""
+        (old,) = op.outputs
+        shape, dtype, scale = self.shapes[source], self.dtypes[old], self.scales.get(old)
+        return self.add_new(
+            op, op.kind, (source,), shape, dtype, attributes=op.attributes, scale=scale
+        )
+
+    def shape_of(self, name: str) -> Shape:
+        """Return the shape of a tensor or a constant."""
+        return self.constants[name].shape if name in self.constants else self.shapes[name]

@@ -197,17 +197,15 @@ def _round_int8(s: ExprBuilder, op: Operation) -> int:
     return s.add("round_int8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
 
 
+# Operators that are one op of all operands, of the same name.
+_OF_SAME_NAME = (
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cos Cosh Equal Erf Exp Greater Less Log Mish Mul "
+    "Neg Not Or PRelu Reciprocal Relu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Tan Tanh "
+    "Where Xor"
+)
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
 OPERATORS: Mapping[str, Rule] = {
-    "Abs": partial(_plain, "abs"),
-    "Acos": partial(_plain, "acos"),
-    "Acosh": partial(_plain, "acosh"),
-    "Add": partial(_plain, "add"),
-    "And": partial(_plain, "and"),
-    "Asin": partial(_plain, "asin"),
-    "Asinh": partial(_plain, "asinh"),
-    "Atan": partial(_plain, "atan"),
-    "Atanh": partial(_plain, "atanh"),
+    **{kind: partial(_plain, kind.lower()) for kind in _OF_SAME_NAME.split()},
     "BitShift": _shift,
     "BitwiseAnd": partial(_plain, "and"),
     "BitwiseNot": partial(_plain, "bit_not"),
@@ -217,16 +215,10 @@ OPERATORS: Mapping[str, Rule] = {
     "Ceil": partial(_floats, "ceil"),
     "Celu": partial(_plain, "celu", attributes={"alpha": 1.0}),
     "Clip": _clip,
-    "Cos": partial(_plain, "cos"),
-    "Cosh": partial(_plain, "cosh"),
     "Div": partial(_typed, "div", "int_div"),
     "Elu": partial(_plain, "elu", attributes={"alpha": 1.0}),
-    "Equal": partial(_plain, "equal"),
-    "Erf": partial(_plain, "erf"),
-    "Exp": partial(_plain, "exp"),
     "Floor": partial(_floats, "floor"),
     "Gelu": _gelu,
-    "Greater": partial(_plain, "greater"),
     "GreaterOrEqual": partial(_plain, "greater_equal"),
     "HardSigmoid": partial(_plain, "hard_sigmoid", attributes={"alpha": 0.2, "beta": 0.5}),
     "HardSwish": partial(
@@ -235,39 +227,17 @@ OPERATORS: Mapping[str, Rule] = {
     "IsInf": _infinite,
     "IsNaN": partial(_plain, "is_nan"),
     "LeakyRelu": partial(_plain, "leaky_relu", attributes={"alpha": 0.01}),
-    "Less": partial(_plain, "less"),
     "LessOrEqual": partial(_plain, "less_equal"),
-    "Log": partial(_plain, "log"),
     "Max": partial(_variadic, "max"),
     "Mean": _mean,
     "Min": partial(_variadic, "min"),
-    "Mish": partial(_plain, "mish"),
     "Mod": _mod,
-    "Mul": partial(_plain, "mul"),
-    "Neg": partial(_plain, "neg"),
-    "Not": partial(_plain, "not"),
-    "Or": partial(_plain, "or"),
-    "PRelu": partial(_plain, "prelu"),
     "Pow": _power,
-    "Reciprocal": partial(_plain, "reciprocal"),
-    "Relu": partial(_plain, "relu"),
     "Round": partial(_floats, "round"),
     "RoundInt8": _round_int8,
     "Selu": partial(_plain, "selu", attributes=_SELU),
     "Shrink": partial(_plain, "shrink", attributes={"lambd": 0.5, "bias": 0.0}),
-    "Sigmoid": partial(_plain, "sigmoid"),
-    "Sign": partial(_plain, "sign"),
-    "Sin": partial(_plain, "sin"),
-    "Sinh": partial(_plain, "sinh"),
-    "Softplus": partial(_plain, "softplus"),
-    "Softsign": partial(_plain, "softsign"),
-    "Sqrt": partial(_plain, "sqrt"),
-    "Sub": partial(_plain, "sub"),
     "Sum": partial(_variadic, "add"),
     "Swish": _swish,
-    "Tan": partial(_plain, "tan"),
-    "Tanh": partial(_plain, "tanh"),
     "ThresholdedRelu": partial(_plain, "thresholded_relu", attributes={"alpha": 1.0}),
-    "Where": partial(_plain, "where"),
-    "Xor": partial(_plain, "xor"),
 }

@@ -9,38 +9,24 @@ from dataclasses import dataclass, field
 from toolkit.gpu.ir.gemm import GemmProblem
 from toolkit.plugins import Constant
 
-# Every kernel for all GPUs, and its module in `toolkit.gpu.kernels`. A GPU generation has others
-# (`toolkit.gpu.generations.kernel_modules`).
-KERNELS: dict[str, str] = {
-    "gemm": "gemm",
-    "split_k_reduce": "gemm",
-    "depthwise": "depthwise",
-    "depthwise_int8": "depthwise_int8",
-    "max_pool": "max_pooling",
-    "pool": "pooling",
-    "fill": "pooling",
-    "unpool": "pooling",
-    "global_average_pool": "pooling",
-    "elementwise": "elementwise",
-    "transpose_tiles": "elementwise",
-    "frame_to_input": "frame",
-    "gather": "gather",
-    "scatter": "gather",
-    "pad": "pad",
-    "space_to_depth": "pad",
-    "resample": "resample",
-    "grid_sample": "grid_sample",
-    "roi_align": "roi_align",
-    "scan": "scan",
-    "softmax": "softmax",
-    "normalize": "normalization",
-    "local_response_norm": "normalization",
-    "attention": "attention",
-    "reduce": "reduction",
-    "arg_reduce": "reduction",
-    "top_k": "top_k",
-    "select_top": "select_top",
+# The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in. A GPU
+# generation has others (`toolkit.gpu.generations.kernel_modules`).
+_MODULES = {
+    "gemm": ("gemm", "split_k_reduce"),
+    "max_pooling": ("max_pool",),
+    "pooling": ("pool", "fill", "unpool", "global_average_pool"),
+    "elementwise": ("elementwise", "transpose_tiles"),
+    "frame": ("frame_to_input",),
+    "gather": ("gather", "scatter"),
+    "pad": ("pad", "space_to_depth"),
+    "normalization": ("normalize", "local_response_norm"),
+    "reduction": ("reduce", "arg_reduce"),
+    **{name: (name,) for name in ("attention", "depthwise", "depthwise_int8", "grid_sample")},
+    **{name: (name,) for name in ("resample", "roi_align", "scan", "softmax")},
+    **{name: (name,) for name in ("select_top", "top_k")},
 }
+KERNELS: dict[str, str] = {kernel: module for module, own in _MODULES.items() for kernel in own}
+"""The module of every kernel."""
 
 
 @dataclass(frozen=True, slots=True)

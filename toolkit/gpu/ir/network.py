@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from toolkit.gpu.errors import NotCoveredError, not_covered
+from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
 from toolkit.gpu.shapes.sizes import upper_bound
 
@@ -169,25 +169,11 @@ def read_network(
     `plugged`: operators of other domains that plugins compute, such as "my.domain::Op". `trace`:
     the point of dynamic dimensions at which shapes are read, as sizes with their formulas; what
     computes with sizes is left out then.
-    Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
-    nodes that have or touch them.
+    Every node has a kernel (`toolkit.gpu.support`).
     """
     tensors = read_tensors(segment, trace)
-    operations: list[Operation] = []
-    reasons: dict[str, str] = {}
-    for node in tensors.nodes:
-        try:
-            operations.append(read_operation(node, plugged))
-        except NotCoveredError as error:
-            reasons[str(node.name)] = str(error)
-            continue
-        reason = unknown_operand(operations[-1], tensors)
-        if reason is not None:
-            reasons.setdefault(str(node.name), reason)
-    if reasons:
-        raise not_covered(reasons)
     return Network(
-        tuple(operations),
+        tuple(read_operation(node, plugged) for node in tensors.nodes),
         tuple(str(value.name) for value in segment.graph.inputs),
         tuple(str(value.name) for value in segment.graph.outputs),
         tensors.shapes,

@@ -2,30 +2,19 @@
 
 from dataclasses import dataclass
 
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Array, Network, Operation
 
 
 def constant_of(network: Network, op: Operation, at: int) -> Array | None:
-    """Return the constant input `at` of an operation, None where it is absent.
-
-    Raises NotCoveredError: it is computed.
-    """
+    """Return the constant input `at` of an operation, None where it is absent."""
     name = op.input(at)
-    if not name:
-        return None
-    if name not in network.constants:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) reads {name!r}, which is computed; kernels are compiled "
-            "for constant parameters"
-        )
-    return network.constants[name]
+    return network.constants[name] if name else None
 
 
 def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
     """Return integers that are an attribute in older versions of an operator, and now an input.
 
-    None where they are absent. Raises NotCoveredError: the input is computed.
+    None where they are absent.
     """
     if name in op.attributes:
         return op.integers(name, ())
@@ -36,7 +25,7 @@ def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[in
 def floats_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
     """Return floats that are an attribute in older versions of an operator, and now an input.
 
-    None where they are absent or empty. Raises NotCoveredError: it is computed.
+    None where they are absent or empty.
     """
     if name in op.attributes:
         value = op.attributes[name]

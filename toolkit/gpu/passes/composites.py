@@ -1,11 +1,10 @@
 """Rewrite rules for composites: recurrences, normalizations, attention, GEMMs."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.gpu.ir.network import Array, Operation, Shape
+from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.constants import added_between_reshapes, added_twice, pad_nothing
 from toolkit.gpu.passes.einsum import einsum_as_matmul
@@ -31,9 +30,7 @@ def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
         rewriter.add(op, "MatMul", (a, b), op.outputs[0])
         return rewriter.replacement()
     dtype = rewriter.dtypes[op.outputs[0]]
-    total = rewriter.add(
-        op, "MatMul", (a, b), rewriter.tensor(f"{op.outputs[0]} (product)", shape, dtype)
-    )
+    total = rewriter.add_new(op, "MatMul", (a, b), shape, dtype)
     if alpha != 1.0:
         factor = rewriter.constant("alpha", np.array(alpha, dtype))
         scaled = rewriter.tensor(f"{total} (scaled)", shape, dtype) if beta else op.outputs[0]
@@ -41,14 +38,8 @@ def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     if beta:
         added = op.inputs[2]
         if beta != 1.0:
-            own = (
-                rewriter.shapes[added]
-                if added in rewriter.shapes
-                else rewriter.constants[added].shape
-            )
-            factor = rewriter.constant("beta", np.array(beta, dtype))
-            scaled = rewriter.tensor(f"{added} (scaled)", own, dtype)
-            added = rewriter.add(op, "Mul", (added, factor), scaled)
+            own, factor = rewriter.shape_of(added), rewriter.constant("beta", np.array(beta, dtype))
+            added = rewriter.add_new(op, "Mul", (added, factor), own, dtype)
         rewriter.add(op, "Add", (total, added), op.outputs[0])
     return rewriter.replacement()
 
@@ -71,12 +62,8 @@ def _transposed(rewriter: NetworkRewriter, op: Operation, name: str) -> str:
         return rewriter.constant(f"{name} (transposed)", rewriter.constants[name].swapaxes(-1, -2))
     shape = rewriter.shapes[name]
     order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-    made_as = rewriter.tensor(f"{name} (transposed)", _ordered(shape, order), rewriter.dtypes[name])
-    return rewriter.add(op, "Transpose", (name,), made_as, {"perm": order})
-
-
-def _ordered(shape: Shape, order: Sequence[int]) -> Shape:
-    return tuple(shape[at] for at in order)
+    turned, dtype = tuple(shape[at] for at in order), rewriter.dtypes[name]
+    return rewriter.add_new(op, "Transpose", (name,), turned, dtype, attributes={"perm": order})
 
 
 def batch_normalization(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -94,8 +81,8 @@ def batch_normalization(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter
     def packed(name: str, values: Array) -> str:
         return rewriter.constant(f"{op.name} ({name})", values.astype(dtype).reshape(wide))
 
-    scaled = rewriter.tensor(f"{y} (scaled)", shape, dtype)
-    rewriter.add(op, "Mul", (op.inputs[0], packed("factor", factor)), scaled)
+    factors = packed("factor", factor)
+    scaled = rewriter.add_new(op, "Mul", (op.inputs[0], factors), shape, dtype)
     rewriter.add(op, "Add", (scaled, packed("shift", bias - mean * factor)), y)
     return rewriter.replacement()
 

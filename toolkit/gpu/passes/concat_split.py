@@ -14,7 +14,7 @@ f(part) ends the kernel that makes the part.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.ir.builder import NetworkBuilder
@@ -22,15 +22,17 @@ from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
 from toolkit.gpu.ir.network import Network, Operation
 from toolkit.gpu.ir.parameters import UnitSlice, slice_of
-from toolkit.gpu.passes.fusion import EPILOGUES
 from toolkit.gpu.shapes.sizes import fixed
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
-def push_through_concat(network: Network) -> Network:
-    """Return the network with slices and functions of joined tensors moved to their parts."""
-    return _functions_of_parts(_without_slices(network))
+def push_through_concat(network: Network, roots: Collection[str]) -> Network:
+    """Return the network with slices and functions of joined tensors moved to their parts.
+
+    `roots`: operators whose kernels can end in an expression.
+    """
+    return _functions_of_parts(_without_slices(network), roots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _live(network: Network) -> Network:
     return replace(network, operations=tuple(reversed(live_ops)))
 
 
-def _functions_of_parts(network: Network) -> Network:
+def _functions_of_parts(network: Network, roots: Collection[str]) -> Network:
     readers = Counter(name for op in network.operations for name in op.inputs)
     readers.update(network.outputs)
     builder = NetworkBuilder(network)
@@ -176,7 +178,7 @@ def _functions_of_parts(network: Network) -> Network:
     unread: set[str] = set()
     for op in network.operations:
         start = len(builder.operations)
-        if _is_function(network, op) and _all_end(builder, producers, readers, op.inputs[0], False):
+        if _is_function(network, op) and _all_end(producers, readers, roots, op.inputs[0], False):
             unread |= _move(builder, producers, op, op.inputs[0], op.outputs[0])
         else:
             builder.operations.append(op)
@@ -197,9 +199,9 @@ def _is_function(network: Network, op: Operation) -> bool:
 
 
 def _all_end(
-    builder: NetworkBuilder,
     producers: Mapping[str, Operation],
     readers: Counter[str],
+    roots: Collection[str],
     name: str,
     inner: bool,
 ) -> bool:
@@ -208,10 +210,10 @@ def _all_end(
     if op is None or readers[name] != 1:
         return False
     if op.kind in RESHAPES:
-        return _all_end(builder, producers, readers, op.inputs[0], inner)
+        return _all_end(producers, readers, roots, op.inputs[0], inner)
     if op.kind == "Concat":
-        return all(_all_end(builder, producers, readers, part, True) for part in op.inputs)
-    return inner and (op.kind in EPILOGUES or is_elementwise(op))
+        return all(_all_end(producers, readers, roots, part, True) for part in op.inputs)
+    return inner and (op.kind in roots or is_elementwise(op))
 
 
 def _move(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from toolkit.gpu.errors import not_covered
-from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.network import Attribute, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 
@@ -15,7 +15,7 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     if equation is None:
         return None
     written, result = equation
-    shapes = [_shape(rewriter, name) for name in op.inputs]
+    shapes = [rewriter.shape_of(name) for name in op.inputs]
     sizes = _sizes(op, written, shapes)
     _check_result(op, rewriter.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
     steps = _Steps(op, rewriter, sizes)
@@ -40,8 +40,7 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     left = steps.folded(left, a, batch, rows, depth)
     right = steps.folded(right, b, batch, depth, columns)
     shape = (*(sizes[c] for c in batch), steps.size(rows), steps.size(columns))
-    product = rewriter.tensor(f"{op.outputs[0]} (product)", shape, rewriter.dtypes[op.outputs[0]])
-    rewriter.add(op, "MatMul", (left, right), product)
+    product = rewriter.add_new(op, "MatMul", (left, right), shape, rewriter.dtypes[op.outputs[0]])
     order = "".join((*batch, *rows, *columns))
     whole = steps.reshaped(product, tuple(sizes[c] for c in order))
     steps.moved(whole, order, result, op.outputs[0])
@@ -101,10 +100,6 @@ def _others(labels: list[str], at: int) -> str:
     return "".join(label for index, label in enumerate(labels) if index != at)
 
 
-def _shape(rewriter: NetworkRewriter, name: str) -> tuple[int, ...]:
-    return rewriter.shapes[name] if name in rewriter.shapes else rewriter.constants[name].shape
-
-
 @dataclass(frozen=True, slots=True)
 class _Steps:
     """Adds operations on tensors whose dimensions have labels; `sizes` of the labels."""
@@ -131,9 +126,8 @@ class _Steps:
         axes = tuple(at for at, label in enumerate(own) if label not in labels)
         if not axes:
             return name, own
-        total = self._tensor(name, [self.sizes[label] for label in labels])
-        self.rewriter.add(self.op, "ReduceSum", (name,), total, {"axes": axes, "keepdims": 0})
-        return total, labels
+        sizes = tuple(self.sizes[label] for label in labels)
+        return self._add("ReduceSum", name, sizes, {"axes": axes, "keepdims": 0}), labels
 
     def folded(
         self, name: str, own: str, batch: list[str], first: list[str], second: list[str]
@@ -145,13 +139,20 @@ class _Steps:
 
     def moved(self, name: str, own: str, target_labels: str, output: str = "") -> str:
         """Order the dimensions of a tensor; `output` names the result where it must be one."""
-        order = tuple(own.index(label) for label in target_labels)
-        target = output or self._tensor(name, [self.sizes[label] for label in target_labels])
-        return self.rewriter.add(self.op, "Transpose", (name,), target, {"perm": order})
+        perm = {"perm": tuple(own.index(label) for label in target_labels)}
+        if output:
+            return self.rewriter.add(self.op, "Transpose", (name,), output, perm)
+        return self._add("Transpose", name, tuple(self.sizes[c] for c in target_labels), perm)
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> str:
-        return self.rewriter.add(self.op, "Reshape", (name,), self._tensor(name, shape))
+        return self._add("Reshape", name, shape)
 
-    def _tensor(self, name: str, shape: Sequence[int]) -> str:
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        shape: tuple[int, ...],
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> str:
         dtype = self.rewriter.dtypes[self.op.outputs[0]]
-        return self.rewriter.tensor(f"{name} (moved)", tuple(shape), dtype)
+        return self.rewriter.add_new(self.op, kind, (name,), shape, dtype, attributes=attributes)

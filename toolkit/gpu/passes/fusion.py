@@ -12,33 +12,6 @@ from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
 from toolkit.gpu.ir.network import Network, Operation, Shape
 
-# Roots whose kernel can end in an expression, with the tensors that it may read beside the result.
-EPILOGUES: dict[str, int] = {
-    "Conv": 1,
-    "ConvTranspose": 1,
-    "SpaceToDepthStem": 0,
-    "Gemm": 1,
-    "MatMul": 1,
-    "MaxPool": 0,
-    "AveragePool": 0,
-    "LpPool": 0,
-    "GlobalAveragePool": 0,
-    "GlobalMaxPool": 0,
-    "GlobalLpPool": 0,
-    "ReduceMean": 0,
-    "ReduceL2": 0,
-    "LayerNormalization": 0,
-    "RMSNormalization": 0,
-    "InstanceNormalization": 0,
-    "GroupNormalization": 0,
-    "MeanVarianceNormalization": 0,
-    "LpNormalization": 0,
-    "LRN": 0,
-    "Softmax": 0,
-    "LogSoftmax": 0,
-    "Hardmax": 0,
-    "Attention": 0,
-}
 MAX_OPERANDS = 4  # of an element-wise kernel
 _WIDE_INTEGERS = frozenset({"uint16", "int32", "uint32", "int64", "uint64"})
 
@@ -64,10 +37,12 @@ class Group:
         return tuple(dict.fromkeys(name for op in (*first, *self.after) for name in op.nodes))
 
 
-def group_operations(
-    network: Network, epilogues: Mapping[str, int] = EPILOGUES
-) -> tuple[Group, ...]:
-    """Return all operations of a network in groups, in an order in which they can run."""
+def group_operations(network: Network, epilogues: Mapping[str, int]) -> tuple[Group, ...]:
+    """Return all operations of a network in groups, in an order in which they can run.
+
+    `epilogues`: roots whose kernel can end in an expression, with the tensors that it may read
+    beside the result.
+    """
     readers: dict[str, list[int]] = {}
     for at, op in enumerate(network.operations):
         for name in op.inputs:

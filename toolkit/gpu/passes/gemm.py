@@ -29,13 +29,9 @@ def rows_split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> 
     depth, source = rewriter.shapes[first.outputs[0]][-1], first.inputs[0]
     if source not in rewriter.shapes:
         return None
-    rows = rewriter.tensor(
-        f"{first.outputs[0]} (split)",
-        (*shape[:-1], depth),
-        rewriter.dtypes[source],
-        rewriter.scales.get(first.outputs[0]),
-    )
-    rewriter.add(op, "Reshape", (source,), rows)
+    dtype, scale = rewriter.dtypes[source], rewriter.scales.get(first.outputs[0])
+    split = (*shape[:-1], depth)
+    rows = rewriter.add_new(op, "Reshape", (source,), split, dtype, scale=scale)
     rewriter.add(op, "Gemm", (rows, *gemm.inputs[1:]), op.outputs[0], gemm.attributes)
     return rewriter.replacement(first, gemm)
 
@@ -54,13 +50,15 @@ def rows_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
     alike = left in rewriter.shapes and len(rewriter.shapes[left]) == len(shape)
     if weights is None or weights.ndim != 2 or not alike or product.integer("transA", 0):
         return None
-    turned = rewriter.tensor(
-        f"{left} (transposed)",
+    turned = rewriter.add_new(
+        op,
+        "Transpose",
+        (left,),
         tuple(rewriter.shapes[left][at] for at in order),
         rewriter.dtypes[left],
-        rewriter.scales.get(left),
+        attributes={"perm": order},
+        scale=rewriter.scales.get(left),
     )
-    rewriter.add(op, "Transpose", (left,), turned, {"perm": order})
     rewriter.add(op, product.kind, (turned, *product.inputs[1:]), op.outputs[0], product.attributes)
     return rewriter.replacement(product)
 

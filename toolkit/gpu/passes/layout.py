@@ -171,25 +171,16 @@ def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     axis = op.integer("axis", -1) % len(shape)
     depth = shape[axis]
     single = (*shape[:axis], 1, *shape[axis + 1 :])
-    values = [
-        rewriter.add(
-            op,
-            "Gather",
-            (op.inputs[2], rewriter.constant(f"{output} (at)", np.array(at, np.int64))),
-            rewriter.tensor(f"{output} (value)", (), rewriter.dtypes[output]),
-        )
-        for at in (1, 0)
-    ]
-    index = rewriter.tensor(f"{output} (index)", rewriter.shapes[op.inputs[0]], "int64")
-    rewriter.add(op, "Cast", op.inputs[:1], index, {"to": int(onnx.TensorProto.INT64)})
-    placed = rewriter.add(
-        op, "Reshape", (index,), rewriter.tensor(f"{output} (placed)", single, "int64")
-    )
+    dtype = rewriter.dtypes[output]
+    places = (rewriter.constant(f"{output} (at)", np.array(at, np.int64)) for at in (1, 0))
+    values = [rewriter.add_new(op, "Gather", (op.inputs[2], at), (), dtype) for at in places]
+    own, to = rewriter.shapes[op.inputs[0]], {"to": int(onnx.TensorProto.INT64)}
+    index = rewriter.add_new(op, "Cast", op.inputs[:1], own, "int64", attributes=to)
+    placed = rewriter.add_new(op, "Reshape", (index,), single, "int64")
     wrapped = _from_the_end(rewriter, op, placed, depth)
     values_along = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))
     classes = rewriter.constant(f"{output} (places)", values_along)
-    equal = rewriter.tensor(f"{output} (equal)", shape, "bool")
-    rewriter.add(op, "Equal", (wrapped, classes), equal)
+    equal = rewriter.add_new(op, "Equal", (wrapped, classes), shape, "bool")
     rewriter.add(op, "Where", (equal, *values), output)
     return rewriter.replacement()
 
@@ -199,14 +190,9 @@ def _from_the_end(rewriter: NetworkRewriter, op: Operation, index: str, size: in
     shape = rewriter.shapes[index]
     zero = rewriter.constant(f"{index} (zero)", np.array(0, np.int64))
     amount = rewriter.constant(f"{index} (size)", np.array(size, np.int64))
-    below = rewriter.add(
-        op, "Less", (index, zero), rewriter.tensor(f"{index} (below)", shape, "bool")
-    )
-    moved = rewriter.add(
-        op, "Add", (index, amount), rewriter.tensor(f"{index} (moved)", shape, "int64")
-    )
-    target = rewriter.tensor(f"{index} (from 0)", shape, "int64")
-    return rewriter.add(op, "Where", (below, moved, index), target)
+    below = rewriter.add_new(op, "Less", (index, zero), shape, "bool")
+    moved = rewriter.add_new(op, "Add", (index, amount), shape, "int64")
+    return rewriter.add_new(op, "Where", (below, moved, index), shape, "int64")
 
 
 def reversed_sequence(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -221,15 +207,10 @@ def reversed_sequence(graph: UseDefGraph, op: Operation, rewriter: NetworkRewrit
     both = tuple(max(pair) for pair in zip(along, across, strict=True))
     t = rewriter.constant(f"{output} (time)", np.arange(shape[time]).reshape(along))
     next_t = rewriter.constant(f"{output} (next)", np.arange(1, shape[time] + 1).reshape(along))
-    count = rewriter.tensor(f"{output} (counts)", across, "int64")
-    rewriter.add(op, "Reshape", op.inputs[1:2], count)
-    inside = rewriter.tensor(f"{output} (inside)", both, "bool")
-    rewriter.add(op, "Less", (t, count), inside)
-    back = rewriter.add(
-        op, "Sub", (count, next_t), rewriter.tensor(f"{output} (back)", both, "int64")
-    )
-    index = rewriter.tensor(f"{output} (index)", both, "int64")
-    rewriter.add(op, "Where", (inside, back, t), index)
+    count = rewriter.add_new(op, "Reshape", op.inputs[1:2], across, "int64")
+    inside = rewriter.add_new(op, "Less", (t, count), both, "bool")
+    back = rewriter.add_new(op, "Sub", (count, next_t), both, "int64")
+    index = rewriter.add_new(op, "Where", (inside, back, t), both, "int64")
     rewriter.add(op, "GatherElements", (op.inputs[0], index), output, {"axis": time})
     return rewriter.replacement()
 

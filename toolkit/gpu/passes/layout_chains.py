@@ -166,12 +166,13 @@ def _write(builder: NetworkBuilder, chain: Sequence[Operation], joined: _Joined)
     name, output = chain[0].inputs[0], last.outputs[0]
     dtype, scale = builder.dtypes[output], builder.scales.get(output)
     if builder.shapes[name] != joined.sizes:
-        split = builder.tensor(f"{output} (split)", joined.sizes, dtype, scale)
-        name = builder.add(last, "Reshape", (name,), split)
+        name = builder.add_new(last, "Reshape", (name,), joined.sizes, dtype, scale=scale)
     if joined.order != tuple(sorted(joined.order)):
         shape = tuple(joined.sizes[at] for at in joined.order)
-        turned = builder.tensor(f"{output} (in order)", shape, dtype, scale)
-        name = builder.add(last, "Transpose", (name,), turned, {"perm": joined.order})
+        perm = {"perm": joined.order}
+        name = builder.add_new(
+            last, "Transpose", (name,), shape, dtype, attributes=perm, scale=scale
+        )
     builder.add(last, "Reshape", (name,), output)
     others = tuple(node for op in chain[:-1] for node in op.nodes) + last.others
     builder.operations[-1] = replace(builder.operations[-1], others=others)

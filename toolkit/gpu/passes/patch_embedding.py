@@ -33,17 +33,16 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     split = (batch, channels, height // rows, rows, width // columns, columns)
     order = (0, 2, 4, 1, 3, 5)
     ordered = tuple(split[at] for at in order)
-    name = rewriter.tensor(f"{image} (split)", split, dtype, before)
-    rewriter.add(op, "Reshape", (image,), name)
-    patched = rewriter.tensor(f"{image} (patches)", ordered, dtype, before)
-    rewriter.add(op, "Transpose", (name,), patched, {"perm": order})
+    name = rewriter.add_new(op, "Reshape", (image,), split, dtype, scale=before)
+    patched = rewriter.add_new(
+        op, "Transpose", (name,), ordered, dtype, attributes={"perm": order}, scale=before
+    )
     if rounding is not None:
-        rounded = rewriter.tensor(f"{source} (patches)", ordered, dtype, scale)
-        patched = rewriter.add(rounding, rounding.kind, (patched,), rounded, rounding.attributes)
-    flat = rewriter.tensor(f"{source} (rows)", (*ordered[:3], weights[0].size), dtype, scale)
-    rewriter.add(op, "Reshape", (patched,), flat)
-    tokens = rewriter.tensor(f"{op.outputs[0]} (tokens)", (*ordered[:3], filters), dtype)
-    rewriter.add(op, "MatMul", (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:]), tokens)
+        patched = rewriter.add_again(rounding, patched)
+    rows = (*ordered[:3], weights[0].size)
+    flat = rewriter.add_new(op, "Reshape", (patched,), rows, dtype, scale=scale)
+    operands = (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:])
+    tokens = rewriter.add_new(op, "MatMul", operands, (*ordered[:3], filters), dtype)
     rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
     return rewriter.replacement(*(() if rounding is None else (rounding,)))
 

@@ -91,7 +91,7 @@ def _lower_qdq(network: Network) -> Network:
                 add_dequantize(builder, op)
                 continue
             if (source, params) not in real:
-                real[source, params] = _add_real(builder, op, FROM_INTEGERS, output, params)
+                real[source, params] = _add_real(builder, op, FROM_INTEGERS, params)
             if output in network.outputs:
                 builder.add(op, "Identity", (real[source, params],), output)
             else:
@@ -101,18 +101,18 @@ def _lower_qdq(network: Network) -> Network:
             if params is None:
                 add_quantize(builder, op)
                 continue
-            real[output, params] = _add_real(builder, op, ROUND, output, params)
+            real[output, params] = _add_real(builder, op, ROUND, params)
             builder.add(op, TO_INTEGERS, (real[output, params],), output, _attributes(params))
         else:
             builder.operations.append(op)
     return builder.network()
 
 
-def _add_real(
-    builder: NetworkBuilder, op: Operation, kind: str, name: str, params: _QuantParams
-) -> str:
-    real = builder.tensor(f"{name} (real)", builder.shapes[op.inputs[0]], "float32", params.scale)
-    return builder.add(op, kind, op.inputs[:1], real, _attributes(params))
+def _add_real(builder: NetworkBuilder, op: Operation, kind: str, params: _QuantParams) -> str:
+    shape, attributes = builder.shapes[op.inputs[0]], _attributes(params)
+    return builder.add_new(
+        op, kind, op.inputs[:1], shape, "float32", attributes=attributes, scale=params.scale
+    )
 
 
 def _attributes(params: _QuantParams) -> dict[str, Attribute]:
@@ -166,8 +166,7 @@ def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
         return None
     output = op.outputs[0]
     shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
-    rectified = rewriter.tensor(f"{output} (unrounded)", shape, dtype)
-    rewriter.add(op, "Relu", rounding.inputs, rectified)
+    rectified = rewriter.add_new(op, "Relu", rounding.inputs, shape, dtype)
     rewriter.add(rounding, ROUND, (rectified,), output, rounding.attributes)
     rewriter.scales[output] = rounding.number("scale", 1.0)
     return rewriter.replacement(rounding)
@@ -233,8 +232,10 @@ def _quantized_to(builder: NetworkBuilder, after: Operation, name: str, scale: f
     """Return the tensor rounded to a scale: itself, where it has that scale."""
     if builder.scales.get(name) == scale:
         return name
-    real = builder.tensor(f"{name} (real)", builder.shapes[name], "float32", scale)
-    return builder.add(after, ROUND, (name,), real, after.attributes)
+    shape, attributes = builder.shapes[name], after.attributes
+    return builder.add_new(
+        after, ROUND, (name,), shape, "float32", attributes=attributes, scale=scale
+    )
 
 
 def _only_moves(network: Network, op: Operation) -> bool:

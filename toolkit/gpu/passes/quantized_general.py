@@ -21,19 +21,17 @@ def add_dequantize(builder: NetworkBuilder, op: Operation) -> None:
     """Add the operations of a DequantizeLinear."""
     source, output = op.inputs[0], op.outputs[0]
     shape = builder.shapes[source]
-    real = builder.tensor(f"{output} (integers)", shape, "float32")
-    builder.add(op, "Cast", (source,), real, {"to": _FLOAT})
+    real = builder.add_new(op, "Cast", (source,), shape, "float32", attributes={"to": _FLOAT})
     if op.input(2):
         zero = _broadcast(builder, op, op.inputs[2], shape)
-        moved = builder.tensor(f"{output} (from zero)", shape, "float32")
-        real = builder.add(op, "Sub", (real, zero), moved)
+        real = builder.add_new(op, "Sub", (real, zero), shape, "float32")
     scale = _broadcast(builder, op, op.inputs[1], shape)
     builder.add(op, "Mul", (real, scale), output)
 
 
 def quantize_constant(builder: NetworkBuilder, op: Operation) -> None:
     """Fold a QuantizeLinear of a constant, as exporters leave weights."""
-    values, limits = builder.constants[op.inputs[0]], _limits(builder, op)
+    values, limits = builder.constants[op.inputs[0]], np.iinfo(builder.dtypes[op.outputs[0]])
     scale = along(builder, op, op.inputs[1], values.shape)
     zero = along(builder, op, op.input(2), values.shape)
     whole = np.rint(values / scale) + zero.astype(np.float32)
@@ -43,38 +41,20 @@ def quantize_constant(builder: NetworkBuilder, op: Operation) -> None:
 def add_quantize(builder: NetworkBuilder, op: Operation) -> None:
     """Add the operations of a QuantizeLinear."""
     source, output = op.inputs[0], op.outputs[0]
-    shape, limits = builder.shapes[source], _limits(builder, op)
+    shape, limits = builder.shapes[source], np.iinfo(builder.dtypes[op.outputs[0]])
     scale = _broadcast(builder, op, op.inputs[1], shape)
-    steps = builder.tensor(f"{output} (steps)", shape, "float32")
-    builder.add(op, "Div", (source, scale), steps)
-    real = builder.tensor(f"{output} (whole)", shape, "float32")
-    builder.add(op, "Round", (steps,), real)
+    steps = builder.add_new(op, "Div", (source, scale), shape, "float32")
+    real = builder.add_new(op, "Round", (steps,), shape, "float32")
     if op.input(2):
         zero = _broadcast(builder, op, op.inputs[2], shape)
-        moved = builder.tensor(f"{output} (with zero)", shape, "float32")
-        real = builder.add(op, "Add", (real, zero), moved)
+        real = builder.add_new(op, "Add", (real, zero), shape, "float32")
     bounds = [
         builder.constant(f"{output} ({what})", np.array(value, np.float32))
         for what, value in (("least", limits.min), ("largest", limits.max))
     ]
-    clipped = builder.tensor(f"{output} (clipped)", shape, "float32")
-    builder.add(op, "Clip", (real, *bounds), clipped)
-    builder.add(op, "Cast", (clipped,), output, {"to": _onnx_type(builder.dtypes[output])})
-
-
-def _limits(builder: NetworkBuilder, op: Operation) -> np.iinfo:
-    """Return the limits of the integer type that a QuantizeLinear writes."""
-    dtype = builder.dtypes[op.outputs[0]]
-    if dtype not in ("int8", "uint8", "int16", "uint16"):
-        raise NotCoveredError(
-            f"node {op.name!r} (QuantizeLinear) makes {dtype}; kernels make int8, uint8, int16 and "
-            "uint16"
-        )
-    return np.iinfo(dtype)
-
-
-def _onnx_type(dtype: str) -> int:
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    clipped = builder.add_new(op, "Clip", (real, *bounds), shape, "float32")
+    target = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(builder.dtypes[output]))
+    builder.add(op, "Cast", (clipped,), output, {"to": int(target)})
 
 
 def along(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) -> Array:
@@ -101,17 +81,10 @@ def _broadcast(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) 
         values = along(builder, op, name, shape).astype(np.float32)
         return builder.constant(f"{name} (along {op.outputs[0]})", values)
     own, axis = builder.shapes[name], op.integer("axis", 1) % max(len(shape), 1)
-    if op.integer("block_size", 0):
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has blocks with scales of their own, {name!r}, that are "
-            "not constant"
-        )
     if builder.dtypes[name] != "float32":
-        real = builder.tensor(f"{name} (real)", own, "float32")
-        name = builder.add(op, "Cast", (name,), real, {"to": _FLOAT})
+        name = builder.add_new(op, "Cast", (name,), own, "float32", attributes={"to": _FLOAT})
     if len(own) == 0 or own == (1,):
         return name
     along_axis = tuple(own[0] if at == axis else 1 for at in range(len(shape)))
     sizes = builder.constant(f"{name} (shape)", np.array(along_axis, np.int64))
-    placed = builder.tensor(f"{name} (along {op.outputs[0]})", along_axis, "float32")
-    return builder.add(op, "Reshape", (name, sizes), placed)
+    return builder.add_new(op, "Reshape", (name, sizes), along_axis, "float32")

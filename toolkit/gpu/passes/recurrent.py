@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.network import Array, Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
-MAX_STEPS = 512  # steps: each starts up to four kernels
 # By operator: gates in the order of ONNX's weights, and the default activations.
 _GATES: Mapping[str, str] = {"RNN": "h", "GRU": "zrh", "LSTM": "iofc"}
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
@@ -108,32 +106,11 @@ class _Adder:
 
 
 def recurrence_in_steps(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """Write an RNN, GRU or LSTM as its steps.
-
-    Raises NotCoveredError: lengths that differ, more steps than kernels take, and weights that are
-    not constant.
-    """
+    """Write an RNN, GRU or LSTM as its steps."""
     if op.kind not in _GATES:
         return None
-    try:
-        _check(rewriter, op)
-        _add_steps(_Adder(rewriter, op), op)
-    except NotCoveredError as error:
-        raise not_covered({op.name: f"node {op.name!r} ({op.kind}) {error}"}) from error
+    _add_steps(_Adder(rewriter, op), op)
     return rewriter.replacement()
-
-
-def _check(rewriter: NetworkRewriter, op: Operation) -> None:
-    steps = rewriter.shapes[op.inputs[0]][op.integer("layout", 0)]
-    names = (op.inputs[1], op.inputs[2], op.input(3), op.input(7))
-    if any(name and name not in rewriter.constants for name in names):
-        raise NotCoveredError("has weights that are not constant")
-    if op.input(4):
-        lengths = rewriter.constants.get(op.input(4))
-        if lengths is None or (lengths != steps).any():
-            raise NotCoveredError(f"has sequences of other lengths than {steps}")
-    if steps > MAX_STEPS:
-        raise NotCoveredError(f"has {steps} steps; kernels take {MAX_STEPS}")
 
 
 def _add_steps(add: _Adder, op: Operation) -> None:

@@ -43,11 +43,17 @@ def space_to_depth(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
     attributes = {"before": pads_before(op, weights.shape[2:], shape[2:], result[2:])}
     dtype, scale = rewriter.dtypes[source], rewriter.scales.get(source)
     source_scale = scale if rounding is None else rewriter.scales.get(unquantized)
-    image = rewriter.tensor(f"{unquantized} (blocks)", blocks, dtype, source_scale)
-    rewriter.add(op, SPACE_TO_DEPTH_STEM, (unquantized,), image, attributes)
+    image = rewriter.add_new(
+        op,
+        SPACE_TO_DEPTH_STEM,
+        (unquantized,),
+        blocks,
+        dtype,
+        attributes=attributes,
+        scale=source_scale,
+    )
     if rounding is not None:
-        rounded = rewriter.tensor(f"{source} (blocks)", blocks, dtype, scale)
-        image = rewriter.add(rounding, rounding.kind, (image,), rounded, rounding.attributes)
+        image = rewriter.add_again(rounding, image)
     inputs = (image, _weights_of_blocks(rewriter, op.inputs[1]), *op.inputs[2:])
     rewriter.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
     return rewriter.replacement(*(() if rounding is None else (rounding,)))

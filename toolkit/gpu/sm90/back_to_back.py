@@ -7,7 +7,8 @@ knows that one kernel reads and writes all tensors of both.
 
 from collections.abc import Sequence
 
-from toolkit.gpu.emit.context import WEIGHTS, LoweringContext
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem
 from toolkit.gpu.ir.launch import Tactic, TunableOp
 from toolkit.gpu.shapes.sizes import fixed

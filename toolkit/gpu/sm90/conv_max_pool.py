@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, precision_of, weight_matrix
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.gemm import Epilogue
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import View, channels_last
@@ -46,7 +47,7 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     filters = read_filters(ctx, group)
     weights = filters.values
-    x, _ = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
+    x = ctx.read(op.inputs[0], filters.numbers, "channels last")
     # (filter, channel, row, column) -> (filter, row, column, channel)
     values = weights.transpose(0, 2, 3, 1).reshape(len(weights), -1)
     packed = weight_matrix(ctx, values.T, x.dtype)
@@ -79,7 +80,7 @@ def _segments(conv: _ConvMaxPool) -> int:
 def _launch(ctx: LoweringContext, conv: _ConvMaxPool, rows: int) -> KernelLaunch:
     batch, filters, height, width = conv.y.shape
     channels = conv.x.shape[1]
-    return ctx.make_launch(
+    return make_launch(
         "conv_max_pool",
         (
             ceil_div(_segments(conv), _SEGMENTS),

@@ -5,8 +5,9 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import pixel_product, read_filters
 from toolkit.gpu.emit.epilogue import precision_of, weight_matrix
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
-from toolkit.gpu.emit.windows import read_window_2d, window_constants
+from toolkit.gpu.emit.windows import read_window, window_constants
 from toolkit.gpu.ir.expressions import requantize_ops
 from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
@@ -36,7 +37,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     values = np.pad(values, ((0, 0), (0, WINDOW_ELEMENTS - depth)))
     packed = weight_matrix(ctx, values.T, "int8" if filters.is_int8 else ctx.dtype)
     result = ctx.network.shapes[group.result]
-    window = read_window_2d(op, filters.values.shape[2:], x.shape, result)
+    window = read_window(op, filters.values.shape[2:], x.shape, result)
     y = ctx.output_view(group.result, channels_last(result))
     left = DirectLoader(x, (result[2], result[3]), window, prologue)
     add_gemm(ctx, group.nodes, pixel_product(left, packed, y, filters.epilogue, depth))
@@ -78,7 +79,7 @@ def _launch(
     warps: int,
 ) -> KernelLaunch:
     x = left.view
-    return ctx.make_launch(
+    return make_launch(
         "direct_conv",
         (ceil_div(problem.shape.rows, rows), 1, 1),
         {

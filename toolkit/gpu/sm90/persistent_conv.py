@@ -3,6 +3,7 @@
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import GemmProblem, Im2colLoader
@@ -64,22 +65,16 @@ def persistent_conv_tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple
         return ()
     if fixed(pixels):
         counts = [min(n, blocks) for n in counts]
-    weights = ctx.pack_constant(packed, "int8")
-    return tuple((_launch(ctx, problem, left, weights, count),) for count in dict.fromkeys(counts))
+    weights = ctx.weights.pack(packed, "int8")
+    return tuple((_launch(problem, left, weights, count),) for count in dict.fromkeys(counts))
 
 
 PERSISTENT_CONV = Schedule("persistent convolution", _refusal, persistent_conv_tactics)
 
 
-def _launch(
-    ctx: LoweringContext,
-    problem: GemmProblem,
-    left: Im2colLoader,
-    weights: View,
-    count: int,
-) -> KernelLaunch:
+def _launch(problem: GemmProblem, left: Im2colLoader, weights: View, count: int) -> KernelLaunch:
     filters, pitch = weights.shape
-    return ctx.make_launch(
+    return make_launch(
         "persistent_conv",
         (count, 1, 1),
         {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, Im2colLoader, Loader, MatrixStrides
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
@@ -147,7 +148,7 @@ def _launch(
     run: int,
     stages: int,
 ) -> KernelLaunch:
-    return ctx.make_launch(
+    return make_launch(
         "persistent_gemm",
         (grid, 1, 1),
         {

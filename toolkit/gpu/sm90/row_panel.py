@@ -7,6 +7,7 @@ one after the other.
 from dataclasses import dataclass
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, MatrixStrides
@@ -115,7 +116,7 @@ def _launch(
 ) -> KernelLaunch:
     shape = problem.shape
     packed = can_pack(problem)
-    return ctx.make_launch(
+    return make_launch(
         "row_panel_gemm",
         (ceil_div(shape.rows, panel.rows) * ceil_div(shape.columns, panel.run * COLUMNS), 1, 1),
         {

@@ -2,7 +2,8 @@
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import pixel_product, read_filters
-from toolkit.gpu.emit.epilogue import weight_matrix
+from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.tiled_gemm import tile_constants
 from toolkit.gpu.ir.gemm import GemmProblem, UpsampleConcatLoader
@@ -20,8 +21,8 @@ def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvUpsampleConcat."""
     op = group.root_operation
     filters = read_filters(ctx, group)
-    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=filters.is_int8) for at in (0, 3))
-    left = UpsampleConcatLoader(*small, *large)
+    small, large = (ctx.read(op.inputs[at], filters.numbers, "channels last") for at in (0, 3))
+    left = UpsampleConcatLoader(small, pixel_pitch(small), large, pixel_pitch(large))
     packed = weight_matrix(ctx, filters.values[:, :, 0, 0].T, left.view.dtype)
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     add_gemm(ctx, group.nodes, pixel_product(left, packed, y, filters.epilogue, packed.shape[0]))
@@ -51,7 +52,7 @@ def _launch(
     x, z, shape = left.view, left.large, problem.shape
     height, width = z.shape[2:]
     whole = x.shape[1] % tile.depth == 0 and z.shape[1] % tile.depth == 0
-    return ctx.make_launch(
+    return make_launch(
         "conv_upsample_concat",
         (ceil_div(shape.rows, tile.rows) * ceil_div(shape.columns, tile.columns), 1, 1),
         {

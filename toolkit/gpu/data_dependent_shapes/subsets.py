@@ -8,11 +8,10 @@ at each level are more work, but their number no longer depends on the numbers.
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 
-from toolkit.gpu.rows.region import Region
-from toolkit.gpu.rows.symbolic import RowSizes, Source
+from toolkit.gpu.data_dependent_shapes.region import Region
+from toolkit.gpu.data_dependent_shapes.symbolic import RowSizes, Source
 from toolkit.graph.rewriter import UniqueNames
 
 _KEEPS_INDICES = frozenset(
@@ -164,16 +163,3 @@ def _choose(graph: ir.Graph, node: ir.Node, mask: ir.Value, names: UniqueNames) 
     name, result.name = result.name, names.take(f"{result.name}_scattered")
     chosen.name = name
     graph.remove(node, safe=True)
-
-
-def _number_of(graph: ir.Graph, data: ir.Value, names: UniqueNames) -> ir.Value | None:
-    """Return the number that a ConstantOfShape repeats, as a constant; None of other tensors."""
-    node = data.producer()
-    if node is None or node.op_type != "ConstantOfShape" or data.dtype is None:
-        return None
-    fill = node.attributes.get("value")
-    values = np.zeros(1, np.float32) if fill is None else fill.as_tensor().numpy()
-    number = ir.tensor(values.reshape(()).astype(data.dtype.numpy()))
-    value = ir.Value(name=names.take(f"{node.name}_number"), const_value=number)
-    graph.register_initializer(value)
-    return value

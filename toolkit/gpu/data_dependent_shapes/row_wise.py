@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from toolkit.gpu.data_dependent_shapes.symbolic import PAST_ALL, Rows, RowSizes
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
-from toolkit.gpu.rows.symbolic import PAST_ALL, Rows, RowSizes
 
 MULTIPLYING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RoiAlign"})
 """Operators for which rows are padded: on a CPU they take longer than all others."""

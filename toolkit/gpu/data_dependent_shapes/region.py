@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from toolkit.gpu.rows.row_wise import MULTIPLYING, RowNode, computes_rows_alone
-from toolkit.gpu.rows.symbolic import Rows, RowSizes
+from toolkit.gpu.data_dependent_shapes.row_wise import MULTIPLYING, RowNode, computes_rows_alone
+from toolkit.gpu.data_dependent_shapes.symbolic import Rows, RowSizes
 
 # Operators that compute sizes of sizes; their results are right for any number of rows.
 _SIZE_OPS = frozenset(

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from toolkit.gpu.rows.region import Region
-from toolkit.gpu.rows.symbolic import RowSizes, Source
+from toolkit.gpu.data_dependent_shapes.region import Region
+from toolkit.gpu.data_dependent_shapes.symbolic import RowSizes, Source
 from toolkit.graph.rewriter import UniqueNames
 
 

@@ -2,9 +2,9 @@
 
 import onnx_ir as ir
 
-from toolkit.gpu.rows.bounded import Bounded, bound_rows
-from toolkit.gpu.rows.subsets import merge_subsets
-from toolkit.gpu.rows.symbolic import infer_rows
+from toolkit.gpu.data_dependent_shapes.bounded import Bounded, bound_rows
+from toolkit.gpu.data_dependent_shapes.subsets import merge_subsets
+from toolkit.gpu.data_dependent_shapes.symbolic import infer_rows
 from toolkit.graph.passes import Pass
 from toolkit.graph.passes.fold import fold_constants
 from toolkit.graph.passes.shapes import infer_shapes

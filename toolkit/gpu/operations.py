@@ -1,0 +1,346 @@
+"""The operators that kernels compute: a row each, of which nodes, and by what lowering.
+
+An element-wise operator is a row of `toolkit.gpu.ir.elementwise_ops`, and here too where nodes are
+asked more than whether its tensors are known. A row without lowering is for what passes write as
+other operators. The shapes of results are ONNX's; operators that compute with sizes have a rule in
+`toolkit.gpu.shapes.shape_rules`.
+
+Checks read one ONNX node, with the shapes, types and constants of its tensors, and refuse only what
+no lowering computes. What more than the node decides is refused in lowering or compiling, for these
+reasons:
+
+* storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
+* numbers: weights that do not fit the storage type;
+* the cut: the types and the memory of tensors at the border of a segment;
+* dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
+* tactics: what plugins and the compiler say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toolkit.gpu.emit import (
+    attention,
+    concat,
+    conv3d,
+    convolution,
+    gather,
+    gemm,
+    grid_sample,
+    layout,
+    normalization,
+    pad,
+    pooling,
+    quantization,
+    reduction,
+    resize,
+    roi_align,
+    scan,
+    space_to_depth,
+    top_k,
+)
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.network import Operation, SegmentTensors
+from toolkit.gpu.passes.composites import DEEPEST_HEAD
+from toolkit.gpu.passes.einsum import read_equation
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.passes.recurrent import ACTIVATIONS
+from toolkit.gpu.shapes.sizes import upper_bound
+
+MAX_INDICES = 4  # of one element, that kernels read
+MAX_STEPS = 512  # of a recurrence: each starts up to four kernels
+_PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
+_QUANTIZED = ("int8", "uint8", "int16", "uint16")
+
+Emitter = Callable[[LoweringContext, Group], None]
+Check = Callable[[Operation, SegmentTensors], "str | None"]
+"""Why kernels do not compute an operation, after "node 'name' (Operator) "; None: they may."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """`lower` adds the launches of a group that begins with the operator; None: passes rewrite it.
+
+    `epilogue`: its kernel can end in an expression, which may read so many tensors beside the
+    result; None: it cannot. `checks` in the order in which they are asked.
+    """
+
+    lower: Emitter | None
+    checks: tuple[Check, ...] = ()
+    epilogue: int | None = None
+
+
+def _keeps_keys(op: Operation, _: SegmentTensors) -> str | None:
+    if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
+        return "keeps keys or returns weights; kernels return 1 tensor made from 4"
+    return None
+
+
+def _has_window(op: Operation, _: SegmentTensors) -> str | None:
+    sides = (op.integer("left_window_size", -1), op.integer("right_window_size", -1))
+    return None if sides == (-1, -1) else "has a window; kernels look at all keys"
+
+
+def _heads(op: Operation, tensors: SegmentTensors) -> str | None:
+    """The queries and keys of (batch, heads, rows, depth) or (batch, rows, heads x depth)."""
+    q, k, v = (tensors.shape(name) for name in op.inputs[:3])
+    if q is None or k is None or v is None:
+        return None
+    queries = op.integer("q_num_heads", 1)
+    values = op.integer("kv_num_heads", queries)
+    if len(q) == 4:
+        queries, values, depths = q[1], k[1], (q[3], v[3])
+    else:
+        depths = (q[2] // queries, v[2] // values)
+    if max(depths) <= DEEPEST_HEAD and queries % values == 0:
+        return None
+    return (
+        f"has {queries} queries of {depths[0]} for {values} values of {depths[1]}; kernels take up "
+        f"to {DEEPEST_HEAD}, shared evenly"
+    )
+
+
+def _more_outputs(op: Operation, _: SegmentTensors) -> str | None:
+    if len(op.outputs) == 1:
+        return None
+    return "returns what it normalized by; kernels return 1 tensor"
+
+
+def _indices(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[1])
+    if shape is None or shape[-1] <= MAX_INDICES:
+        return None
+    return f"takes {shape[-1]} indices for an element; kernels take {MAX_INDICES}"
+
+
+def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None:
+        return None
+    dims, mode = len(shape) - 2, op.text("mode", "linear")
+    mode = grid_sample.MODES.get(mode, mode)
+    if dims == 2 or (dims == 3 and mode != "cubic"):
+        return None
+    return f"samples {dims} dimensions ({mode}); kernels take 2, and 3 by linear and nearest"
+
+
+def _regions(op: Operation, _: SegmentTensors) -> str | None:
+    if op.text("mode", "avg") != "avg":
+        return "takes the largest sample of a bin; kernels average"
+    if op.integer("sampling_ratio", 0) <= 0:
+        return "has as many samples as a region is large; kernels take a fixed sampling_ratio"
+    if "coordinate_transformation_mode" not in op.attributes:
+        return (
+            "leaves coordinate_transformation_mode to its opset, and opsets differ; kernels take "
+            "one that the node states"
+        )
+    return None
+
+
+def _gates(op: Operation, _: SegmentTensors) -> str | None:
+    if "clip" in op.attributes or op.integer("input_forget", 0):
+        return "clips its sums or couples its gates; kernels do not"
+    return None
+
+
+def _activations(op: Operation, _: SegmentTensors) -> str | None:
+    names = op.text("activations", "")
+    if not names or set(names.split(",")) <= set(ACTIVATIONS):
+        return None
+    return f"has the activations {names}; kernels take {ACTIVATIONS}"
+
+
+def _integers(op: Operation, tensors: SegmentTensors) -> str | None:
+    dtype = tensors.dtypes.get(op.outputs[0], _QUANTIZED[0])
+    if dtype in _QUANTIZED:
+        return None
+    return f"makes {dtype}; kernels make int8, uint8, int16 and uint16"
+
+
+def _cast_type(op: Operation, tensors: SegmentTensors) -> str | None:
+    dtype = tensors.dtypes.get(op.outputs[0])
+    if dtype is None or dtype in ELEMENT_TYPES:
+        return None
+    return f"makes {dtype}; kernels make {', '.join(ELEMENT_TYPES)}"
+
+
+def _spatial(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None or 3 <= len(shape) <= 5:
+        return None
+    return f"has {len(shape) - 2} spatial dimensions; kernels take 1 to 3"
+
+
+def _steps(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None:
+        return None
+    layout = op.integer("layout", 0)
+    if layout not in (0, 1):
+        return f"has layout {layout}; kernels take 0 and 1"
+    steps = shape[layout]
+    lengths = tensors.constants.get(op.input(4))
+    if upper_bound(steps) > MAX_STEPS:
+        return f"has {steps} steps; kernels take {MAX_STEPS}"
+    if lengths is not None and (lengths != steps).any():
+        return f"has sequences of other lengths than {steps}"
+    return None
+
+
+def _trains(op: Operation, tensors: SegmentTensors) -> str | None:
+    training = tensors.constants.get(op.input(2))
+    if op.kind == "Dropout" and (training is None or not training.any()):
+        return None
+    if op.kind == "BatchNormalization" and not op.integer("training_mode", 0):
+        return None if len(op.outputs) == 1 else "returns statistics; kernels return 1 tensor"
+    return "is in training mode; kernels are for inference"
+
+
+def _equation(op: Operation, _: SegmentTensors) -> str | None:
+    if read_equation(op) is not None:
+        return None
+    return (
+        f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels take 1 "
+        "or 2, without diagonals and '...'"
+    )
+
+
+def _blocks(op: Operation, tensors: SegmentTensors) -> str | None:
+    computed = [name for name in op.inputs[1:3] if name in tensors.computed]
+    if not op.integer("block_size", 0) or not computed:
+        return None
+    return f"has blocks with scales of their own, {computed[0]!r}, that are not constant"
+
+
+def _joins(op: Operation, _: SegmentTensors) -> str | None:
+    reduction = op.text("reduction", "none")
+    if reduction == "none" or reduction in gather.ATOMIC_TYPES:
+        return None
+    return f"joins by {reduction!r}; kernels join by {', '.join(gather.ATOMIC_TYPES)}"
+
+
+def _columns(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None:
+        return None
+    axis = op.integer("axis", -1)
+    return top_k.too_many_columns(shape[axis], result[axis])
+
+
+def _unpooled(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None or result == pooling.unpooled_shape(op, shape, result):
+        return None
+    indexed = list(pooling.unpooled_shape(op, shape, result))
+    return f"writes {list(result)} by indices in {indexed}; kernels take equal sizes"
+
+
+def _resized(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None:
+        return None
+    parameters = resize.reads_parameters(op, shape, result)
+    name = next((name for name in parameters if name in tensors.computed), None)
+    return None if name is None else _PARAMETER.format(name=name)
+
+
+def _constant(*operands: int, text: str = _PARAMETER) -> Check:
+    """Return the check that these operands do not depend on the numbers of the inputs."""
+
+    def check(op: Operation, tensors: SegmentTensors) -> str | None:
+        names = (op.input(at) for at in operands)
+        name = next((name for name in names if name in tensors.computed), None)
+        return None if name is None else text.format(name=name)
+
+    return check
+
+
+_AXES = _constant(1, text="has axes that are not constant ({name!r})")
+_RECURRENT = (
+    _constant(1, 2, 3, 7, text="has weights that are not constant"),
+    _constant(4, text="has lengths of sequences that are not constant ({name!r})"),
+    *(_gates, _activations, _steps),
+)
+
+
+def _rows(kinds: str, row: OperatorRow) -> dict[str, OperatorRow]:
+    return dict.fromkeys(kinds.split(), row)
+
+
+OPERATIONS: dict[str, OperatorRow] = {
+    "Conv": OperatorRow(convolution.emit_convolution, (_spatial,), epilogue=1),
+    "ConvTranspose": OperatorRow(
+        conv3d.emit_transposed_convolution,
+        (_constant(1, 2, text="has weights that are not constant ({name!r})"), _spatial),
+        epilogue=1,
+    ),
+    "SpaceToDepthStem": OperatorRow(space_to_depth.emit_space_to_depth_stem, epilogue=0),
+    "Gemm": OperatorRow(gemm.emit_gemm, epilogue=1),
+    "MatMul": OperatorRow(gemm.emit_matmul, epilogue=1),
+    **_rows("MaxPool AveragePool LpPool", OperatorRow(pooling.emit_pool, (_spatial,), epilogue=0)),
+    "MaxUnpool": OperatorRow(pooling.emit_unpool, (_unpooled,)),
+    "GlobalAveragePool": OperatorRow(pooling.emit_global_average, epilogue=0),
+    **_rows("GlobalMaxPool GlobalLpPool", OperatorRow(reduction.emit_global_pool, epilogue=0)),
+    **_rows("Resize Upsample", OperatorRow(resize.emit_resize, (_resized,))),
+    "Pad": OperatorRow(pad.emit_pad, (_constant(2, 1, 3),)),
+    "Gather": OperatorRow(gather.emit_gather),
+    "GatherElements": OperatorRow(gather.emit_gather_elements),
+    "GatherND": OperatorRow(gather.emit_gather_nd, (_indices,)),
+    "ScatterElements": OperatorRow(gather.emit_scatter_elements, (_joins,)),
+    "Scatter": OperatorRow(gather.emit_scatter_elements),
+    "ScatterND": OperatorRow(gather.emit_scatter_nd, (_indices, _joins)),
+    "GridSample": OperatorRow(grid_sample.emit_grid_sample, (_sampled,)),
+    "RoiAlign": OperatorRow(roi_align.emit_roi_align, (_regions,)),
+    **_rows("CumSum CumProd", OperatorRow(scan.emit_scan, (_constant(1),))),
+    "Attention": OperatorRow(
+        attention.emit_attention, (_keeps_keys, _has_window, _heads), epilogue=0
+    ),
+    **_rows("ReduceMean ReduceL2", OperatorRow(reduction.emit_reduce, (_AXES,), epilogue=0)),
+    **_rows(
+        "ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceSumSquare ReduceLogSum "
+        "ReduceLogSumExp",
+        OperatorRow(reduction.emit_reduce, (_AXES,)),
+    ),
+    "TopK": OperatorRow(top_k.emit_top_k, (_columns,)),
+    **_rows("ArgMax ArgMin", OperatorRow(reduction.emit_arg_reduce)),
+    **_rows("Softmax LogSoftmax Hardmax", OperatorRow(normalization.emit_softmax, epilogue=0)),
+    **_rows(
+        "LayerNormalization RMSNormalization",
+        OperatorRow(normalization.emit_layer_normalization, (_more_outputs,), epilogue=0),
+    ),
+    **_rows(
+        "InstanceNormalization GroupNormalization",
+        OperatorRow(normalization.emit_group_normalization, epilogue=0),
+    ),
+    "MeanVarianceNormalization": OperatorRow(normalization.emit_mean_variance, epilogue=0),
+    "LpNormalization": OperatorRow(normalization.emit_lp_normalization, epilogue=0),
+    "LRN": OperatorRow(normalization.emit_local_normalization, epilogue=0),
+    "Identity": OperatorRow(layout.emit_same),
+    "BitCast": OperatorRow(layout.emit_bit_cast),
+    **_rows("Reshape Flatten Squeeze Unsqueeze", OperatorRow(layout.emit_reshape)),
+    "Transpose": OperatorRow(layout.emit_transpose),
+    "Slice": OperatorRow(layout.emit_slice, (_constant(1, 3, 4),)),
+    "Split": OperatorRow(layout.emit_split),
+    "Expand": OperatorRow(layout.emit_expand),
+    "Tile": OperatorRow(layout.emit_tile),
+    "DepthToSpace": OperatorRow(layout.emit_depth_to_space),
+    "SpaceToDepth": OperatorRow(layout.emit_space_to_depth),
+    "Concat": OperatorRow(concat.emit_concat),
+    "ToIntegers": OperatorRow(quantization.emit_to_integers),
+    "FromIntegers": OperatorRow(quantization.emit_from_integers),
+    # Written as others, or element-wise.
+    "BatchNormalization": OperatorRow(None, (_constant(1, 2, 3, 4), _trains)),
+    **_rows("Cast CastLike", OperatorRow(None, (_cast_type,))),
+    "DequantizeLinear": OperatorRow(None, (_blocks,)),
+    "Dropout": OperatorRow(None, (_constant(2), _trains)),
+    "Einsum": OperatorRow(None, (_equation,)),
+    "QuantizeLinear": OperatorRow(None, (_blocks, _integers)),
+    "Trilu": OperatorRow(None, (_constant(1),)),
+    **_rows("RNN GRU LSTM", OperatorRow(None, _RECURRENT)),
+    **_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", OperatorRow(None)),
+    **_rows("EyeLike OneHot ReverseSequence", OperatorRow(None)),
+}
+"""By operator: those of ONNX, and those that passes add."""
+
+EPILOGUES = {kind: row.epilogue for kind, row in OPERATIONS.items() if row.epilogue is not None}
