@@ -34,7 +34,7 @@ from device.protocol.messages import Shadow
 from device.update import slots
 from device.update.bundle import write_bundle
 from device.update.slots import SlotRecord, SlotState
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 
 SHADOW_S = "2"

@@ -1,0 +1,143 @@
+"""Bring a bundle to the board on the desk."""
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import click
+import msgspec
+
+from device.control.upload_request import BoardFacts
+from device.protocol.documents import InstallPolicy
+from toolkit.cli.actions.board.search import find_way
+from toolkit.cli.actions.flash_all import flash_all
+from toolkit.cli.actions.outputs import print_result
+from toolkit.cli.actions.transfer import transfer_lines
+from toolkit.cli.commands.flash import Flash
+from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
+from toolkit.fleet.folder import broker_address, load_settings
+from toolkit.fleet.transports.addresses import open_board, parse_address
+from toolkit.fleet.transports.deliver import flash_board
+from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.transport import Board, Flashed, Progress
+
+STAYS = "the board stays on its old release, and keeps what has arrived"
+
+
+def flash(options: Flash) -> None:
+    """Flash one board or all that are found, or keep a release on trial.
+
+    Raises TandemError, click.UsageError; exits with 130 where it was interrupted.
+    """
+    bundle, commit = options.bundle, options.commit
+    if (bundle is None) != commit or (
+        commit and (options.no_commit or options.slot or options.all_found)
+    ):
+        raise click.UsageError(
+            "name the BUNDLE, or --commit alone to keep the one that a board has on trial"
+        )
+    policy = InstallPolicy(slot=options.slot or "", manual=options.no_commit)
+    if options.all_found:
+        if options.way is not None or options.devices:
+            raise click.UsageError("--all-found takes neither --to nor --device")
+        flash_all(options, policy)
+    way = options.way or find_way(options.search, as_json=options.as_json)
+    board = _open(options, way)
+    if bundle is None:
+        _commit(board, as_json=options.as_json)
+        return
+    delivery = Delivery(bundle, options.fleet, erase=options.erase_cache, policy=policy)
+    with closing(delivery), closing(board):
+        result = _flash(board, way, delivery, as_json=options.as_json)
+    print_result(result, _sentence(result), as_json=options.as_json)
+
+
+def _open(options: Flash, way: str) -> Board:
+    address = parse_address(way, options.devices)
+    if address.text.startswith("mqtt:"):
+        broker = _broker(options, address.host, address.port)
+        address = replace(address, broker=broker)
+    return open_board(replace(address, timeout_s=options.timeout_s))
+
+
+def _flash(board: Board, way: str, delivery: Delivery, *, as_json: bool) -> Flashed:
+    try:
+        with transfer_lines(hidden=as_json) as lines:
+
+            def show(state: Progress) -> None:
+                lines.show(way, state.phase, state.received_bytes, state.total_bytes)
+
+            say_facts = _say_facts_json if as_json else _say_facts
+            return flash_board(board, way, delivery, on_facts=say_facts, on_progress=show)
+    except KeyboardInterrupt as stop:
+        click.echo(f"stopped: {str(stop) or STAYS}", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _commit(board: Board, *, as_json: bool) -> None:
+    """Keep the release on trial."""
+    with closing(board):
+        answer = board.commit()
+    print_result(answer, f"{answer.device} keeps the release on trial", as_json=as_json)
+
+
+def _broker(options: Flash, host: str, port: int | None) -> BrokerAddress:
+    """Return the broker of the address; a fleet has the certificates for it."""
+    username, password = options.account.username, options.account.password
+    text = f"[{host}]" if ":" in host else host
+    address = parse_broker(text if port is None else f"{text}:{port}", username, password)
+    if options.fleet is None:
+        return address
+    settings = load_settings(options.fleet).broker
+    if (settings.host, settings.port) != (address.host, address.port):
+        return address
+    return replace(broker_address(options.fleet), username=username, password=password)
+
+
+def _say_facts(board: BoardFacts) -> None:
+    """Print what the board is, and what it runs."""
+    facts, answer = board.facts, board.answer
+    reported = answer.reported
+    rows = [
+        ("device", answer.device),
+        ("profile", "" if reported is None else reported.profile),
+        ("module", facts.module),
+        ("JetPack", facts.jetpack),
+        ("TensorRT", facts.tensorrt),
+        ("DLA cores", str(facts.dla_cores or "")),
+        ("free space", f"{facts.free_mb} MiB" if facts.free_mb else ""),
+        *((f"slot {row.slot}", f"{row.name} {row.version}, {row.role}") for row in answer.slots),
+    ]
+    if reported is not None and reported.dev:
+        rows.append(("warning", reported.warning))
+    for name, text in rows:
+        click.echo(f"{name:<11} {text or 'not known'}")
+
+
+def _say_facts_json(board: BoardFacts) -> None:
+    click.echo(msgspec.json.encode(board).decode())
+
+
+def _sentence(result: Flashed) -> str:
+    """Return the last line."""
+    what = f"{result.name} {result.version}"
+    where = result.device or result.way
+    if result.phase == "same":
+        return f"{where} runs {what} already: nothing was sent"
+    sent = f"{result.sent_bytes / 1e6:.1f} of {result.total_bytes / 1e6:.1f} MB sent"
+    if result.phase == "written":
+        folder = result.way.removeprefix("dir://")
+        return (
+            f"{what} is in {folder} ({sent}); on the board: `tandem-agent control install {folder}`"
+        )
+    state = "is live on" if result.phase == "live" else "runs on trial on"
+    text = f"{what} {state} {where} after {result.duration_s:.1f} s ({sent})"
+    measured = result.measured
+    if measured is not None and measured.first_latency_ms:
+        text += f", first detections after {measured.first_latency_ms:.1f} ms"
+    if measured is not None and measured.latency_p50_ms:
+        text += f", {measured.latency_p50_ms:.1f} ms a frame"
+    if result.phase == "trial":
+        text += "; `tandem flash --commit` keeps it, a restart of the board goes back"
+    return text
