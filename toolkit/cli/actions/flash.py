@@ -1,20 +1,24 @@
 """Bring a bundle to the board on the desk."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import NoReturn
 
 import click
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from device.control.upload_request import BoardFacts
 from device.protocol.documents import InstallPolicy
-from toolkit.cli.actions.board.search import find_way
-from toolkit.cli.actions.flash_all import flash_all
+from toolkit.cli.actions.board.search import find_way, search
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.actions.transfer import transfer_lines
 from toolkit.cli.commands.flash import Flash
-from toolkit.fleet.boards.many import INTERRUPTED
+from toolkit.fleet.boards.discovery import FoundBoard, no_boards
+from toolkit.fleet.boards.many import INTERRUPTED, BoardResult, ManyFlasher, exit_status
 from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.folder import broker_address, load_settings
 from toolkit.fleet.transports.addresses import open_board, parse_address
@@ -41,7 +45,7 @@ def flash(options: Flash) -> None:
     if options.all_found:
         if options.way is not None or options.devices:
             raise click.UsageError("--all-found takes neither --to nor --device")
-        flash_all(options, policy)
+        _flash_all(options, policy)
     way = options.way or find_way(options.search, as_json=options.as_json)
     board = _open(options, way)
     if bundle is None:
@@ -73,6 +77,53 @@ def _flash(board: Board, way: str, delivery: Delivery, *, as_json: bool) -> Flas
     except KeyboardInterrupt as stop:
         click.echo(f"stopped: {str(stop) or STAYS}", err=True)
         sys.exit(INTERRUPTED)
+
+
+def _flash_all(options: Flash, policy: InstallPolicy) -> NoReturn:
+    """Flash all found boards; exits with the status of the worst."""
+    assert options.bundle is not None
+    as_json = options.as_json
+    seen = search(options.search, as_json=as_json)
+    if not seen.boards:
+        raise no_boards(seen)
+    try:
+        with transfer_lines(hidden=as_json) as lines:
+
+            def show(board: FoundBoard, state: Progress) -> None:
+                received, total = state.received_bytes, state.total_bytes
+                lines.show(board.way, state.phase, received, total, board.name)
+
+            flasher = ManyFlasher(
+                options.bundle,
+                options.fleet,
+                erase=options.erase_cache,
+                policy=policy,
+                on_progress=show,
+            )
+            results = flasher.flash(seen.boards)
+    except KeyboardInterrupt:
+        click.echo(
+            "stopped: boards that were not live yet stay on their old release, and keep what "
+            "has arrived",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
+    if as_json:
+        click.echo(msgspec.json.encode(results).decode())
+    else:
+        Console().print(_summary(results))
+    sys.exit(exit_status(results))
+
+
+def _summary(results: Sequence[BoardResult]) -> Table:
+    """Return the table of how each board ended."""
+    failed = sum(1 for result in results if result.status)
+    title = f"{len(results) - failed} of {len(results)} boards run it"
+    table = Table("device", "way", "state", "sent", "s", "reason", title=title, box=None)
+    for row in results:
+        sent = f"{row.sent_bytes / 1e6:.1f} MB"
+        table.add_row(row.device, row.way, row.state, sent, f"{row.duration_s:.1f}", row.reason)
+    return table
 
 
 def _commit(board: Board, *, as_json: bool) -> None:

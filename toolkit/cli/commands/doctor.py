@@ -10,20 +10,16 @@ from toolkit.cli.command import command, json_option, option
 Job = Literal["host", "board", "demo"]
 
 
-class _Address(click.ParamType[tuple[str, int]]):
-    """HOST or HOST:PORT, with [brackets] around an IPv6 host."""
-
-    name = "host:port"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        host, colon, port = str(value).rpartition(":")
-        if not colon or str(value).endswith("]"):
-            host, port = str(value), "1883"
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            self.fail(f"{value!r} is not HOST:PORT with a port from 1 to 65535", param, ctx)
-        return host.strip("[]"), int(port)
+def _parse_address(text: str | None) -> tuple[str, int] | None:
+    """Read HOST or HOST:PORT, with [brackets] around an IPv6 host."""
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, "1883"
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT with a port from 1 to 65535")
+    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Doctor:
     """
 
     broker: tuple[str, int] | None = option(
-        "Also try an MQTT broker (default port 1883).", type=_Address()
+        "Also try an MQTT broker (default port 1883).", parse=_parse_address, metavar="HOST:PORT"
     )
     job: Job | None = option(
         "What the machine is for: builds, running on a board, or the demo.  "
