@@ -13,6 +13,7 @@ from rich.table import Table
 
 from device.control.upload_request import BoardFacts
 from device.protocol.documents import InstallPolicy
+from toolkit.cli.actions.board.care import facts_text
 from toolkit.cli.actions.board.search import find_way, search
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.actions.transfer import transfer_lines
@@ -46,7 +47,9 @@ def flash(options: Flash) -> None:
         if options.way is not None or options.devices:
             raise click.UsageError("--all-found takes neither --to nor --device")
         _flash_all(options, policy)
-    way = options.way or find_way(options.search, as_json=options.as_json)
+    way = options.way
+    if way is None:
+        way = find_way(options.search, as_json=options.as_json)
     board = _open(options, way)
     if bundle is None:
         _commit(board, as_json=options.as_json)
@@ -72,8 +75,10 @@ def _flash(board: Board, way: str, delivery: Delivery, *, as_json: bool) -> Flas
             def show(state: Progress) -> None:
                 lines.show(way, state.phase, state.received_bytes, state.total_bytes)
 
-            say_facts = _say_facts_json if as_json else _say_facts
-            return flash_board(board, way, delivery, on_facts=say_facts, on_progress=show)
+            def show_facts(facts: BoardFacts) -> None:
+                print_result(facts, facts_text(facts, short=True), as_json=as_json)
+
+            return flash_board(board, way, delivery, on_facts=show_facts, on_progress=show)
     except KeyboardInterrupt as stop:
         click.echo(f"stopped: {str(stop) or STAYS}", err=True)
         sys.exit(INTERRUPTED)
@@ -144,30 +149,6 @@ def _broker(options: Flash, host: str, port: int | None) -> BrokerAddress:
     if (settings.host, settings.port) != (address.host, address.port):
         return address
     return replace(broker_address(options.fleet), username=username, password=password)
-
-
-def _say_facts(board: BoardFacts) -> None:
-    """Print what the board is, and what it runs."""
-    facts, answer = board.facts, board.answer
-    reported = answer.reported
-    rows = [
-        ("device", answer.device),
-        ("profile", "" if reported is None else reported.profile),
-        ("module", facts.module),
-        ("JetPack", facts.jetpack),
-        ("TensorRT", facts.tensorrt),
-        ("DLA cores", str(facts.dla_cores or "")),
-        ("free space", f"{facts.free_mb} MiB" if facts.free_mb else ""),
-        *((f"slot {row.slot}", f"{row.name} {row.version}, {row.role}") for row in answer.slots),
-    ]
-    if reported is not None and reported.dev:
-        rows.append(("warning", reported.warning))
-    for name, text in rows:
-        click.echo(f"{name:<11} {text or 'not known'}")
-
-
-def _say_facts_json(board: BoardFacts) -> None:
-    click.echo(msgspec.json.encode(board).decode())
 
 
 def _sentence(result: Flashed) -> str:

@@ -1,15 +1,13 @@
 """Guess how a model is fed and read, and write what was asked for."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from device.files import replacing
+from toolkit.cli.actions.outputs import write_text
 from toolkit.cli.commands.model import Guess
 from toolkit.errors import GuessError
 from toolkit.guess.facts import ModelFacts
@@ -78,19 +76,9 @@ def _write_files(facts: ModelFacts, proposal: Proposal, options: Guess) -> None:
             raise GuessError(f"{path} exists: give a name that is free, or remove it.")
     if options.labels_out is not None:
         names = names_of_classes(facts, proposal, proposal.best)
-        _write(options.labels_out, "".join(f"{name}\n" for name in names))
+        write_text(options.labels_out, "".join(f"{name}\n" for name in names))
     if options.output is not None:
         folder = options.output.absolute().parent
         labels = options.labels_out or folder / "labels.txt"
         text = model_text(facts, proposal, relative_path(labels, folder), folder)
-        _write(options.output, text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise GuessError(
-            f"{path} cannot be written ({os.strerror(error.errno or 0)}): check the path."
-        ) from error
+        write_text(options.output, text)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from device.errors import TandemError
+from device.errors import ConfigError, TandemError
 from device.files import replacing
 from toolkit.errors import BuildError, NotComparedError
 
@@ -33,6 +33,17 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
     except OSError as err:
         raise BuildError(f"{path} cannot be written: {err.strerror}; use another place.") from err
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically. Raises ConfigError: it cannot be written."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): check the path."
+        ) from error
 
 
 def print_result(value: object, text: str, *, as_json: bool) -> None:

@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from device.engine.file import open_engine
 from device.errors import ConfigError
-from device.files import replacing
 from pipelines.config import (
     PipelineConfig,
     load_labels,
@@ -29,6 +28,7 @@ from pipelines.sources.uri import redact
 from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
 from pipelines.track_config import TrackerConfig
+from toolkit.cli.actions.outputs import write_text
 from toolkit.cli.commands.pipeline import Check, New, Schema
 from toolkit.errors import GuessError
 from toolkit.guess.proposal import names_of_classes
@@ -91,8 +91,8 @@ def new(options: New) -> None:
     _check_sources(config)
     new_labels = [model for model in models if model.names]
     for model in new_labels:
-        _write(model.labels, "".join(f"{name}\n" for name in model.names))
-    _write(output, text)
+        write_text(model.labels, "".join(f"{name}\n" for name in model.names))
+    write_text(output, text)
     lines = [f"{output}: {_summary(config)}", *(model.of_labels for model in new_labels)]
     click.echo("\n".join([*lines, f"Next: tandem pipeline check {output}"]))
 
@@ -131,7 +131,7 @@ def schema(options: Schema) -> None:
     if options.output is None:
         click.echo(pipeline_schema())
     else:
-        _write(options.output, pipeline_schema() + "\n")
+        write_text(options.output, pipeline_schema() + "\n")
 
 
 def pipeline_schema() -> str:
@@ -144,16 +144,6 @@ def pipeline_schema() -> str:
         "$defs": components,
     }
     return json.dumps(page, indent=2, sort_keys=True)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}): check the path."
-        ) from error
 
 
 def _check_sources(config: PipelineConfig) -> None:

@@ -13,11 +13,10 @@ import click
 
 from device.engine.manifest import Precision
 from device.errors import ConfigError
-from device.files import replacing
 from device.selftest.report import is_report
 from pipelines.config import parse_pipeline
 from toolkit.board_kit.measured import measured_in
-from toolkit.cli.actions.outputs import print_page_path
+from toolkit.cli.actions.outputs import print_page_path, write_text
 from toolkit.cli.actions.planning import plan_options
 from toolkit.cli.commands.plan import Plan as Options
 from toolkit.cli.progress import progress_bar
@@ -168,13 +167,7 @@ def _write_pipeline(
     texts = {path: planned.text}
     texts |= {path.parent / name: "\n".join(names) for name, names in planned.labels.items()}
     for file_path, text in texts.items():
-        try:
-            with replacing(file_path) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise ConfigError(
-                f"{file_path} cannot be written ({error.strerror}): check the path."
-            ) from error
+        write_text(file_path, text)
     return planned
 
 

@@ -116,7 +116,7 @@ class Logs:
 
     address: str = argument("[ssh://USER@HOST]", default=USB)
     follow: bool = option("Go on with what comes, until Ctrl-C.", "-f", "--follow")
-    lines: int = option("The newest lines, so many.", "-n", "--lines", min=0, default=100)
+    lines: int = option("Number of lines, the newest.", "-n", "--lines", min=0, default=100)
     since: str = option("As journalctl has it: today, -1h.", default="", metavar="TIME")
     level: Literal["err", "warning", "info", "debug"] | None = option(
         "Only lines of this level or above."

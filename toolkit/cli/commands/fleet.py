@@ -230,7 +230,7 @@ class PolicyOptions:
         "--confirm-after", min=0.1, max=86400.0, metavar="S",
     )  # fmt: skip
     shadow_s: float = option(
-        "Let the new release see live frames beside the old one for so long, and compare.",
+        "Shadow mode: time in which the new release sees the same live frames as the old one.",
         "--shadow", min=0.0, max=86400.0, default=0.0, show_default=False, metavar="S",
     )  # fmt: skip
     max_bytes_per_s: int | None = option("Limit each device's download.", min=1024, metavar="N")
@@ -266,10 +266,12 @@ class Start:
         "what a server carries, by the size of the bundle.", metavar="N/min",
     )  # fmt: skip
     success: str = option(
-        "So many of a group must be live before the next begins.", default="90%", metavar="N%"
+        "Minimum share of a group that must be live before the next begins.",
+        default="90%",
+        metavar="N%",
     )
     max_failures: str = option(
-        "At most so many of each group, or so many devices in all, may fail.",
+        "Maximum share of each group, or number of devices in all, that may fail.",
         default="10%", metavar="N%|N",
     )  # fmt: skip
     on_failure: Literal["pause", "rollback"] = option(
@@ -277,7 +279,7 @@ class Start:
     )
     approval: bool = option("Wait after each group for `tandem fleet rollout approve`.")
     timeout_s: float = option(
-        "So long a device has for a final answer.",
+        "Time limit of each device for its final answer.",
         "--timeout", min=1.0, default=3600.0, metavar="S",
     )  # fmt: skip
     policy: PolicyOptions = part()
@@ -425,11 +427,11 @@ class RunCommand:
     words: tuple[str, ...] = argument("[KEY=VALUE...]", nargs=-1, required=False)
     folder: Path = fleet_option()
     wait_s: float = option(
-        "So long for its end; 0: give the command and go.",
+        "Time to wait for the result; 0: do not wait.",
         "--wait", min=0.0, default=60.0, metavar="S",
     )  # fmt: skip
     expires_s: float = option(
-        "A device that hears of it later does not execute it.",
+        "A device that receives it later does not execute it.",
         "--expires", min=1.0, max=30 * 86400.0, default=300.0, metavar="S",
     )  # fmt: skip
     output: Path | None = option(

@@ -25,7 +25,7 @@ def signing_fleet_option() -> Any:  # noqa: ANN401
 
 def watch_option() -> Any:  # noqa: ANN401
     """Return the field `watch`."""
-    return option("Show it anew as it changes.")
+    return option("Update the output as it changes.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import sys
 from contextlib import closing
 
 from device.control.upload_request import BoardFacts
+from device.protocol.documents import Reported
 from toolkit.cli.actions.board.shell import open_shell, ssh_address
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.commands.board import Info, Logs, PowerMode, Reboot, Shell
@@ -23,12 +24,11 @@ def info(options: Info) -> None:
         raise TransportError(
             f"{options.address}: nobody answers there who could say what the board is"
         )
-    lines = [f"{name:<11} {text or 'not known'}" for name, text in _rows(facts)]
-    print_result(facts, "\n".join(lines), as_json=options.as_json)
+    print_result(facts, facts_text(facts), as_json=options.as_json)
 
 
-def _rows(board: BoardFacts) -> list[tuple[str, str]]:
-    """Return what a board is and runs, as names and texts; "" for what is not known."""
+def facts_text(board: BoardFacts, *, short: bool = False) -> str:
+    """Return what a board is and runs, a line each; `short`: as a flash begins."""
     facts, answer = board.facts, board.answer
     reported = answer.reported
     rows = [
@@ -38,16 +38,22 @@ def _rows(board: BoardFacts) -> list[tuple[str, str]]:
         ("JetPack", facts.jetpack),
         ("TensorRT", facts.tensorrt),
         ("DLA cores", str(facts.dla_cores or "")),
-        ("power mode", facts.power_mode),
-        ("memory", f"{facts.memory_mb} MB" if facts.memory_mb else ""),
-        ("free space", f"{facts.free_mb} MiB" if facts.free_mb else ""),
-        *((f"slot {row.slot}", f"{row.name} {row.version}, {row.role}") for row in answer.slots),
     ]
-    if reported is None:
-        return rows
+    if not short:
+        memory = f"{facts.memory_mb} MB" if facts.memory_mb else ""
+        rows += [("power mode", facts.power_mode), ("memory", memory)]
+    rows.append(("free space", f"{facts.free_mb} MiB" if facts.free_mb else ""))
+    rows += [(f"slot {row.slot}", f"{row.name} {row.version}, {row.role}") for row in answer.slots]
+    if reported is not None:
+        rows += [] if short else _running(reported)
+        rows += [("warning", reported.warning)] if reported.dev else []
+    return "\n".join(f"{name:<11} {text or 'not known'}" for name, text in rows)
+
+
+def _running(reported: Reported) -> list[tuple[str, str]]:
     running = reported.running
     text = "nothing" if running is None else f"{running.name} {running.version}"
-    rows += [
+    rows = [
         ("runs", text),
         ("pipeline", " ".join(filter(None, (reported.pipeline.status, reported.pipeline.reason)))),
         ("update", " ".join(filter(None, (reported.update.phase, reported.update.reason)))),
@@ -55,8 +61,6 @@ def _rows(board: BoardFacts) -> list[tuple[str, str]]:
     ]
     if reported.measured is not None and reported.measured.latency_p50_ms:
         rows.append(("latency", f"{reported.measured.latency_p50_ms:.1f} ms a frame"))
-    if reported.dev:
-        rows.append(("warning", reported.warning))
     return rows
 
 
