@@ -1,11 +1,11 @@
 """What INT8 costs public models with trained weights, by every calibration method.
 
-    python tests/foreign_models.py
+    python tests/fixtures/foreign_models.py
     python scripts/accuracy_models.py [MODEL...] [--methods minmax,auto] [--pictures FOLDER...]
     python scripts/accuracy_models.py lraspp.onnx --profile orin-nx-16gb
 
-The models are those of `tests/foreign_models.py`, `configs/models/robot-objects.onnx`, and files of
-`scripts/export_models.py`. An input
+The models are those of `tests/fixtures/foreign_models.py`, `configs/models/robot-objects.onnx`, and
+files of `scripts/export_models.py`. An input
 that is a picture gets crops of the pictures in the folders, scaled to the range of the input;
 others get draws from that range. Ranges come from `--samples` of them, and INT8 is judged on
 `--judges` others, which no range has seen, by the metrics of `toolkit.quantize.loss.metrics`. All
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fixtures"))
 
 from foreign_models import BY_NAME, Input
 
@@ -136,7 +136,7 @@ def subjects(names: Sequence[str]) -> Iterator[Subject]:
             model = BY_NAME[name]
             path = model.folder / model.path
             if not path.exists():
-                sys.exit(f"{path} is missing: run `python tests/foreign_models.py`")
+                sys.exit(f"{path} is missing: run `python tests/fixtures/foreign_models.py`")
             yield Subject(name, path, model.inputs)
 
 

@@ -1,4 +1,4 @@
-"""Make the image of a board, boot it under qemu, and run tests/test_board_vm.py on it.
+"""Make the image of a board, boot it under qemu, and run tests/boards/test_board_vm.py on it.
 
 What was proven is printed as a table; it is that of an emulated board with a real kernel and a real
 systemd, without NVIDIA's parts. Power is cut by a reset of the machine: what the board's kernel had
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     environment = {**os.environ, "TANDEM_BOARD_VM": shlex.join(arguments_of(plan))}
     tests = (sys.executable, "-m", "pytest", "-m", "slow", "-p", "no:cacheprovider", *rest)
     done_tests = subprocess.run(
-        (*tests, "tests/test_board_vm.py"), cwd=ROOT, env=environment, check=False
+        (*tests, "tests/boards/test_board_vm.py"), cwd=ROOT, env=environment, check=False
     )
     if report.exists():
         print(report.read_text(), end="")

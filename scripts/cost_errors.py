@@ -22,7 +22,7 @@ from toolkit.partition.costs.gpu import Array
 PARTS_OF: dict[str, Part] = {"gpu": "gpu", "dla0": "dla", "2dla": "dla"}
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 # The share of rows beyond each bound. Below a tenth: boards and networks that are left out of the
-# bounds, too, have their own offsets (tests/test_cost_errors.py).
+# bounds, too, have their own offsets (tests/partition/test_cost_errors.py).
 TAIL = 0.08
 RIDGE = 1.0  # keeps factors of few rows near 1
 LARGEST = 2.0  # of the logarithm of a factor

@@ -9,8 +9,8 @@ but this one. The last causes are those of the DLA's integers (`device.dla_emula
 with all others. Everything before the first reshape is on the DLA, what follows in FP32.
 
 robot-objects: mAP50-95 on the scenes that ship with Tandem. nudenet-320n, a YOLOv8n of others
-(`python tests/foreign_models.py`): F1 of its detections against those of FP32, on crops of the
-photographs that ship with Tandem, at scores from 0.25 on.
+(`python tests/fixtures/foreign_models.py`): F1 of its detections against those of FP32, on crops of
+the photographs that ship with Tandem, at scores from 0.25 on.
 """
 
 import argparse

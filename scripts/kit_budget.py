@@ -97,14 +97,14 @@ def double(folder: Path, version: str) -> dict[str, str]:
     """Return an environment in which `import tensorrt` gives the tests' double of a version."""
     site = folder / "site"
     (site / f"tensorrt-{version}.dist-info").mkdir(parents=True)
-    (site / "tensorrt").symlink_to(ROOT / "tests/tensorrt_double/tensorrt")
+    (site / "tensorrt").symlink_to(ROOT / "tests/fixtures/tensorrt_double/tensorrt")
     (site / f"tensorrt-{version}.dist-info/METADATA").write_text(
         f"Metadata-Version: 2.1\nName: tensorrt\nVersion: {version}\n"
     )
     paths = [
         str(site),
         str(ROOT),
-        str(ROOT / "tests"),
+        str(ROOT / "tests/fixtures"),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
     return {

@@ -1,12 +1,12 @@
 """What Tandem makes of models of others: plans for boards, and INT8 by what users do next with it.
 
-    python tests/foreign_models.py
+    python tests/fixtures/foreign_models.py
     python -m scripts.models_of_others plan --append rows.jsonl
     python -m scripts.models_of_others int8 --append rows.jsonl
     python -m scripts.models_of_others table rows.jsonl
 
-`plan` runs `tandem plan` on each model of `tests/foreign_models.py` for a Xavier and an Orin Nano.
-`int8` runs the commands of a user on models with trained weights: guess
+`plan` runs `tandem plan` on each model of `tests/fixtures/foreign_models.py` for a Xavier and an
+Orin Nano. `int8` runs the commands of a user on models with trained weights: guess
 how a model is read, build it in FP32 and, calibrated by some pictures, in INT8, and run both as
 pipelines on others. INT8 is judged against FP32 by the events: boxes, classes, text. Pictures that
 calibrate and those that judge are of other photographs, or have other words. TensorFlow Lite needs
@@ -29,7 +29,7 @@ import numpy as np
 from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fixtures"))
 
 from foreign_models import BY_NAME, FOLDER, PICTURES, ULTRALYTICS, ForeignModel
 

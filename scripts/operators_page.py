@@ -76,7 +76,7 @@ Written by `python -m scripts.onnx_backend --write`. Every test of the ONNX back
 {onnx}) goes through the GPU path: import, passes, one GPU segment, and its kernels in Triton's
 interpreter on the CPU, on memory filled with NaN. FP32 build; the suite's own comparison and
 tolerances, types and shapes included. Names of the tests that pass:
-`tests/golden/onnx_backend_gpu.txt`; `tests/test_gpu_backend.py` runs them again.
+`tests/golden/onnx_backend_gpu.txt`; `tests/gpu/test_gpu_backend.py` runs them again.
 
 An engine is compiled for its parameters: shapes, axes, pads, weights of convolutions. The suite
 feeds many of them as inputs. A test that is not covered as it stands is tried again with these

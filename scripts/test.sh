@@ -2,7 +2,7 @@
 # Set up everything the tests need, then run every gate. The tests run on all cores. Arguments go to
 # pytest, which then runs one test after the other, as those of a GPU or a board must:
 #   scripts/test.sh
-#   scripts/test.sh -m gpu tests/test_gpu_engine.py
+#   scripts/test.sh -m gpu tests/gpu/test_gpu_engine.py
 # TANDEM_TUF_CONFORMANCE: the folder of TUF's conformance suite, which is then run, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,7 +14,7 @@ make_venv dev,gpu-build
 make_tensorflow_venv
 
 heading "models of wheels (300 MB, once)"
-.venv/bin/python tests/foreign_models.py
+.venv/bin/python tests/fixtures/foreign_models.py
 
 heading "ruff format --check"
 .venv/bin/ruff format --check .

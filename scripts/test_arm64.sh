@@ -54,4 +54,4 @@ else
     python=python3
 fi
 TANDEM_ARM64_ROOT=$root exec "$python" -m pytest -m slow -p no:cacheprovider "$@" \
-    tests/test_arm64.py
+    tests/boards/test_arm64.py

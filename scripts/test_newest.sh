@@ -2,7 +2,7 @@
 # Run every gate and test with the newest versions that pyproject.toml allows: scripts/test.sh in a
 # copy of this checkout, whose environments are made anew. Arguments go to pytest.
 #   scripts/test_newest.sh
-#   scripts/test_newest.sh tests/test_plan_command.py
+#   scripts/test_newest.sh tests/partition/test_plan_command.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

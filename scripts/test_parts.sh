@@ -66,9 +66,9 @@ test_oldest() {
     }
     rm -rf "$out"
     heading "pytest with the oldest packages of the host"
-    .venv-oldest/bin/python -m pytest -q -m "not slow" tests/test_quantize.py \
-        tests/test_threshold.py tests/test_trial.py tests/test_output_losses.py \
-        tests/test_accept_loss.py tests/test_session_arrays.py "$@"
+    .venv-oldest/bin/python -m pytest -q -m "not slow" tests/quantize/test_quantize.py \
+        tests/quantize/test_threshold.py tests/quantize/test_trial.py tests/quantize/test_output_losses.py \
+        tests/quantize/test_accept_loss.py tests/runtime/test_session_arrays.py "$@"
 }
 
 # A build with a Triton below the bound of the extra `gpu-build` says that, and no more.
@@ -81,7 +81,7 @@ test_old_triton() {
     fi
     heading "tandem build with Triton 3.6"
     out=$(mktemp -d)
-    PYTHONPATH=$folder .venv-oldest/bin/python -m pytest -q tests/test_gpu_compile.py -k too_old \
+    PYTHONPATH=$folder .venv-oldest/bin/python -m pytest -q tests/gpu/test_gpu_compile.py -k too_old \
         >"$out/log" || {
         cat "$out/log" >&2
         fail "a build with Triton 3.6 does not say that it is too old"
@@ -124,11 +124,11 @@ for package in ("configs", "device", "pipelines"):
 END
     heading "pytest of updates and fleets on Python $version"
     # conftest.py is for models: it needs onnx.
-    "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/test_stolen_parts.py \
-        tests/test_trust_attacks.py tests/test_rollout_machine.py tests/test_rollout_rules.py \
-        tests/test_release_decisions.py tests/test_transfer.py tests/test_update_sources.py \
-        tests/test_fleet_folder.py tests/test_fleet_endings.py \
-        tests/test_messages.py
+    "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/fleet/test_stolen_parts.py \
+        tests/fleet/test_trust_attacks.py tests/fleet/test_rollout_machine.py tests/fleet/test_rollout_rules.py \
+        tests/agent/test_release_decisions.py tests/agent/test_transfer.py tests/agent/test_update_sources.py \
+        tests/fleet/test_fleet_folder.py tests/fleet/test_fleet_endings.py \
+        tests/repository/test_messages.py
 }
 
 install_debian_packages_of_tests() {

@@ -1,7 +1,7 @@
 """Public networks rebuilt as ONNX graphs with random weights, to check plans and costs.
 
-Every network is written from its paper or reference code; `tests/test_networks.py` compares their
-parameters and multiply-accumulates with the published ones. Write one with
+Every network is written from its paper or reference code; `tests/importers/test_networks.py`
+compares their parameters and multiply-accumulates with the published ones. Write one with
 `python -m scripts.networks NAME FILE [--side S]`.
 """
 

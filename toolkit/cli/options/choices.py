@@ -1,7 +1,7 @@
 """The choices of options, as literals: the modules that implement them load onnx and numpy.
 
-`tests/test_architecture.py` holds each against its table. Names that a shell completes are here
-too.
+`tests/repository/test_architecture.py` holds each against its table. Names that a shell completes
+are here too.
 """
 
 from typing import Literal

@@ -1,0 +1,237 @@
+"""Every command with --json, in a process of its own: its standard output is JSON and nothing else.
+
+With -v, with libraries that print and warn while they are imported, and with a reader that goes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from model_fixtures import small_convnet
+
+from toolkit.cli.main import tandem
+
+ROOT = Path(__file__).parents[2]
+# When a library of this process is imported, it prints as native code does, past sys.stdout, then a
+# banner in Python, and warns.
+NOISE = """
+import os, sys, warnings
+
+class Noisy:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("cv2", "highspy", "numpy", "onnx", "onnxruntime", "triton"):
+            os.write(1, f"{name} says hello\\n".encode())
+            for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                print(f"welcome to {name}")
+                warnings.warn(f"{name} will change", FutureWarning)
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+sys.meta_path.insert(0, Noisy())
+"""
+PROFILE = ("--profile", "laptop")
+BUNDLE = ("bundle", "create", "net.engine", "--pipeline", "pipeline.toml", "--labels", "labels.txt")
+NOWHERE = ("--broker", "127.0.0.1:1")
+PIPELINE = """
+name = "x"
+[source]
+uri = "pictures"
+[preprocess]
+width = 32
+height = 32
+[decode]
+kind = "classification"
+scores = "y"
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The words of a command, its exit status and what it prints: a JSON "value", or "nothing":
+    its error is a sentence on standard error."""
+
+    words: tuple[str, ...]
+    status: int = 0
+    prints: str = "value"
+
+
+def row(*words: str, status: int = 0, prints: str = "value") -> Row:
+    return Row(words, status, prints)
+
+
+def fails(*words: str, status: int = 1, prints: str = "nothing") -> Row:
+    return Row(words, status, prints)
+
+
+ROWS = {
+    "profiles": row("profiles"),
+    "profiles show": row("profiles", "show", "agx-thor"),
+    "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
+    "explain": row("explain"),
+    "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
+    "calibrate": row("calibrate", "net.onnx", "--data", "samples.npy", "-o", "t.json"),
+    "ranges": row("ranges", "table.json"),
+    "inspect": row("inspect", "net.engine"),
+    "model guess": row("model", "guess", "net.onnx"),
+    "infer": row("infer", "net.onnx", "--random", "1"),
+    "compare": row("compare", "net.onnx", "net.onnx"),
+    "surgeon extract": row("surgeon", "extract", "net.onnx", "--outputs", "y", "-o", "cut.onnx"),
+    "surgeon reduce": fails("surgeon", "reduce", "net.onnx", "--check", "true", "-o", "r.onnx"),
+    "bench": row("bench", "net.engine", "--iterations", "2"),
+    "export": row("export", "board.engine", "-o", "exported"),
+    "pipeline check": row("pipeline", "check", "pipeline.toml"),
+    "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
+    "bundle create": row(*BUNDLE, "-o", "again.bundle"),
+    "bundle diff": row("bundle", "diff", "net.bundle", "net.bundle"),
+    "bundle inspect": row("bundle", "inspect", "net.bundle"),
+    "bundle verify": row("bundle", "verify", "net.bundle"),
+    "bundle pull": fails("bundle", "pull", "127.0.0.1:1/x:1", "-o", "pulled.bundle"),
+    "bundle push": fails("bundle", "push", "net.bundle", "127.0.0.1:1/x:1"),
+    "deploy": fails("deploy", "net.bundle", "--device", "d", *NOWHERE),
+    "flash": fails("flash", "nosuch.bundle", status=2, prints="value"),
+    "board find": row("board", "find"),
+    "board info": fails("board", "info", "usb://x", status=2, prints="value"),
+    "board init": fails("board", "init", "ssh://host", prints="value"),
+    "board logs": fails("board", "logs", "dir:///media/usb", status=2, prints="value"),
+    "board power-mode": fails("board", "power-mode", "--to", "usb://x", status=2, prints="value"),
+    "board provision": fails(
+        "board", "provision", "--csv", "no", "--out", "o", status=2, prints="value"
+    ),
+    "board reboot": fails("board", "reboot", "dir:///media/usb", status=2, prints="value"),
+    "fleet init": row("fleet", "init", "fleet2"),
+    "fleet audit verify": row("fleet", "audit", "verify"),
+    "fleet device clear": fails("fleet", "device", "clear", "d"),
+    "fleet device run": fails("fleet", "device", "run", "d", "restart"),
+    "fleet device show": fails("fleet", "device", "show", "d"),
+    "fleet devices": row("fleet", "devices"),
+    "fleet identity expect": row("fleet", "identity", "expect", "new"),
+    "fleet identity issue": row("fleet", "identity", "issue", "one", "-o", "issued"),
+    "fleet identity list": row("fleet", "identity", "list"),
+    "fleet identity revoke": row("fleet", "identity", "revoke", "old"),
+    "fleet keys rotate": row("fleet", "keys", "rotate", "targets"),
+    "fleet logs": fails("fleet", "logs", "d"),
+    "fleet publish": row("fleet", "publish", "net.bundle"),
+    "fleet refresh": row("fleet", "refresh"),
+    "fleet rollout start": fails("fleet", "rollout", "start", "--bundle", "net.bundle"),
+    "fleet rollout status": row("fleet", "rollout", "status"),
+    "fleet statement": row("fleet", "statement", "net.bundle", "--device", "d", "--out", "s"),
+    "fleet status": row("fleet", "status"),
+    "demo": fails("demo", "--out", "net.onnx", status=2),
+    "doctor": row("doctor"),
+}
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """The commands that have --json."""
+    context = click.Context(command)
+    if any("--json" in parameter.opts for parameter in command.params):
+        yield " ".join(path)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from commands(child, (*path, name))
+
+
+def test_every_command_with_json_is_in_the_table() -> None:
+    assert set(commands(tandem)) == set(ROWS)
+
+
+def run(folder: Path, *words: str, **streams: object) -> "subprocess.CompletedProcess[str]":
+    paths = [str(folder / "noise"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit.cli", *words],
+        cwd=folder, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "always",
+             "TANDEM_FLEET": "fleet"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("json")
+    random = np.random.default_rng(0)
+    small_convnet(made / "net.onnx", random)
+    np.save(made / "samples.npy", random.random((4, 3, 32, 32), np.float32))
+    (made / "pipeline.toml").write_text(PIPELINE)
+    (made / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
+    (made / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
+    (made / "noise").mkdir()
+    for words in (
+        ("build", "net.onnx", *PROFILE, "-o", "net.engine"),
+        ("build", "net.onnx", "--profile", "agx-orin-64gb", "--data", "samples.npy",
+         "--save-table", "table.json", "-o", "board.engine", "--accept-loss"),
+        (*BUNDLE, "-o", "net.bundle"),
+        ("fleet", "init", "fleet", "--broker", "127.0.0.1:1"),
+        ("fleet", "identity", "issue", "old", "-o", "issued"),
+    ):  # fmt: skip
+        done = run(made, *words)
+        assert done.returncode == 0, done.stderr
+    (made / "noise" / "sitecustomize.py").write_text(NOISE)
+    return made
+
+
+def constant(text: str) -> float:
+    raise AssertionError(f"{text} is no JSON")
+
+
+def parsed(text: str) -> object:
+    """The one value of a text, strictly: no NaN, nothing before or behind it."""
+    return json.loads(text, parse_constant=constant)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_standard_output_is_json_whatever_is_said_beside_it(folder: Path, name: str) -> None:
+    expected = ROWS[name]
+    done = run(folder, "-v", *expected.words, "--json")
+    assert done.returncode == expected.status, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    if expected.prints == "nothing":
+        assert done.stdout == ""
+        assert "error: " in done.stderr.lower()
+        return
+    value = parsed(done.stdout)
+    if name in ("plan", "build", "infer", "bench", "run"):  # libraries were there, and said so
+        for said in ("numpy says hello", "welcome to numpy", "FutureWarning: numpy will change"):
+            assert said in done.stderr
+    if expected.status and isinstance(value, dict):
+        assert set(value) == {"error"}
+
+
+def test_the_agents_commands_print_json_too(folder: Path) -> None:
+    command = [sys.executable, "-m", "device.agent", "prepare", "net.engine", "--json"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONWARNINGS": "always"},
+    )  # fmt: skip
+    assert parsed(done.stdout) == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in ROWS.items() if each.prints == "value"])
+@pytest.mark.slow
+def test_a_reader_that_goes_away_leaves_no_traceback(folder: Path, name: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = run(folder, *ROWS[name].words, "--json", stdout=writing)
+    finally:
+        os.close(writing)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode != 0

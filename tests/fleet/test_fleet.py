@@ -1,0 +1,220 @@
+"""Rollouts end to end: a real mosquitto, the real server, real agents, all as processes."""
+
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fleet_server_fixtures import LONG_S, ServerProcess, wait_until, write_fleet
+from mqtt_fixtures import AgentBox, Mosquitto, Watcher, make_bundle
+
+from toolkit.cli.commands.fleet import fleet as fleet_command
+
+ROOT = Path(__file__).parents[2]
+
+
+class Fleet:
+    """A broker, the folder of a fleet, its server, and boards."""
+
+    def __init__(self, folder: Path, boards: int, trial_timeout_s: float = 20.0) -> None:
+        self.folder = folder
+        self.broker = Mosquitto(folder)
+        self.fleet = write_fleet(folder / "fleet", self.broker.port)
+        self.server = ServerProcess(self.fleet)
+        self.boards = []
+        for number in range(boards):
+            place = folder / f"board-{number}"
+            place.mkdir()
+            box = AgentBox(place, self.broker.port, device=f"board-{number}",
+                trial_timeout_s=trial_timeout_s)  # fmt: skip
+            self.boards.append(box)
+
+    def start(self) -> None:
+        self.server.start()
+        for board in self.boards:
+            board.start()
+        wait_until(lambda: len(self.json("devices")) == len(self.boards), self.server.log,
+            for_s=1800.0)  # fmt: skip
+
+    def run(self, *words: str) -> str:
+        """A command of `tandem fleet`, in this process."""
+        done = CliRunner().invoke(
+            fleet_command, words, env={"TANDEM_FLEET": str(self.fleet), "COLUMNS": "160"},
+            catch_exceptions=False,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    def json(self, *words: str) -> dict:
+        return json.loads(self.run(*words, "--json"))
+
+    def wait_status(self, number: int, status: str, for_s: float = 2 * LONG_S) -> dict:
+        seen: dict = {}
+
+        def is_there() -> bool:
+            seen.update(self.json("rollout", "status", str(number)))
+            return seen["status"] == status
+
+        wait_until(is_there, lambda: f"{seen}\n{self.server.log()}", for_s=for_s)
+        return seen
+
+    def close(self) -> None:
+        for board in self.boards:
+            board.close()
+        if self.server.process is not None:
+            self.server.kill()
+        self.broker.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, 3)
+    yield fleet
+    fleet.close()
+
+
+def phases(fleet: Fleet, number: int) -> dict[str, str]:
+    return {row["id"]: row["phase"] for row in fleet.json("devices", "--rollout", str(number))}
+
+
+def test_releases_roll_out_stop_and_go_back_through_kills(fleet: Fleet) -> None:
+    fleet.start()
+    good, newer = (make_bundle(fleet.folder / "in", version=version) for version in ("1", "3"))
+    bad = make_bundle(fleet.folder / "in", "fails", version="2")
+    fleet.run("device", "label", "board-1", "group=canary")
+
+    fleet.run("rollout", "start", "--bundle", str(good), "--groups", "canary,rest")
+    wait_until(lambda: "board-1" in phases(fleet, 1), fleet.server.log)
+    fleet.server.kill()  # in the middle: what was decided is kept
+    fleet.server.start()
+    view = fleet.wait_status(1, "finished")
+    assert [group["phases"] for group in view["groups"]] == [{"live": 1}, {"live": 2}]
+
+    fleet.run("rollout", "start", "--bundle", str(bad), "--groups", "canary,rest")
+    view = fleet.wait_status(2, "paused")
+    (failure,) = view["failures"]
+    assert (failure["device"], failure["phase"]) == ("board-1", "failed")
+    assert "camera /dev/video9 does not exist" in failure["reason"]
+    assert phases(fleet, 2) == {"board-0": "pending", "board-1": "failed", "board-2": "pending"}
+    running = {row["id"]: row["running"]["name"] for row in fleet.json("devices")}
+    assert set(running.values()) == {"good"}  # the board went back by itself
+
+    fleet.server.kill()
+    fleet.run("rollback", "2")  # it waits in the store for a server
+    fleet.server.start()
+    view = fleet.wait_status(2, "rolled_back")
+    assert {"undone", "skipped"} == {phase for g in view["groups"] for phase in g["phases"]}
+
+    fleet.run("rollout", "start", "--bundle", str(newer))
+    fleet.wait_status(3, "finished")
+    with Watcher(fleet.broker.port, "board-0") as watcher:
+        fleet.run("rollback")
+        fleet.wait_status(3, "rolled_back")
+        assert watcher.drain().requests == []  # from the other slot: no byte is sent again
+    assert {row["running"]["version"] for row in fleet.json("devices")} == {"1"}
+    assert fleet.json("audit", "verify")["rows"] > 10
+    history = fleet.run("logs", "board-1")
+    assert "rollout 1  runs the release" in history
+    assert "rollout 2  does not run the release: camera" in history
+    assert "rollout 3  runs the release before again" in history
+
+
+def test_a_second_server_stands_by_and_takes_over(fleet: Fleet) -> None:
+    fleet.start()
+    second = ServerProcess(fleet.fleet)
+    second.log_file = fleet.folder / "second.log"
+    second.start()
+    try:
+        wait_until(lambda: "stands by" in second.log(), second.log)
+        bundle = make_bundle(fleet.folder / "in")
+        fleet.run("rollout", "start", "--bundle", str(bundle), "--rate", "300/min")
+        wait_until(lambda: "live" in phases(fleet, 1).values(), fleet.server.log)
+        fleet.broker.kill()  # without persistence: all that it retained is lost
+        fleet.broker.start()
+        fleet.server.kill()
+        view = fleet.wait_status(1, "finished")
+        assert view["live"] == 3
+    finally:
+        second.kill()
+    sent = [row for row in fleet.run("logs", "board-0").splitlines() if "is sent" in row]
+    assert len(sent) == 1
+
+
+def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/fleet.md").read_text(), re.DOTALL)
+    fleet = Fleet(tmp_path, 3)
+    page = tmp_path / "page"
+    page.mkdir()
+    script = blocks[0].replace("1883", str(fleet.broker.port))
+    subprocess.run(["bash", "-ec", script], cwd=page, check=True)
+    fleet.fleet = page / "fleet"
+    fleet.server.folder = fleet.fleet
+    bundles = {
+        "robot.bundle": make_bundle(tmp_path / "in", version="1"),
+        "robot-2.bundle": make_bundle(tmp_path / "in", version="2"),
+    }
+    try:
+        fleet.start()
+        lines = [line for block in blocks[1:] for line in block.splitlines()]
+        assert lines.pop(0) == "export TANDEM_FLEET=fleet"
+        outputs = []
+        for line in lines:
+            tandem, group, *words = shlex.split(line)
+            assert (tandem, group) == ("tandem", "fleet")
+            outputs.append(fleet.run(*(str(bundles.get(word, word)) for word in words)))
+    finally:
+        fleet.close()
+    assert "rollout 1: good 1 is finished" in "".join(outputs)
+    assert "rollout 2: good 2 is rolled back" in "".join(outputs)
+
+
+def agents_that_fit() -> int:
+    """200 agents with their pipelines (30 MB each), or as many as half of the memory takes."""
+    if asked := os.environ.get("TANDEM_TEST_AGENTS"):
+        return int(asked)
+    return min(200, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (60 * 1024**2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_many_agents_of_which_some_are_killed_and_some_get_a_bad_model(tmp_path: Path) -> None:
+    count = agents_that_fit()
+    killed, unlucky = max(1, count // 20), max(1, count // 40)
+    fleet = Fleet(tmp_path, count, trial_timeout_s=300.0)
+    good = make_bundle(tmp_path / "in", version="1")
+    bad = make_bundle(tmp_path / "in", "fails", version="2")
+    chance = random.Random(7)
+    try:
+        fleet.start()
+        fleet.run("rollout", "start", "--bundle", str(good), "--groups", "10%,rest",
+            "--timeout", "120")  # fmt: skip
+        wait_until(lambda: "live" in phases(fleet, 1).values(), fleet.server.log, for_s=1800.0)
+        victims = chance.sample(fleet.boards, killed)
+        for board in victims:
+            board.kill()
+        view = fleet.wait_status(1, "finished", for_s=1800.0)
+        assert view["live"] >= count - killed
+        assert all(row["phase"] == "timed_out" for row in view["failures"])
+
+        alive = [board for board in fleet.boards if board.process is not None]
+        for board in alive[:unlucky]:
+            fleet.run("device", "label", board.device, "group=unlucky")
+        fleet.run("rollout", "start", "--bundle", str(bad), "--groups", "unlucky,rest")
+        view = fleet.wait_status(2, "paused", for_s=1800.0)
+        # It pauses at the first that fail; the others of the group have begun.
+        wait_until(
+            lambda: set(phases(fleet, 2).values()) <= {"failed", "pending"},
+            fleet.server.log,
+            for_s=1800.0,
+        )
+        assert view["groups"][1]["phases"] == {"pending": count - unlucky}
+        running = {row["id"]: row["running"] for row in fleet.json("devices")}
+        assert {running[board.device]["name"] for board in alive} == {"good"}
+    finally:
+        fleet.close()
