@@ -40,7 +40,7 @@ from device.protocol.documents import Command, CommandState, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet

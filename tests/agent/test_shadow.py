@@ -42,7 +42,7 @@ from device.update.events import Checked, Do, Moment, Notice, Setup, State
 from device.update.machine import step
 from device.update.slots import SlotRecord, SlotState
 from device.update.update_table import UpdateTable
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 
 SHADOW_S = "2"

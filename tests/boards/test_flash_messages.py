@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/FLASHING.md", "docs/flash_serial.md", "docs/flash_cable.md")
-RAISED_IN = ("toolkit/fleet/transports", "toolkit/fleet/boards", "toolkit/cli/commands/board")
-SAID_IN = (*RAISED_IN, "toolkit/cli/options", "device", "toolkit/fleet")
+RAISED_IN = ("toolkit/fleet/transports", "toolkit/fleet/boards", "toolkit/cli/actions/board")
+SAID_IN = (*RAISED_IN, "toolkit/cli/actions", "device", "toolkit/fleet")
 OF_DEPLOY = "deploy.py"  # its refusals are those of `tandem deploy`
 # What only passes on what another part said, whose own row is the one to read.
 PASSED_ON = {"...", "...: ...", "--to ...: ...", "... refused ...: ..."}

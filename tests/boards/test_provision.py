@@ -24,7 +24,7 @@ from video_fixtures import COLOUR_TOML, scene, write_video
 from wheel_fixtures import empty_wheel
 
 from device.numpy_bound import ANY_NUMPY, NUMPY_1
-from toolkit.cli.commands.board.provision import _AskOnce
+from toolkit.cli.actions.board.provision import _AskOnce
 from toolkit.cli.main import tandem
 from toolkit.errors import BoardError
 from toolkit.fleet.boards import wheels
@@ -397,7 +397,9 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     words: list[str] = []
     monkeypatch.delenv("TANDEM_SUDO_PASSWORD", raising=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("toolkit.cli.options.board.click.prompt", lambda *_, **__: words.pop(0))
+    monkeypatch.setattr(
+        "toolkit.cli.actions.board.shell.click.prompt", lambda *_, **__: words.pop(0)
+    )
     return words
 
 

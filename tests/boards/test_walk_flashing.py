@@ -17,8 +17,8 @@ from mqtt_fixtures import free_port, wait_for_port
 from ssh_fixtures import ROOT
 from video_fixtures import COLOUR_TOML, scene, write_video
 
+from toolkit.cli.actions.board import search
 from toolkit.cli.main import tandem
-from toolkit.cli.options import search
 from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import SearchOptions
 
@@ -68,7 +68,7 @@ def test_a_user_who_follows_the_page_sees_detections(
     monkeypatch.setattr(
         discovery, "_ssh_way", lambda *_words, **_options: fresh.way
     )  # with the port and the keys of the test
-    monkeypatch.setattr(search, "search_of", lambda *_words: SearchOptions())
+    monkeypatch.setattr(search, "SearchOptions", lambda *_words: SearchOptions())
     monkeypatch.chdir(tmp_path)
     video = write_video(tmp_path / "video.mp4", [scene(2, 3)] * 10)
     fresh.run(f"cp {video} /opt/video.mp4")

@@ -42,6 +42,20 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"tandem {name}" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "titles"),
+    [
+        ("build", "Model Precision Calibration Plan Kernels Output Options"),
+        ("plan", "Model Calibration Precision Plan Output Options"),
+        ("calibrate", "Model Calibration Output Options"),
+        ("run", "Model Kernels Output Options"),
+    ],
+)
+def test_the_help_shows_options_in_groups(name: str, titles: str) -> None:
+    shown = invoke(name, "--help")
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == titles.split()
+
+
 def test_the_overview_names_every_command() -> None:
     shown = tandem("--help").stdout
     assert all(f"  {name} " in shown for name in COMMANDS)

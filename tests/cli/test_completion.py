@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import configs
-from toolkit.cli.commands.completion import INSTALL, VARIABLE
+from toolkit.cli.actions.completion import INSTALL, VARIABLE
 
 ROOT = Path(__file__).parents[2]
 PROFILES = {path.stem for path in (configs.ROOT / "profiles").glob("*.toml")}

@@ -67,7 +67,7 @@ def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
         def info(_way: str) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-        monkeypatch.setattr("toolkit.cli.commands.board.care.parse_address", info)
+        monkeypatch.setattr("toolkit.cli.actions.board.care.parse_address", info)
 
     fail("serial.tools")
     done = run("board", "info", "--json")

@@ -7,8 +7,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from toolkit.cli import progress
 from toolkit.cli.log import add_log_options
-from toolkit.cli.options import progress
 
 
 def said(monkeypatch: pytest.MonkeyPatch, arguments: list[str], shares: dict[str, float]) -> str:

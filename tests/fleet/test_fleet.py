@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fleet_server_fixtures import LONG_S, ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import AgentBox, Mosquitto, Watcher, make_bundle
 
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from mqtt_fixtures import make_bundle
 
 from device.errors import ConfigError
 from device.protocol.documents import DeviceFacts, Measured
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.store.devices import save_devices

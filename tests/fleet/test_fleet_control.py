@@ -17,7 +17,7 @@ from rich.console import Console
 
 from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
 from device.protocol.mqtt import LinkDown, LinkUp, Message
-from toolkit.cli.commands.fleet.tables import device_table, rollout_table
+from toolkit.cli.actions.fleet.tables import device_table, rollout_table
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v

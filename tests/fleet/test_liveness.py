@@ -30,7 +30,7 @@ from device.protocol.fitting import fit
 from device.protocol.mqtt import LinkUp, Message
 from device.protocol.topics import Topics
 from scripts import outage
-from toolkit.cli.commands.fleet.tables import devices_table, rollout_table, rollouts_table
+from toolkit.cli.actions.fleet.tables import devices_table, rollout_table, rollouts_table
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v

@@ -24,7 +24,7 @@ from device.protocol.documents import Reported, Signed, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import count_valid, open_reported, sign_text
 from device.protocol.topics import Topics
-from toolkit.cli.commands.fleet.group import fleet as fleet_command
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.fleet.authority import SERVER, Authority
 from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet

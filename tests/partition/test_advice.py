@@ -7,7 +7,7 @@ every command whose modules it belongs to.
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 
 import click
 import pytest
@@ -95,13 +95,28 @@ def options_of(command: str) -> frozenset[str]:
 
 
 @cache
+def modules_of(command: str) -> frozenset[str]:
+    """The modules of a command's options and of its actions."""
+    if command in PARSERS:
+        return frozenset({PARSERS[command][0]})
+    named = tandem.get_command(click.Context(tandem), command)
+    assert named is not None
+    modules = {f"toolkit.cli.commands.{command}"}
+    for one in with_subcommands(named):
+        if isinstance(one.callback, partial):
+            _, action = one.callback.args
+            modules.add(f"toolkit.cli.actions.{action.partition(':')[0]}")
+    return frozenset(modules)
+
+
+@cache
 def commands_with(module: str) -> tuple[str, ...]:
     """The commands that import a module, at once or when they run."""
-    roots = {name: row[0] for name, row in COMMANDS.items()}
-    roots |= {name: row[0] for name, row in PARSERS.items()}
     downstream = imports().find_downstream_modules(module) | {module}
     return tuple(
-        name for name, root in roots.items() if root in downstream and not _silent(module, name)
+        name
+        for name in (*COMMANDS, *PARSERS)
+        if modules_of(name) & downstream and not _silent(module, name)
     )
 
 

@@ -17,7 +17,8 @@ from device.profile import (
     load_profile,
     load_sources,
 )
-from toolkit.cli.commands.profiles import consequences, profiles
+from toolkit.cli.actions.profiles import consequences
+from toolkit.cli.commands.profiles import profiles
 
 SHIPPED = {profile.name: profile for profile in list_profiles()}
 JETPACKS = load_jetpacks()

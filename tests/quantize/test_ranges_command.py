@@ -17,8 +17,8 @@ from onnx import numpy_helper
 from calibration.table import Adjustments, CalibrationTable, read_table, write_table
 from calibration.trt_cache import cache_of, decode_cache, write_cache
 from device.errors import TandemError
+from toolkit.cli.actions.outputs import need_folders
 from toolkit.cli.commands.ranges import ranges
-from toolkit.cli.options.range_outputs import need_folders
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.qdq.export import FORMS, export_qdq

@@ -3,11 +3,14 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterator
+from functools import partial
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
+import click
 import msgspec
 import numpy as np
 import pytest
@@ -17,10 +20,12 @@ import configs
 from calibration.threshold import METHODS
 from device.agent.config import AgentConfig
 from device.profile import JetPackFile, Profile, Source
+from device.runtime.session import Dla, Scales
 from pipelines.config import ModelConfig, PipelineConfig
 from toolkit.build import BuildOptions, build_engine
-from toolkit.cli.main import COMMANDS
+from toolkit.cli.main import COMMANDS, tandem
 from toolkit.cli.options import choices
+from toolkit.fleet.transports import addresses
 from toolkit.partition.costs.constants import Costs, Power
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.corrections.corrections import Switch
@@ -112,6 +117,26 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_engine(model, "laptop", folder / "net.engine", BuildOptions()).path
 
 
+def commands_below(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from commands_below(below)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_action_takes_the_options_of_its_command(name: str) -> None:
+    command = tandem.get_command(click.Context(tandem), name)
+    assert command is not None
+    for one in commands_below(command):
+        if isinstance(one.callback, partial):
+            options, action = one.callback.args
+            module, _, function = action.partition(":")
+            hints = get_type_hints(
+                getattr(import_module(f"toolkit.cli.actions.{module}"), function)
+            )
+            assert hints == {"options": options, "return": hints["return"]}
+
+
 def test_inspect_loads_numpy_and_nothing_heavier(engine: Path) -> None:
     assert tandem_loads("inspect", engine, "--nodes") & (HEAVY | HOST_ONLY) == set()
 
@@ -137,7 +162,10 @@ def test_the_choices_of_options_are_those_of_the_tables() -> None:
     assert choices.AUTO == AUTO
     assert RangeOptions().method == choices.AUTO
     assert tuple(METHODS) == choices.CALIBRATION_METHODS
-    assert choices.QDQ_FORMS == FORMS
+    assert get_args(choices.QdqForm) == FORMS
+    assert get_args(choices.Dla) == get_args(Dla)
+    assert get_args(choices.Scales) == get_args(Scales)
+    assert choices.USB == addresses.USB
     assert tuple(PRESETS) == choices.PREPROCESSINGS
     assert get_args(choices.Switch) == get_args(Switch)
     assert PlanOptions().seconds == choices.PLAN_SECONDS

@@ -81,7 +81,13 @@ def run(line: str, folder: Path) -> None:
 
 
 def test_there_is_a_recipe_for_each_kind_of_row() -> None:
-    assert list(RECIPES) == ["An operator on the GPU", "A DLA rule", "A decoder", "A board"]
+    assert list(RECIPES) == [
+        "An operator on the GPU",
+        "A DLA rule",
+        "A decoder",
+        "A board",
+        "An option of a command",
+    ]
 
 
 @pytest.mark.parametrize("title", RECIPES)

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from device.install_advice import pip_install
 from toolkit.cli import doctor_probes as probes
+from toolkit.cli.commands.doctor import Job
 from toolkit.cli.doctor_probes import Finding, Status
 from toolkit.machine import Machine
-
-Job = Literal["host", "board", "demo"]
 
 
 @dataclass(frozen=True, slots=True)

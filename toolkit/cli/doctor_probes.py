@@ -14,6 +14,7 @@ from device.profile import (
     load_jetpacks,
     profile_of_parts,
 )
+from device.runtime.tensorrt.plans import read_records
 from device.selftest import sensors
 from toolkit.machine import Machine
 
@@ -138,8 +139,6 @@ def tensorrt(machine: Machine) -> Finding:
 
 def plans(machine: Machine) -> Finding:
     """Read which segments TensorRT has finished, and what plans and kernels took on the GPU."""
-    from device.runtime.tensorrt.plans import read_records  # numpy, which --help does not need
-
     records = read_records(machine.plans)
     if not records:
         missing = not machine.module("tensorrt")

@@ -1,6 +1,6 @@
 """`tandem`: the table of subcommands, each a module of `toolkit.cli.commands`.
 
-A command's module is imported when the command is used, and what it needs (onnx, numpy, the
+A command's options are imported when the command is named, and what it needs (onnx, numpy, the
 compiler) when it runs. So `--help` is quick, and `doctor`, `inspect` and `bench` run on a board.
 """
 
@@ -28,71 +28,32 @@ from toolkit.cli.log import add_log_options, log_options, start
 
 LOG = logging.getLogger("tandem")
 
-# name -> (module, command, what the overview says)
-COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
-    "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
-    "explain": ("toolkit.cli.commands.explain", "explain", "Explain a reason in a report."),
-    "build": ("toolkit.cli.commands.build", "build", "Build an engine from a model."),
-    "calibrate": (
-        "toolkit.cli.commands.calibrate",
-        "calibrate",
-        "Measure INT8 ranges on real data.",
-    ),
-    "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
-    "inspect": (
-        "toolkit.cli.commands.inspect",
-        "inspect",
-        "Show what is inside a model or an engine.",
-    ),
-    "model": ("toolkit.cli.commands.model", "model", "Say how a model is fed and read."),
-    "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
-    "compare": (
-        "toolkit.cli.commands.compare",
-        "compare",
-        "Say whether two models, engines or outputs agree.",
-    ),
-    "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
-    "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
-    "export": (
-        "toolkit.cli.commands.export",
-        "export",
-        "Write an engine as files for trtexec.",
-    ),
-    "pipeline": (
-        "toolkit.cli.commands.pipeline",
-        "pipeline",
-        "Write and check a pipeline.toml.",
-    ),
-    "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
-    "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
-    "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
-    "flash": ("toolkit.cli.commands.flash", "flash", "Bring a bundle to the board on the desk."),
-    "board": (
-        "toolkit.cli.commands.board.group",
-        "board",
-        "Set a board up, look after it, provision many.",
-    ),
-    "fleet": (
-        "toolkit.cli.commands.fleet.group",
-        "fleet",
-        "Sign releases, enrol devices, roll out to a fleet.",
-    ),
-    "demo": (
-        "toolkit.cli.commands.demo",
-        "demo",
-        "Build, run, deploy and roll back on this machine.",
-    ),
-    "completion": (
-        "toolkit.cli.commands.completion",
-        "completion",
-        "Print the completion script of a shell.",
-    ),
-    "doctor": (
-        "toolkit.cli.commands.doctor",
-        "doctor",
-        "Check what this machine lacks.",
-    ),
+# name -> what the overview says. `toolkit.cli.commands.NAME` has the command's options, and is
+# loaded when the command is named; the module of its action is loaded when it runs.
+COMMANDS: Mapping[str, str] = {
+    "profiles": "List and explain device profiles.",
+    "plan": "Say what runs where, why, and what it takes.",
+    "explain": "Explain a reason in a report.",
+    "build": "Build an engine from a model.",
+    "calibrate": "Measure INT8 ranges on real data.",
+    "ranges": "Convert and compare INT8 ranges.",
+    "inspect": "Show what is inside a model or an engine.",
+    "model": "Show a model's preprocessing and decoder.",
+    "infer": "Run a model or an engine, keep its outputs.",
+    "compare": "Say whether two models, engines or outputs agree.",
+    "surgeon": "Cut a model, or reduce it.",
+    "bench": "Measure an engine on this machine.",
+    "export": "Write an engine as files for trtexec.",
+    "pipeline": "Write and check a pipeline.toml.",
+    "run": "Run a pipeline on this machine.",
+    "bundle": "Pack engine, pipeline and labels.",
+    "deploy": "Send a bundle to a device over MQTT.",
+    "flash": "Bring a bundle to the board on the desk.",
+    "board": "Set a board up, look after it, provision many.",
+    "fleet": "Sign releases, enrol devices, roll out to a fleet.",
+    "demo": "Build, run, deploy and roll back on this machine.",
+    "completion": "Print the completion script of a shell.",
+    "doctor": "Check what this machine lacks.",
 }
 
 # Imports and graphs are many objects that stay. Python looks for cycles among all of them each time
@@ -115,14 +76,14 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"toolkit.cli.commands.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         add_log_options(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""What the subcommands do with onnx, numpy and the compiler.
+"""What the commands do. A module is imported when its command runs; its imports are at its top.
 
-A command imports its action when it runs, so that `--help` and usage errors load none of these.
+Functions take one value of the command's options, a dataclass of `toolkit.cli.commands`.
 """

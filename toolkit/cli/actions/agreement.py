@@ -1,16 +1,22 @@
 """Compare two files for `tandem compare A B`, and bisect where they differ."""
 
+import json
 import shlex
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import onnx_ir as ir
 
 from device.engine.file import open_engine
-from device.runtime.session import Dla
+from toolkit.cli.actions.inputs import input_request, tolerances_of
+from toolkit.cli.actions.outputs import print_page_path
+from toolkit.cli.commands.compare import BISECT_FOLDER, Compare
 from toolkit.cli.pages.compare_page import agreement_page
 from toolkit.cli.pages.engine_card import EngineFacts, engine_facts
+from toolkit.cli.progress import progress_bar
 from toolkit.errors import CompareError
 from toolkit.evaluate.agreement.bisect import Bisection, Culprit
 from toolkit.evaluate.agreement.compare import (
@@ -33,23 +39,8 @@ from toolkit.evaluate.infer.inputs import InputRequest
 from toolkit.evaluate.infer.runner import Arrays, kind_of
 from toolkit.evaluate.infer.saved import save_samples
 from toolkit.html.page import write_page
-from toolkit.plugins import Plugin
 
 WHY = "`tandem compare {engine} --model {model}` says what INT8 loses, node by node, and why"
-
-
-@dataclass(frozen=True, slots=True)
-class AgreementRequest:
-    """The command line of `tandem compare A B`. `bisect`: the folder for what it finds."""
-
-    a: Path
-    b: Path
-    inputs: InputRequest
-    tolerances: Tolerances
-    layers: bool
-    bisect: Path | None
-    dla: Dla
-    plugins: tuple[Plugin, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +77,38 @@ class Agreement:
         return compared_builtins(self.compared, values)
 
 
-def compare_files(request: AgreementRequest, progress: Progress) -> Agreement:
-    """Compare A and B; bisect if they differ and it is asked for. Raises TandemError."""
-    a = open_side(request.a, dla=request.dla, plugins=request.plugins)
-    try:
-        b = open_side(request.b, dla=request.dla, plugins=request.plugins)
-    except BaseException:
-        a.close()
-        raise
-    try:
-        samples, described = _samples(a, b, request)
+def compare_two(options: Compare, second: Path) -> bool:
+    """Compare A and B, bisect if they differ and it is asked for, and print the report.
+
+    Returns whether they agree. Raises TandemError.
+    """
+    with progress_bar(f"{options.a.name} and {second.name}") as report:
+        agreement = _compare(options, second, report)
+    if options.html is not None:
+        engines = _facts_of(options.a), _facts_of(second)
+        text = agreement.text(every=False)
+        write_page(options.html, agreement_page(agreement.compared, engines, text))
+    text = agreement.text(every=options.nodes)
+    click.echo(json.dumps(agreement.builtins()) if options.as_json else text)
+    print_page_path(options.html, as_json=options.as_json)
+    return agreement.compared.agrees
+
+
+def _compare(options: Compare, second: Path, progress: Progress) -> Agreement:
+    inputs, tolerances = input_request(options.inputs), tolerances_of(options.tolerances)
+    dla = options.dla or "portable"
+    with (
+        closing(open_side(options.a, dla=dla, plugins=options.plugins)) as a,
+        closing(open_side(second, dla=dla, plugins=options.plugins)) as b,
+    ):
+        samples, described = _samples(a, b, inputs)
         compared = compare_sides(
-            a, b, samples, described, request.tolerances, layers=request.layers, progress=progress
+            a, b, samples, described, tolerances, layers=options.layers, progress=progress
         )
         finding = None
-        if request.bisect is not None and not compared.agrees:
-            finding = _bisect(a, b, samples, compared, request, request.bisect, progress)
+        if options.bisect and not compared.agrees:
+            finding = _bisect((a, b), samples, compared, options, progress)
         return Agreement(compared, finding, _hint(a, b))
-    finally:
-        a.close()
-        b.close()
-
-
-def write_agreement_page(request: AgreementRequest, agreement: Agreement, path: Path) -> None:
-    """Write the page of a comparison; engines are opened again to read their nodes."""
-    engines = _facts_of(request.a), _facts_of(request.b)
-    write_page(path, agreement_page(agreement.compared, engines, agreement.text(every=False)))
 
 
 def _facts_of(path: Path) -> EngineFacts | None:
@@ -121,14 +118,14 @@ def _facts_of(path: Path) -> EngineFacts | None:
         return engine_facts(engine)
 
 
-def _samples(a: Side, b: Side, request: AgreementRequest) -> tuple[list[Arrays], str]:
+def _samples(a: Side, b: Side, inputs: InputRequest) -> tuple[list[Arrays], str]:
     saved = [side.title for side in (a, b) if side.kind == "arrays"]
-    if len(saved) == 1 and not request.inputs.stated:
+    if len(saved) == 1 and not inputs.stated:
         raise CompareError(
             f"{saved[0]} holds outputs, but nothing says what they were computed on; give the same "
             "--input, --data or --random"
         )
-    return samples_for(a, b, request.inputs)
+    return samples_for(a, b, inputs)
 
 
 def _hint(a: Side, b: Side) -> str:
@@ -141,22 +138,22 @@ def _hint(a: Side, b: Side) -> str:
 
 
 def _bisect(
-    a: Side,
-    b: Side,
+    sides: tuple[Side, Side],
     samples: list[Arrays],
     compared: Compared,
-    request: AgreementRequest,
-    folder: Path,
+    options: Compare,
     progress: Progress,
 ) -> Finding:
+    a, b = sides
     model, other = (a, b) if isinstance(a, ModelSide) else (b, a)
     if not isinstance(model, ModelSide):
         raise CompareError("--bisect cuts a model, but neither A nor B is one; give the ONNX model")
+    tolerances = tolerances_of(options.tolerances)
     bisections = []
     for number, sample in enumerate(samples):
         feeds = {id(a): sample, id(b): feeds_for(b, sample)[0]}
         numbered = (number, feeds[id(model)], feeds[id(other)])
-        bisections.append(Bisection(model, other, numbered, request.tolerances, progress))
+        bisections.append(Bisection(model, other, numbered, tolerances, progress))
     outputs_of: dict[int, list[str]] = {}
     for row in _differing(compared, model):
         outputs_of.setdefault(_sample_of(row, bisections), []).append(row.tensor)
@@ -165,7 +162,7 @@ def _bisect(
         for number, outputs in outputs_of.items()
     ]
     _, culprit = min(found, key=lambda pair: pair[0].place(pair[1]))
-    return _write(culprit, model, other, folder, request.tolerances)
+    return _write(culprit, model, other, options.out or Path(BISECT_FOLDER), tolerances)
 
 
 def _differing(compared: Compared, model: ModelSide) -> list[Row]:

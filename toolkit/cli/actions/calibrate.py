@@ -1,85 +1,92 @@
-"""Measure INT8 ranges with the options of `tandem calibrate`, and write them in every form."""
+"""Measure INT8 ranges for `tandem calibrate`, and write them in every form."""
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from calibration.table import write_table
-from calibration.trt_cache import DEFAULT_TENSORRT, cache_of, cache_version, write_cache
-from toolkit.cli.options.range_outputs import write_bytes, write_model
+from calibration.trt_cache import (
+    DEFAULT_TENSORRT,
+    cache_of,
+    cache_version,
+    cache_warning,
+    write_cache,
+)
+from toolkit.cli.actions.calibration import range_options
+from toolkit.cli.actions.model_file import write_model
+from toolkit.cli.actions.outputs import need_folders, write_bytes
+from toolkit.cli.commands.calibrate import Calibrate
+from toolkit.cli.options.ranges import RangeOutputs
+from toolkit.cli.progress import progress_bar
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.importers.onnx import source_path
+from toolkit.importers.source import ModelPath
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.qdq.export import export_form
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_html import ranges_html
-
-__all__ = ["CalibrateRequest", "Outputs", "calibrate_model", "keep_weights", "refuse_loss"]
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The files to write. `tensorrt` reads the cache, `qdq_for` the Q/DQ model."""
-
-    table: Path
-    cache: Path | None
-    tensorrt: str | None
-    qdq: Path | None
-    qdq_for: str
-    adjusted_model: Path | None
-    html: Path | None
-
-    def paths(self, *, refused: bool) -> tuple[Path, ...]:
-        """Return the files in the order in which they are written.
-
-        Of `refused` ranges those alone that say so.
-        """
-        of_accepted = (self.cache, self.qdq, self.adjusted_model)
-        files = (self.table, *(() if refused else of_accepted), self.html)
-        return tuple(path for path in files if path is not None)
+from toolkit.quantize.ranges.report_text import assumed_lines, ranges_builtins, ranges_text
 
 
-def calibrate_model(
-    request: CalibrateRequest, outputs: Outputs, report: Report
-) -> tuple[Ranges, tuple[Path, ...]]:
-    """Measure the ranges and write the files; second, their paths.
+def calibrate(options: Calibrate) -> None:
+    """Measure the ranges, write the files and print the report.
 
     Ranges that lose too much are written as a table that builds refuse, with the page.
 
-    Raises BuildError: the model is quantized already, or a file cannot be written.
+    Raises TandemError: INT8 loses too much, the model is quantized already, or a file cannot be
+    written. Raises click.UsageError.
     """
-    ranges, name = measure_model(replace(request, accept_loss=True), report)
-    refused = bool(ranges.judgement.broken) and not request.accept_loss
-    write_table(outputs.table, ranges.table)
-    if not refused:
-        _write_forms(ranges, outputs)
-    if outputs.html:
-        write_bytes(outputs.html, ranges_html(ranges, name).encode())
-    return ranges, outputs.paths(refused=refused)
-
-
-def refuse_loss(ranges: Ranges, request: CalibrateRequest) -> None:
-    """Raise BuildError if INT8 loses too much and the loss is not accepted."""
+    outputs = options.outputs
+    _need_the_graph(options)
+    need_folders(options.out, outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
+    cache_version(outputs.tensorrt or DEFAULT_TENSORRT)  # refused before data is read
+    request, notes = _request(options)
+    table = options.out or options.model.with_suffix(".calib.json")
+    with progress_bar(options.model.name) as report:
+        ranges, name = measure_model(replace(request, accept_loss=True), report)
+        written = _write_files(ranges, name, table, options)
+    if options.as_json:
+        click.echo(json.dumps({"table": str(table), "notes": notes, **ranges_builtins(ranges)}))
+    else:
+        _print(ranges, notes, written, table)
     if not request.accept_loss:
         check(ranges.judgement, source_path(request.model).name)
 
 
-def _write_forms(ranges: Ranges, outputs: Outputs) -> None:
-    """Write the forms that cannot say what they lose."""
-    table = ranges.table
-    if outputs.cache:
-        version = cache_version(outputs.tensorrt or DEFAULT_TENSORRT)
-        write_cache(outputs.cache, cache_of(table.tensors, version))
-    if outputs.qdq:
-        keep = frozenset(table.keep_float)
-        model = export_form(ranges.model, table.tensors, outputs.qdq_for, keep_float=keep)
-        write_model(outputs.qdq, model)
-    if outputs.adjusted_model:
-        write_model(outputs.adjusted_model, ranges.model)
+def _need_the_graph(options: Calibrate) -> None:
+    """Refuse to write ranges of a rewritten graph without the graph."""
+    outputs = options.outputs
+    if options.profile and (outputs.cache or outputs.qdq) and outputs.adjusted_model is None:
+        raise click.UsageError(
+            "With --profile the ranges are those of a rewritten graph: give --adjusted-model, too, "
+            "which writes it."
+        )
 
 
-def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
+def _request(options: Calibrate) -> tuple[CalibrateRequest, list[str]]:
+    """Return what is measured, and notes about it."""
+    outputs, source = options.outputs, options.source
+    warning = cache_warning(outputs.tensorrt) if outputs.cache and outputs.tensorrt else None
+    notes = [warning] if warning else []
+    ranges = range_options(options.calibration)
+    if outputs.cache and outputs.adjusted_model is None:
+        ranges, weight_notes = _keep_weights(ranges)
+        notes += weight_notes
+    request = CalibrateRequest(
+        ModelPath(options.model, source.inputs_as_nchw),
+        options.data,
+        options.profile,
+        source.shapes,
+        source.plugins,
+        ranges,
+        options.calibration.accept_loss,
+    )
+    return request, notes
+
+
+def _keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
     """Switch off the steps that change weights; second, a note about it.
 
     Raises click.UsageError: the user switched one on.
@@ -98,3 +105,45 @@ def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
         "--adjusted-model writes a better one to go with it"
     )
     return replace(options, equalise="off", correct_biases="off"), [note]
+
+
+def _write_files(ranges: Ranges, name: str, table: Path, options: Calibrate) -> tuple[Path, ...]:
+    """Write the files and return their paths; of refused ranges those alone that say so."""
+    write_table(table, ranges.table)
+    refused = bool(ranges.judgement.broken) and not options.calibration.accept_loss
+    outputs = options.outputs
+    paths = [table]
+    if not refused:
+        _write_forms(ranges, outputs)
+        forms = (outputs.cache, outputs.qdq, outputs.adjusted_model)
+        paths += [path for path in forms if path]
+    if options.html:
+        write_bytes(options.html, ranges_html(ranges, name).encode())
+        paths.append(options.html)
+    return tuple(paths)
+
+
+def _write_forms(ranges: Ranges, outputs: RangeOutputs) -> None:
+    """Write the forms that cannot say what they lose."""
+    table = ranges.table
+    if outputs.cache:
+        version = cache_version(outputs.tensorrt or DEFAULT_TENSORRT)
+        write_cache(outputs.cache, cache_of(table.tensors, version))
+    if outputs.qdq:
+        keep = frozenset(table.keep_float)
+        model = export_form(ranges.model, table.tensors, outputs.qdq_for, keep_float=keep)
+        write_model(outputs.qdq, model)
+    if outputs.adjusted_model:
+        write_model(outputs.adjusted_model, ranges.model)
+
+
+def _print(ranges: Ranges, notes: list[str], written: tuple[Path, ...], table: Path) -> None:
+    click.echo(ranges_text(ranges))
+    for note in notes:
+        click.echo(f"note: {note}")
+    for path in written:
+        click.echo(f"wrote {path}")
+    if ranges.table.refused:
+        click.echo(f"note: builds refuse {table} without --accept-loss")
+    for line in assumed_lines(ranges):
+        click.echo(line)

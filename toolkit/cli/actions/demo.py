@@ -1,18 +1,39 @@
 """Run the demo and report on it."""
 
+import json
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolkit.demo.steps import DemoResult
+from toolkit.cli.commands.demo import Demo
+from toolkit.cli.progress import progress_bar
+from toolkit.demo.report_html import write_report
+from toolkit.demo.steps import STEPS, DemoOptions, DemoResult, run_demo
 from toolkit.engine.report_text import build_text
 
 
-def as_builtins(result: DemoResult) -> dict[str, Any]:
+def demo(options: Demo) -> None:
+    """Run the demo and print its result; exits with 1 if a check failed. Raises TandemError."""
+    demo_options = DemoOptions(
+        out=options.out, profile=options.profile, source=options.source, model=options.model
+    )
+    with progress_bar("demo", dict(STEPS)) as report:
+        result = run_demo(demo_options, report)
+    write_report(result)
+    if options.as_json:
+        click.echo(json.dumps(_builtins(result)))
+    else:
+        _print(result)
+    if not result.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _builtins(result: DemoResult) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "passed": result.passed,
@@ -31,7 +52,7 @@ def as_builtins(result: DemoResult) -> dict[str, Any]:
     }
 
 
-def print_result(result: DemoResult) -> None:
+def _print(result: DemoResult) -> None:
     """Print the report of the build, latencies, accuracy, checks and file names."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(Text(build_text(result.build)))

@@ -1,14 +1,18 @@
 """Run a model or an engine on the inputs of `tandem infer`. For an engine it loads no onnx."""
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 
 from device.runtime.session import Dla
+from toolkit.cli.actions.inputs import input_request
+from toolkit.cli.commands.infer import Infer
 from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
 from toolkit.evaluate.infer.open import open_runner
 from toolkit.evaluate.infer.runner import Array, Arrays
@@ -29,11 +33,28 @@ class InferResult:
     outputs: tuple[Arrays, ...]
     times_ms: tuple[float, ...]
 
-    def save(self, outputs: Path | None, inputs: Path | None) -> None:
-        """Write outputs and inputs as .npz where a path is given. Raises InferError."""
-        for path, samples in ((outputs, self.outputs), (inputs, self.inputs)):
-            if path is not None:
-                save_samples(path, samples)
+
+def infer(options: Infer) -> None:
+    """Run a file on the inputs, write and print its outputs. Raises TandemError, UsageError."""
+    request = input_request(options.inputs)
+    result = infer_file(
+        options.file,
+        request,
+        everything=options.everything,
+        dla=options.dla,
+        plugins=options.plugins,
+    )
+    files = ((options.save, result.outputs), (options.save_inputs, result.inputs))
+    for path, samples in files:
+        if path is not None:
+            save_samples(path, samples)
+    if options.as_json:
+        click.echo(json.dumps(_builtins(result)))
+        return
+    click.echo(_text(result))
+    for path, _ in files:
+        if path is not None:
+            click.echo(f"wrote {path}")
 
 
 def infer_file(
@@ -65,7 +86,7 @@ def infer_file(
         runner.close()
 
 
-def result_text(result: InferResult) -> str:
+def _text(result: InferResult) -> str:
     """Return a line for each output: its type, shape and range."""
     lines = [f"{result.title} on {result.described}", *result.remarks]
     for number, sample in enumerate(result.outputs):
@@ -78,7 +99,7 @@ def result_text(result: InferResult) -> str:
     return "\n".join([*lines, f"took {first:.2f} ms{later} (`tandem bench` measures)"])
 
 
-def result_builtins(result: InferResult) -> dict[str, Any]:
+def _builtins(result: InferResult) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "title": result.title,

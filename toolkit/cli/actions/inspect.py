@@ -1,196 +1,95 @@
-"""What `tandem inspect MODEL.onnx` says of a model, and of its plan for a profile."""
+"""`tandem inspect`: what is inside an engine, a model or a file of arrays.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+For an engine it loads no onnx.
+"""
+
+import json
 from pathlib import Path
-from typing import Any
 
-from device.engine.manifest import NodePlacement, Precision
-from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
-from toolkit.errors import about
-from toolkit.graph.summary import ModelSummary, NodeLine, TensorLine, summarize
-from toolkit.importers.input_shapes import set_shapes
-from toolkit.importers.onnx import ModelFile, read_model_file
-from toolkit.partition.planning.plan import Plan, PlanOptions
-from toolkit.plugins import Plugin
+import click
+import msgspec
 
-
-@dataclass(frozen=True, slots=True)
-class InspectRequest:
-    """The command line for a model. `profile` None: no plan."""
-
-    path: Path
-    shapes: Mapping[str, tuple[int, ...]]
-    profile: str | None
-    precision: Precision
-    plugins: tuple[Plugin, ...]
+from device.engine.checksums import ALGORITHM, NO_CHECKSUMS
+from device.engine.file import Engine, open_engine
+from device.engine.purposes import bytes_by_purpose
+from device.errors import EngineError
+from toolkit.cli.actions.outputs import print_page_path
+from toolkit.cli.commands.inspect import Inspect
+from toolkit.cli.manifest_text import bytes_text, manifest_text
+from toolkit.evaluate.infer.runner import kind_of
+from toolkit.evaluate.infer.saved import load_samples
+from toolkit.html.page import write_page
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A model, its summary, and its plan."""
+def inspect(options: Inspect) -> None:
+    """Print what is in a file. Raises TandemError, click.UsageError."""
+    file, kind = options.file, kind_of(options.file)
+    if options.verify and kind in ("model", "arrays"):
+        raise click.UsageError(f"--verify is for an engine; {file} is none.")
+    if kind == "model":
+        from toolkit.cli.actions.inspect_model import inspect_model
 
-    file: ModelFile
-    summary: ModelSummary
-    plan: Plan | None
+        inspect_model(options)
+        return
+    if options.profile or options.shapes or options.plugins:
+        raise click.UsageError(
+            f"--profile, --shape and --plugin are for an ONNX model; {file} is none."
+        )
+    if kind != "arrays":
+        _engine(options)
+    elif options.html is not None:
+        raise click.UsageError(f"--html is for a model or an engine; {file} holds arrays.")
+    else:
+        _arrays(file, as_json=options.as_json)
 
 
-def inspect_model(request: InspectRequest) -> Inspected:
-    """Read, summarize and plan a model. Raises TandemError."""
-    file = read_model_file(request.path, request.plugins)
-    set_shapes(file.model, request.shapes, request.path)
-    plan = None
-    if request.profile is not None:
-        planned = make_plan(
-            PlanRequest(
-                members=(PlanMember(request.path.stem, request.path, shapes=request.shapes),),
-                profile=request.profile,
-                options=PlanOptions(precision=request.precision),
-                plugins=request.plugins,
+def _arrays(path: Path, *, as_json: bool) -> None:
+    samples = [
+        {name: f"{array.dtype} {'x'.join(map(str, array.shape)) or '1 number'}"
+         for name, array in sample.items()}
+        for sample in load_samples(path)
+    ]  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(samples))
+        return
+    for number, sample in enumerate(samples):
+        click.echo(f"sample {number}")
+        for name, what in sample.items():
+            click.echo(f"  {name}: {what}")
+
+
+def _engine(options: Inspect) -> None:
+    with open_engine(options.file) as engine:
+        if options.verify:
+            engine.verify()
+            if engine.checksums is None:
+                raise EngineError(f"{options.file} {NO_CHECKSUMS}")
+        if options.html is not None:
+            from toolkit.cli.pages.engine_card import engine_facts, engine_page
+
+            write_page(options.html, engine_page(engine_facts(engine)))
+        if options.as_json:
+            values = msgspec.to_builtins(engine.manifest)
+            values["bytes"] = bytes_by_purpose(engine.manifest, engine.entries)
+            values["checksums"] = ALGORITHM if engine.checksums else None
+            values["verified"] = options.verify
+            click.echo(json.dumps(values))
+            return
+        _print_engine(engine, options)
+    print_page_path(options.html, as_json=False)
+
+
+def _print_engine(engine: Engine, options: Inspect) -> None:
+    manifest = engine.manifest
+    click.echo(manifest_text(manifest))
+    click.echo(bytes_text(bytes_by_purpose(manifest, engine.entries)))
+    if engine.checksums is None:
+        click.echo(f"{options.file} {NO_CHECKSUMS}")
+    elif options.verify:
+        click.echo(f"verified: {len(engine.entries)} sections and the header by {ALGORITHM}")
+    if options.nodes:
+        for row in manifest.plan:
+            rule = f" [{row.rule}]" if row.rule else ""
+            click.echo(
+                f"{row.processor:5} {row.segment:8} {row.op:16} {row.node}{rule}: {row.reason}"
             )
-        )
-        plan = planned.shared.plans[0]
-    with about(request.path.name):
-        return Inspected(file, summarize(file.model), plan)
-
-
-def inspected_text(inspected: Inspected, *, nodes: bool) -> str:
-    """Return the report for people."""
-    summary = inspected.summary
-    lines = [*_head(inspected.file, summary), "", *_operators(summary)]
-    if nodes:
-        lines += ["", *(_node(node) for node in summary.nodes)]
-    if inspected.plan is not None:
-        lines += ["", *_placements(inspected.plan, nodes=nodes)]
-    return "\n".join(lines)
-
-
-def inspected_builtins(inspected: Inspected) -> dict[str, Any]:
-    """Return what `--json` prints."""
-    file, summary, plan = inspected.file, inspected.summary, inspected.plan
-    values = asdict(summary)
-    values["weights"] = {
-        dtype: {"parameters": count, "bytes": size}
-        for dtype, (count, size) in summary.weights.items()
-    }
-    return {
-        "model": str(file.path),
-        "sha256": file.sha256,
-        "bytes": file.size_bytes,
-        "external": list(file.external),
-        **values,
-        "macs": summary.macs,
-        "parameters": summary.parameters,
-        "plan": None if plan is None else _plan_builtins(plan),
-    }
-
-
-def _head(file: ModelFile, summary: ModelSummary) -> list[str]:
-    opsets = ", ".join(f"{domain} {version}" for domain, version in summary.opsets.items())
-    lines = [
-        f"{file.path}: {_size(file.size_bytes)}, sha256 {file.sha256[:12]}",
-        f"IR version {summary.ir_version}, opset {opsets}"
-        + (f", by {summary.producer}" if summary.producer else ""),
-    ]
-    if file.external:
-        lines.append(f"weights in {', '.join(file.external)}")
-    lines += [f"metadata {key}: {value}" for key, value in summary.metadata.items()]
-    lines += [f"input {_tensor(tensor)}" for tensor in summary.inputs]
-    lines += [f"output {_tensor(tensor)}" for tensor in summary.outputs]
-    weights = ", ".join(
-        f"{dtype} {_size(size)}" for dtype, (_, size) in sorted(summary.weights.items())
-    )
-    lines.append(f"{summary.parameters:,} parameters in initializers: {weights or 'none'}")
-    if summary.nested_nodes or summary.functions:
-        lines.append(
-            f"{summary.nested_nodes} nodes in branches and loops, {summary.functions} functions"
-        )
-    if summary.largest is not None:
-        lines.append(f"largest tensor between nodes: {_tensor(summary.largest)}")
-    return lines
-
-
-def _operators(summary: ModelSummary) -> list[str]:
-    total = summary.macs
-    width = max([8, *(len(row.op) for row in summary.operators)])
-    lines = [f"{'operator':{width}} {'nodes':>6} {'MMACs':>10} {'share':>7} {'constants':>10}"]
-    for row in summary.operators:
-        share = f"{row.macs / total:.1%}" if total else "-"
-        unknown = f"  ({row.unknown} of unknown shape)" if row.unknown else ""
-        lines.append(
-            f"{row.op:{width}} {row.nodes:6} {row.macs / 1e6:10.3f} {share:>7} "
-            f"{_size(row.weight_bytes):>10}{unknown}"
-        )
-    count = len(summary.nodes)
-    constants = sum(row.weight_bytes for row in summary.operators)
-    return [*lines, f"{'all':{width}} {count:6} {total / 1e6:10.3f} {'':7} {_size(constants):>10}"]
-
-
-def _placements(plan: Plan, *, nodes: bool) -> list[str]:
-    lines = [f"planned for {plan.profile}, {plan.precision} (`tandem plan` says what it takes)"]
-    lines += [
-        f"  {segment.name} on {segment.processor}: {cost.nodes} nodes, {cost.macs / 1e6:.3f} "
-        f"MMACs, predicted {cost.predicted_us:.0f} us"
-        for segment, cost in zip(plan.segments, plan.costs, strict=True)
-    ]
-    if plan.refusals:
-        lines.append("not on the DLA (`tandem explain RULE`):")
-    for row in plan.refusals:
-        rule = f"[{row.rule}] " if row.rule else ""
-        same = "" if row.same_reason else ", and others alike"
-        lines.append(f"  {rule}{row.reason}{same}: {_names(row.nodes)}")
-    return lines + (["", *map(_placement, plan.placements)] if nodes else [])
-
-
-def _placement(row: NodePlacement) -> str:
-    rule = f" [{row.rule}]" if row.rule else ""
-    return f"{row.processor:5} {row.segment:8} {row.op:16} {row.node}{rule}: {row.reason}"
-
-
-def _plan_builtins(plan: Plan) -> dict[str, Any]:
-    return {
-        "profile": plan.profile,
-        "precision": plan.precision,
-        "segments": [
-            {"processor": segment.processor, **asdict(cost)}
-            for segment, cost in zip(plan.segments, plan.costs, strict=True)
-        ],
-        "nodes": [
-            {
-                "node": row.node,
-                "op": row.op,
-                "processor": row.processor,
-                "segment": row.segment,
-                "rule": row.rule,
-                "reason": row.reason,
-            }
-            for row in plan.placements
-        ],
-        "refusals": [asdict(row) for row in plan.refusals],
-    }
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _node(node: NodeLine) -> str:
-    macs = "? MMACs" if node.macs is None else f"{node.macs / 1e6:.3f} MMACs"
-    outputs = ", ".join(_tensor(tensor) for tensor in node.outputs)
-    return f"{node.op:16} {node.name}: {macs}, {_size(node.weight_bytes)} -> {outputs}"
-
-
-def _tensor(tensor: TensorLine) -> str:
-    if tensor.shape is None:
-        return f"{tensor.name}: {tensor.dtype} of unknown shape"
-    shape = "x".join("?" if dim is None else str(dim) for dim in tensor.shape) or "1 number"
-    size = "" if tensor.bytes is None else f" ({_size(tensor.bytes)})"
-    return f"{tensor.name}: {tensor.dtype} {shape}{size}"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.2f} {unit}"
-    return f"{count} B"

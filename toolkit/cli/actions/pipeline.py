@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
 import msgspec
 from msgspec import UNSET
 
 from device.engine.file import open_engine
 from device.errors import ConfigError
-from device.files import replacing
 from pipelines.config import (
     PipelineConfig,
     load_labels,
@@ -28,6 +28,8 @@ from pipelines.sources.uri import redact
 from pipelines.stages.fit import EngineFacts, check_engines
 from pipelines.stages.scene import check_tracking
 from pipelines.track_config import TrackerConfig
+from toolkit.cli.actions.outputs import write_text
+from toolkit.cli.commands.pipeline import Check, New, Schema
 from toolkit.errors import GuessError
 from toolkit.guess.proposal import names_of_classes
 from toolkit.guess.rules import guess
@@ -47,23 +49,6 @@ SINK_TEXTS = {
     "serial": 'port = "/dev/ttyTHS1"\n',
     "prometheus": "",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class NewPipeline:
-    """The command line of `tandem pipeline new`. `beside`, `on_crops`: other models by name, on
-    frames and on crops of the first one's objects."""
-
-    model: Path
-    beside: Mapping[str, Path]
-    on_crops: Mapping[str, Path]
-    source: str
-    name: str | None
-    track: bool
-    sinks: tuple[str, ...]
-    choose: int | None
-    output: Path
-    overwrite: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,54 +75,63 @@ class _ModelText:
         return f"{self.labels}: {count}, which the model does not name: name them there"
 
 
-def write_pipeline(request: NewPipeline) -> str:
-    """Write the file whole or not at all; return what is said of it. Raises TandemError.
+def new(options: New) -> None:
+    """Write the file whole or not at all, and print what it does. Raises TandemError.
 
     Labels that are in no file yet are written beside it, first.
     """
-    if request.output.exists() and not request.overwrite:
+    output = options.output
+    if output.exists() and not options.overwrite:
         raise ConfigError(
-            f"{request.output} is there already: choose another -o, or give"
+            f"{output} is there already: choose another -o, or give"
             " `tandem pipeline new --overwrite`."
         )
-    text, models = _text(request)
-    config = parse_pipeline(text, request.output)
+    text, models = _text(options)
+    config = parse_pipeline(text, output)
     _check_sources(config)
     new_labels = [model for model in models if model.names]
     for model in new_labels:
-        _write(model.labels, "".join(f"{name}\n" for name in model.names))
-    _write(request.output, text)
-    lines = [f"{request.output}: {_summary(config)}", *(model.of_labels for model in new_labels)]
-    return "\n".join([*lines, f"Next: tandem pipeline check {request.output}"])
+        write_text(model.labels, "".join(f"{name}\n" for name in model.names))
+    write_text(output, text)
+    lines = [f"{output}: {_summary(config)}", *(model.of_labels for model in new_labels)]
+    click.echo("\n".join([*lines, f"Next: tandem pipeline check {output}"]))
 
 
-def check_pipeline(
-    path: Path, engines: Mapping[str, Path], labels: Path | None, *, as_json: bool
-) -> str:
-    """Check a file, and whether its engines fit; return what is said of it.
+def check(options: Check) -> None:
+    """Check a file, and whether its engines fit, and print what it does.
 
-    `engines`: by the model's name, "" is the first; those of other models, and what is not given,
-    are files that pipeline.toml names. Raises TandemError: the first thing that is wrong.
+    Engines and labels that are not given are files that pipeline.toml names. Raises TandemError:
+    the first thing that is wrong.
     """
+    path, labels = options.file, options.labels
     config = load_pipeline(path)
     _check_sources(config)
     first = config.first
-    engines = {name or first.name: engine for name, engine in engines.items()}
+    engines = {**options.engines, **({first.name: options.engine} if options.engine else {})}
     if (engines or first.engine) and (labels or first.labels):
         notes = _check_engines(config, files_of(config, path.parent, engines, labels))
     else:
         check_tracking(config)
         files = {"engine": engines or first.engine, "labels": labels or first.labels}
         unnamed = [key for key, file in files.items() if not file]
-        keys, options = (" and ".join(f"`{dash}{key}`" for key in unnamed) for dash in ("", "--"))
+        keys, flags = (" and ".join(f"`{dash}{key}`" for key in unnamed) for dash in ("", "--"))
         notes = [
             f"whether an engine fits was not checked, as the file names no {keys}: write what is"
-            f" missing there, or give `tandem pipeline check` {options}"
+            f" missing there, or give `tandem pipeline check` {flags}"
         ]
-    if as_json:
+    if options.as_json:
         shown = {camera.id: redact(camera.uri) for camera in config.cameras}
-        return msgspec.json.encode(config.with_sources(shown)).decode()
-    return "\n".join([f"{path}: {_summary(config)}", *notes])
+        click.echo(msgspec.json.encode(config.with_sources(shown)).decode())
+    else:
+        click.echo("\n".join([f"{path}: {_summary(config)}", *notes]))
+
+
+def schema(options: Schema) -> None:
+    """Print or write the JSON Schema. Raises ConfigError: the file cannot be written."""
+    if options.output is None:
+        click.echo(pipeline_schema())
+    else:
+        write_text(options.output, pipeline_schema() + "\n")
 
 
 def pipeline_schema() -> str:
@@ -150,21 +144,6 @@ def pipeline_schema() -> str:
         "$defs": components,
     }
     return json.dumps(page, indent=2, sort_keys=True)
-
-
-def write_schema(path: Path) -> None:
-    """Write the JSON Schema of pipeline.toml. Raises ConfigError: the file cannot be written."""
-    _write(path, pipeline_schema() + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}): check the path."
-        ) from error
 
 
 def _check_sources(config: PipelineConfig) -> None:
@@ -194,33 +173,36 @@ def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> l
     return [*notes, *check_engines(config, facts)]
 
 
-def _text(request: NewPipeline) -> tuple[str, list[_ModelText]]:
+def _text(options: New) -> tuple[str, list[_ModelText]]:
     """Return the text of the file, and what it says of each model."""
-    folder = request.output.parent
-    several = bool(request.beside or request.on_crops)
+    folder = options.output.parent
+    several = bool(options.beside or options.on_crops)
     prefix = PREFIX if several else ""
     first = _model_text(
-        request.model, request.model.stem, folder, prefix, request.choose, track=request.track
+        options.model, options.model.stem, folder, prefix, options.choose, track=options.track
     )
     models = [first]
-    head = f"name = {string_text(request.name or first.name)}\n"
+    head = f"name = {string_text(options.name or first.name)}\n"
     if several:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", first.name)[:64]
-        tables = [_model_table(name, request.model, first, folder)]
-        for others, keys in ((request.beside, ""), (request.on_crops, _on(name))):
+        tables = [_model_table(name, options.model, first, folder)]
+        for others, keys in ((options.beside, ""), (options.on_crops, _on(name))):
             for other, file in others.items():
-                follow = request.track and not keys and not any(one.tracked for one in models)
+                follow = options.track and not keys and not any(one.tracked for one in models)
                 models.append(_model_text(file, other, folder, prefix, track=follow))
                 tables.append(_model_table(other, file, models[-1], folder, keys))
     else:
-        head += _files_text(request.model, first.labels, folder)
+        head += _files_text(options.model, first.labels, folder)
         tables = [first.settings]
     parts = [
         head,
-        f"[source]\nuri = {string_text(request.source)}\n",
+        f"[source]\nuri = {string_text(options.source)}\n",
         *tables,
-        *(["[tracker]\n"] if request.track else []),
-        *(f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}" for kind in request.sinks),
+        *(["[tracker]\n"] if options.track else []),
+        *(
+            f"[[sinks]]\nkind = {string_text(kind)}\n{SINK_TEXTS[kind]}"
+            for kind in options.sinks or ("mqtt",)
+        ),
     ]
     return "\n".join(parts), models
 

@@ -1,49 +1,148 @@
-"""The plans of `tandem plan`, as text and as JSON."""
+"""Plan models for `tandem plan`, and report on the plan as text, JSON and a page."""
 
+import gc
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from device.engine.manifest import Precision
 from device.errors import ConfigError
-from device.files import replacing
 from device.selftest.report import is_report
 from pipelines.config import parse_pipeline
 from toolkit.board_kit.measured import measured_in
+from toolkit.cli.actions.outputs import print_page_path, write_text
+from toolkit.cli.actions.planning import plan_options
+from toolkit.cli.commands.plan import Plan as Options
+from toolkit.cli.progress import progress_bar
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.plan_models import PlanRequest, PlanResult, explain, make_plan, member_of
 from toolkit.engine.plan_pipeline import PlannedPipeline, plan_pipeline
+from toolkit.html.page import write_page
 from toolkit.importers.source import model_sha256
 from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.cycles import cycles_of, render_cycles
-from toolkit.partition.planning.forced import Forced
-from toolkit.partition.planning.plan import Plan, PlanOptions
+from toolkit.partition.planning.objectives import MAKESPAN
+from toolkit.partition.planning.plan import Plan
 from toolkit.partition.planning.plan_html import plan_html
 from toolkit.partition.planning.plan_json import shared_builtins
 from toolkit.partition.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.partition.planning.trtexec import trtexec_lines
-from toolkit.partition.planning.workload import WorkloadModel
+from toolkit.partition.planning.workload import WorkloadModel, load_workload
 from toolkit.partition.prepare import Prepared
 
-__all__ = [
-    "Forced",
-    "PlanOptions",
-    "PlanRequest",
-    "PlanResult",
-    "as_builtins",
-    "as_text",
-    "explain",
-    "make_plan",
-    "measured_times",
-    "member_of",
-    "pipeline_report",
-    "plan_html",
-    "write_pipeline",
-]
+
+def plan(options: Options) -> None:
+    """Plan, write the files and print the report. Raises TandemError, click.UsageError."""
+    _check(options)
+    rows = _models(options)
+    request = _request(options, rows)
+    shown = options.shown
+    if shown.explain is not None:
+        explanation = explain(request, shown.explain)
+        click.echo(
+            json.dumps(explanation.as_builtins()) if shown.as_json else explanation.as_text()
+        )
+        return
+    with progress_bar("plan") as report, _no_collection():
+        result = make_plan(request, report)
+    if shown.html:
+        write_page(shown.html, plan_html(result.shared, result.advice, result.notes))
+    pipeline = shown.pipeline
+    planned = _write_pipeline(pipeline, rows, request, result) if pipeline else None
+    if shown.as_json:
+        commands = {"build": planned.commands} if planned else {}
+        click.echo(json.dumps({**_builtins(result), **commands}))
+    else:
+        click.echo(_text(result, options))
+        if pipeline is not None and planned is not None:
+            click.echo("\n" + _pipeline_report(pipeline, planned))
+    print_page_path(shown.html, as_json=shown.as_json)
 
 
-def measured_times(path: Path, model: Path, precision: Precision) -> Measured:
+def _check(options: Options) -> None:
+    """Refuse options that contradict each other."""
+    source, limits = options.source, options.limits
+    of_one = (
+        *(options.rate_hz, options.table, options.data, source.shapes, source.inputs_as_nchw),
+        *(options.measured, options.shown.explain, limits.force_dla, limits.force_gpu),
+    )
+    if options.workload is not None and any(of_one):
+        raise click.UsageError(
+            "--rate, --table, --data, --shape, --inputs-as-nchw, --measured, --explain, "
+            "--force-dla and --force-gpu belong to one MODEL; a workload file holds rate, table, "
+            "shapes and layout of each."
+        )
+    if options.data is not None and (
+        options.table or options.precision != "int8" or options.no_rewrites or limits.max_latency_ms
+    ):
+        raise click.UsageError(
+            "--data calibrates INT8 as a build does; leave out --table, --precision, "
+            "--no-rewrites and --max-latency-ms."
+        )
+    if options.workload is None and options.objective == MAKESPAN:
+        raise click.UsageError(
+            f"--objective {MAKESPAN} is the time of a frame of several models: give --workload; "
+            "for one MODEL take --objective latency."
+        )
+    if options.shown.pipeline is not None and options.workload is None:
+        raise click.UsageError("--pipeline is for the models of a --workload.")
+
+
+def _models(options: Options) -> tuple[WorkloadModel, ...]:
+    """Return the models to plan: those of the workload file, or the one MODEL."""
+    source = options.source
+    if options.workload is not None and options.model is None:
+        return load_workload(options.workload).model
+    if options.model is None or options.workload is not None:
+        raise click.UsageError("Give a MODEL or a --workload.")
+    one = WorkloadModel(
+        path=options.model,
+        rate_hz=options.rate_hz,
+        table=options.table,
+        shapes=source.shapes,
+        inputs_as_nchw=source.inputs_as_nchw,
+    )
+    return (one,)
+
+
+def _request(options: Options, rows: Sequence[WorkloadModel]) -> PlanRequest:
+    precision, measured, model = options.precision, options.measured, options.model
+    return PlanRequest(
+        members=tuple(replace(member_of(row), data=options.data) for row in rows),
+        profile=options.profile,
+        jetpack=options.jetpack,
+        options=replace(
+            plan_options(options.objective, options.limits),
+            precision=precision,
+            seconds=options.seconds,
+            rewrites=not options.no_rewrites,
+        ),
+        measured=_measured_times(measured, model, precision) if measured and model else None,
+        plugins=options.source.plugins,
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave cyclic garbage for a while: looking for it takes 8 % of a plan, and finds little."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.freeze()
+            gc.unfreeze()  # what is there counts as old now: enabling looks through none of it
+            gc.enable()
+
+
+def _measured_times(path: Path, model: Path, precision: Precision) -> Measured:
     """Return the times in a file of them, or those of the one model in a selftest's report.
 
     Raises TandemError: it is neither, or the report has no times of the model.
@@ -54,7 +153,7 @@ def measured_times(path: Path, model: Path, precision: Precision) -> Measured:
     return measured_in(path, model_sha256=sha256, model=model.name, precision=precision)
 
 
-def write_pipeline(
+def _write_pipeline(
     path: Path, rows: Sequence[WorkloadModel], request: PlanRequest, result: PlanResult
 ) -> PlannedPipeline:
     """Write the pipeline of a plan, with the labels that are known. Raises TandemError: the file is
@@ -68,17 +167,11 @@ def write_pipeline(
     texts = {path: planned.text}
     texts |= {path.parent / name: "\n".join(names) for name, names in planned.labels.items()}
     for file_path, text in texts.items():
-        try:
-            with replacing(file_path) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise ConfigError(
-                f"{file_path} cannot be written ({error.strerror}): check the path."
-            ) from error
+        write_text(file_path, text)
     return planned
 
 
-def pipeline_report(path: Path, planned: PlannedPipeline) -> str:
+def _pipeline_report(path: Path, planned: PlannedPipeline) -> str:
     """Return the commands that build the engines of a pipeline, and the one that runs it."""
     lines = [f"{path} runs the models where the plan has them, once their engines are built:"]
     lines += [f"  {shlex.join(command)}" for command in planned.commands]
@@ -86,9 +179,9 @@ def pipeline_report(path: Path, planned: PlannedPipeline) -> str:
     return "\n".join([*lines, f"  {shlex.join(('tandem', 'run', str(path)))}"])
 
 
-def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trtexec: bool) -> str:
+def _text(result: PlanResult, options: Options) -> str:
     """Return the report for people."""
-    shared = result.shared
+    shared, shown = result.shared, options.shown
     several = len(shared.plans) > 1
     parts = [render_shared(shared)] if several else []
     rows = zip(shared.plans, result.fronts, shared.candidates, strict=True)
@@ -97,11 +190,11 @@ def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trt
         advice = result.advice[plan.name]
         notes = "".join(f"\n\nnote: {note}" for note in result.notes[plan.name])
         parts.append(title + render_plan(plan, advice) + notes + _rewrites_text(one.prepared))
-        if with_nodes:
+        if shown.nodes:
             parts.append(render_nodes(plan))
-        if with_trtexec:
+        if shown.trtexec:
             parts.append(_trtexec(plan, one.prepared))
-        if with_cycles:
+        if shown.cycles:
             cycles = cycles_of(plan.segments, candidate.views, candidate.costs)
             parts.append(render_cycles(cycles))
     return "\n\n".join(parts)
@@ -117,7 +210,7 @@ def _trtexec(plan: Plan, prepared: Prepared) -> str:
     return "\n".join(lines)
 
 
-def as_builtins(result: PlanResult) -> dict[str, Any]:
+def _builtins(result: PlanResult) -> dict[str, Any]:
     """Return what `--json` prints."""
     rewrites = {
         plan.name: _rewrites_builtins(one.prepared)

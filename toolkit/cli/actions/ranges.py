@@ -1,10 +1,12 @@
 """Read INT8 ranges from one format, write them in others, and compare them."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import onnx_ir as ir
 
@@ -19,7 +21,9 @@ from calibration.trt_cache import (
     write_cache,
 )
 from device.engine.preprocessing import describe
-from toolkit.cli.options.range_outputs import write_bytes, write_model
+from toolkit.cli.actions.model_file import write_model
+from toolkit.cli.actions.outputs import write_bytes
+from toolkit.cli.commands.ranges import Ranges
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -38,29 +42,13 @@ from toolkit.quantize.ranges.table_file import (
 MAX_SHOWN = 10  # changed ranges on the terminal
 
 
-@dataclass(frozen=True, slots=True)
-class RangesRequest:
-    """What to read: `source`, the plain `model` of the ranges, ranges to compare `against`."""
+def ranges(options: Ranges) -> None:
+    """Read, compare and write ranges, and print the report.
 
-    source: Path
-    model: Path | None
-    against: Path | None
-    any_weight_scale: bool
-    shapes: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The files to write. `tensorrt` reads the cache, `qdq_for` the Q/DQ model."""
-
-    table: Path | None
-    cache: Path | None
-    tensorrt: str | None
-    qdq: Path | None
-    qdq_for: str
-    adjusted_model: Path | None
-    plain: Path | None
-    layers: Path | None
+    Raises BuildError: a file cannot be read or written, or its format cannot hold the ranges.
+    """
+    result = _convert(options)
+    click.echo(json.dumps(_builtins(result)) if options.as_json else _text(result, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +61,8 @@ class RangesOnModel:
 
 @dataclass(frozen=True, slots=True)
 class RangesResult:
-    """The ranges of `source`, on a model if there is one, and the files written."""
+    """The ranges of a file, on a model if there is one, and the files written."""
 
-    request: RangesRequest
     ranges: RangesFile
     on_model: RangesOnModel | None
     difference: RangesComparison | None
@@ -83,24 +70,31 @@ class RangesResult:
     written: tuple[Path, ...]
 
 
-def convert_ranges(request: RangesRequest, outputs: Outputs) -> RangesResult:
-    """Read, compare and write ranges.
-
-    Raises BuildError: a file cannot be read or written, or its format cannot hold the ranges.
-    """
-    tensorrt = outputs.tensorrt
-    version = None if tensorrt is None else cache_version(tensorrt)  # refused before the work
-    shapes = dict(request.shapes)
-    ranges = read_ranges(request.source, shapes=shapes, any_weight_scale=request.any_weight_scale)
+def _convert(options: Ranges) -> RangesResult:
+    outputs, shapes = options.outputs, dict(options.shapes)
+    version = None if outputs.tensorrt is None else cache_version(outputs.tensorrt)
+    file = read_ranges(options.source, shapes=shapes, any_weight_scale=options.any_weight_scale)
     difference = None
-    if request.against is not None:
-        other = read_ranges(request.against, shapes=shapes, any_weight_scale=True)
-        difference = compare_ranges(ranges.table.tensors, other.table.tensors)
-    ranges, on_model = _on_model(ranges, request.model, shapes)
-    _refuse_unfit(request.source, ranges, outputs)
+    if options.against is not None:
+        other = read_ranges(options.against, shapes=shapes, any_weight_scale=True)
+        difference = compare_ranges(file.table.tensors, other.table.tensors)
+    file, on_model = _on_model(file, options.model, shapes)
+    _refuse_unfit(file, options)
+    written = _write_files(file, on_model, options, version)
+    notes = list(file.notes) + (list(on_model.fitted.notes) if on_model else [])
+    warning = cache_warning(outputs.tensorrt) if outputs.cache and outputs.tensorrt else None
+    notes += [warning] if warning else []
+    return RangesResult(file, on_model, difference, tuple(notes), written)
+
+
+def _write_files(
+    file: RangesFile, on_model: RangesOnModel | None, options: Ranges, version: str | None
+) -> tuple[Path, ...]:
+    """Write the files that are asked for; return their paths."""
+    outputs = options.outputs
     rows: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
-        (outputs.table, lambda path: write_table(path, ranges.table)),
-        (outputs.cache, lambda path: write_cache(path, _cache(ranges, version))),
+        (options.table, lambda path: write_table(path, file.table)),
+        (outputs.cache, lambda path: write_cache(path, _cache(file, version))),
         (
             outputs.qdq,
             lambda path: write_model(path, _qdq(_need_model(on_model, "--qdq"), outputs.qdq_for)),
@@ -109,39 +103,36 @@ def convert_ranges(request: RangesRequest, outputs: Outputs) -> RangesResult:
             outputs.adjusted_model,
             lambda path: write_model(path, _need_model(on_model, "--adjusted-model").graph),
         ),
-        (outputs.plain, lambda path: write_model(path, _plain(ranges, request.source))),
-        (outputs.layers, lambda path: write_bytes(path, _layers(ranges, on_model))),
+        (options.plain, lambda path: write_model(path, _plain(file, options.source))),
+        (options.layers, lambda path: write_bytes(path, _layers(file, on_model))),
     )
     written = []
     for path, write in rows:
         if path:
             write(path)
             written.append(path)
-    notes = list(ranges.notes) + (list(on_model.fitted.notes) if on_model else [])
-    warning = cache_warning(tensorrt) if outputs.cache and tensorrt else None
-    notes += [warning] if warning else []
-    return RangesResult(request, ranges, on_model, difference, tuple(notes), tuple(written))
+    return tuple(written)
 
 
-def as_text(result: RangesResult) -> str:
+def _text(result: RangesResult, options: Ranges) -> str:
     """Return the report for people."""
-    ranges, source = result.ranges, result.request.source
-    header = f" (TRT-{ranges.cache.version}-{ranges.cache.algorithm})" if ranges.cache else ""
-    text = f"{source}: {ranges.kind}{header}, {len(ranges.table.tensors)} ranges"
+    file = result.ranges
+    header = f" (TRT-{file.cache.version}-{file.cache.algorithm})" if file.cache else ""
+    text = f"{options.source}: {file.kind}{header}, {len(file.table.tensors)} ranges"
     if result.on_model is not None:
         fitted = result.on_model.fitted
         text += f", {fitted.ranges} of the model's {fitted.tensors} tensors have one"
         floats = fitted.table.keep_float
         text += f"; {len(floats)} nodes in floating point" if floats else ""
-    lines = [text, _preprocessing_text(ranges.table)]
-    if result.difference and result.request.against:
-        lines.append(_difference_text(result.difference, result.request.against))
+    lines = [text, _preprocessing_text(file.table)]
+    if result.difference and options.against:
+        lines.append(_difference_text(result.difference, options.against))
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"wrote {path}" for path in result.written]
     return "\n".join(lines)
 
 
-def as_builtins(result: RangesResult) -> dict[str, Any]:
+def _builtins(result: RangesResult) -> dict[str, Any]:
     """Return what `--json` prints."""
     ranges, difference = result.ranges, result.difference
     fitted = result.on_model.fitted if result.on_model else None
@@ -171,8 +162,9 @@ def as_builtins(result: RangesResult) -> dict[str, Any]:
     }
 
 
-def _refuse_unfit(source: Path, ranges: RangesFile, outputs: Outputs) -> None:
+def _refuse_unfit(ranges: RangesFile, options: Ranges) -> None:
     """Refuse a format that cannot hold the ranges."""
+    source, outputs = options.source, options.outputs
     if outputs.cache and ranges.table.adjusted and outputs.adjusted_model is None:
         raise BuildError(
             f"{source} holds adjustments of weights, but a TensorRT cache holds ranges alone; "

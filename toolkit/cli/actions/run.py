@@ -5,7 +5,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,7 +20,7 @@ from rich.text import Text
 from device.engine.file import Engine
 from device.errors import ConfigError
 from device.protocol.messages import ChildMessage, Ready, Reload, Stats
-from device.runtime.session import Dla, Scales, Session
+from device.runtime.session import Session
 from device.update.bundle import INFO, PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.open_models import (
@@ -44,8 +43,9 @@ from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
+from toolkit.cli.actions.outputs import NOT_TIMED
+from toolkit.cli.commands.run import OutputOptions, Run
 from toolkit.cli.log import warn
-from toolkit.cli.options.timings import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
 MQTT_LEFT_OUT = (
@@ -53,27 +53,6 @@ MQTT_LEFT_OUT = (
 )
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """The command line of `tandem run`; None: what the pipeline file says."""
-
-    target: Path
-    pipeline: Path | None
-    engines: Mapping[str, Path]
-    labels: Path | None
-    sources: tuple[str, ...]
-    frames: int | None
-    video: str | None
-    jsonl: str | None
-    trace: Path | None
-    overwrite: bool
-    preview: str | None
-    window: bool
-    dla: Dla
-    scales: Scales
-    timing_cache: Path | None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,61 +65,71 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     last: Event | None
 
 
-def run_target(request: RunRequest, *, as_json: bool) -> None:
-    """Run a bundle or an engine until its source ends, then print the figures."""
-    console = Console(stderr=as_json)
-    timing_cache = request.timing_cache
+def run(options: Run) -> None:
+    """Run a bundle or an engine until its source ends, then print the figures.
+
+    Raises TandemError, click.UsageError.
+    """
+    output = options.output
+    console = Console(stderr=output.as_json)
     with ExitStack() as stack:
         stack.enter_context(quick_turns())
-        path, files = _find_pipeline(request, stack)
+        path, files = _find_pipeline(options, stack)
         config = load_pipeline(path)
         if any(isinstance(sink, MqttSink) for sink in config.sinks):
             console.print(Text(MQTT_LEFT_OUT, style="dim"))
-        config = _adapt(config, request)
-        models = open_models(config, files, stack, _opener(request), partial(warn, colour="red"))
+        config = _adapt(config, options)
+        models = open_models(config, files, stack, _opener(options), partial(warn, colour="red"))
         model, others = first_and_others(models)
+        cache = options.kernels.timing_cache
         reports = [one for each in models.values() for one in each.session.reports]
-        if timing_cache and all(one.implementation != "cuda" for one in reports):
-            console.print(Text(not_timed(timing_cache), style="dim"))
+        if cache and all(one.implementation != "cuda" for one in reports):
+            console.print(Text(NOT_TIMED.format(cache=cache), style="dim"))
         trace = None
-        if request.trace is not None:
-            trace = stack.enter_context(TraceWriter(request.trace, overwrite=request.overwrite))
+        if output.trace is not None:
+            trace = stack.enter_context(TraceWriter(output.trace, overwrite=output.overwrite))
         stop = stack.enter_context(_interruptible())
-        reload = ReloadFile(path, lambda config: _adapt(config, request))
+        reload = ReloadFile(path, lambda config: _adapt(config, options))
         stack.enter_context(hangups(reload.now, stop))
-        view = _View(config, console, trace, live=not as_json)
-        viewers: list[_View | Preview | Window] = [view]
-        if request.window:
-            viewers.append(stack.enter_context(Window(stop)))
-        if request.preview is not None:
-            preview = stack.enter_context(Preview(request.preview))
-            console.print(Text(f"preview: {preview.url}"))
-            viewers.append(preview)
+        view = _View(config, console, trace, live=not output.as_json)
+        viewers = [view, *_pictures(output, stop, stack, console)]
         with view:
             run_pipeline(
                 config,
                 model,
                 emit=_all([one.on_message for one in viewers]),
                 stop=stop,
-                files=OutputFiles(overwrite=request.overwrite),
-                frames=request.frames,
+                files=OutputFiles(overwrite=output.overwrite),
+                frames=options.model.frames,
                 others=others,
                 reload=reload,
                 watch=_all([one.on_result for one in viewers]),
             )
-    if as_json:
+    if output.as_json:
         click.echo(msgspec.json.encode(view.summary()))
     else:
         console.print(view.figures(view.summary().stats))
 
 
-def _opener(request: RunRequest) -> Opener:
+def _pictures(
+    output: OutputOptions, stop: threading.Event, stack: ExitStack, console: Console
+) -> Iterator[Preview | Window]:
+    """Yield the window and the page that are asked for; `stack` closes them."""
+    if output.window:
+        yield stack.enter_context(Window(stop))
+    if output.preview is not None:
+        preview = stack.enter_context(Preview(output.preview))
+        console.print(Text(f"preview: {preview.url}"))
+        yield preview
+
+
+def _opener(options: Run) -> Opener:
     def open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
         return Session(
             engine,
-            dla=request.dla,
-            scales=request.scales,
-            timing_cache=request.timing_cache,
+            dla=options.kernels.dla,
+            scales=options.kernels.scales,
+            timing_cache=options.kernels.timing_cache,
             dla_core=dla_core,
             turn=turn,
         )
@@ -148,11 +137,12 @@ def _opener(request: RunRequest) -> Opener:
     return open_session
 
 
-def _find_pipeline(request: RunRequest, stack: ExitStack) -> tuple[Path, Mapping[str, ModelFiles]]:
+def _find_pipeline(options: Run, stack: ExitStack) -> tuple[Path, Mapping[str, ModelFiles]]:
     """Return pipeline.toml and the files of its models; a bundle is unpacked for as long as `stack`
     is open."""
-    target, pipeline = request.target, request.pipeline
-    engines, labels = request.engines, request.labels
+    target, model = options.target, options.model
+    pipeline, labels = model.pipeline, model.labels
+    engines: Mapping[str, Path] = model.engines
     if target.suffix == ".toml":
         if pipeline is not None:
             raise click.UsageError(f"{target} is a pipeline already: leave out --pipeline.")
@@ -183,14 +173,14 @@ def _is_bundle(path: Path) -> bool:
         raise click.BadParameter(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
+def _adapt(config: PipelineConfig, options: Run) -> PipelineConfig:
     """Replace the source, leave out MQTT sinks, and replace the files of sinks."""
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
-    if request.video:
-        sinks = _with_path(sinks, VideoSink(path=request.video))
-    if request.jsonl:
-        sinks = _with_path(sinks, JsonlSink(path=request.jsonl))
-    for source in request.sources:
+    if options.output.video:
+        sinks = _with_path(sinks, VideoSink(path=options.output.video))
+    if options.output.jsonl:
+        sinks = _with_path(sinks, JsonlSink(path=options.output.jsonl))
+    for source in options.model.sources:
         config = config.with_source(source)
     try:
         return msgspec.structs.replace(config, sinks=tuple(sinks))

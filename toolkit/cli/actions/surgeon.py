@@ -1,12 +1,17 @@
 """Cut a model for `tandem surgeon`."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import onnx_ir as ir
 
+from toolkit.cli.commands.surgeon import Extract, Reduce
+from toolkit.cli.progress import progress_bar
 from toolkit.errors import SurgeonError, about
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.subgraph import cut_model, with_shapes
@@ -14,7 +19,7 @@ from toolkit.importers.input_shapes import set_shapes
 from toolkit.importers.onnx import ModelFile, read_model_file
 from toolkit.plugins import Plugin
 from toolkit.surgeon.command import Check
-from toolkit.surgeon.reduce import Progress, Reduced, reduce_model
+from toolkit.surgeon.reduce import Reduced, reduce_model
 from toolkit.surgeon.write import weight_files, write_model
 
 
@@ -44,50 +49,61 @@ class Part:
         }
 
 
-def extract(
-    source: Path,
-    out: Path,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    shapes: dict[str, tuple[int, ...]],
-    *,
-    external: bool,
-) -> Part:
-    """Write the part of a model between tensors. Raises TandemError."""
+def extract(options: Extract) -> None:
+    """Write the part of a model between tensors. Raises TandemError, click.UsageError."""
+    inputs, outputs, source, out = options.inputs, options.outputs, options.model, options.out
+    if not inputs and not outputs:
+        raise click.UsageError("Give --inputs, --outputs or both: tensors where the part begins "
+            "and ends; `tandem inspect MODEL --nodes` lists them.")  # fmt: skip
     file = _read(source, out, ())
-    set_shapes(file.model, shapes, source)
+    set_shapes(file.model, options.shapes, source)
     with about(source.name):
-        part = cut_model(with_shapes(file.model), inputs or None, outputs or None)
-        for value in part.graph.inputs:
+        model = cut_model(with_shapes(file.model), inputs or None, outputs or None)
+        for value in model.graph.inputs:
             if value.dtype is None:
                 raise SurgeonError(
                     f"the type of {value.name!r} cannot be inferred, so that it cannot be an "
                     "input; name a tensor before it"
                 )
-        return Part(write_model(part, out, external=external or bool(file.external)), part)
+        external = options.external or bool(file.external)
+        part = Part(write_model(model, out, external=external), model)
+    click.echo(json.dumps(part.builtins()) if options.as_json else part.text())
 
 
-def reduce(
-    source: Path,
-    out: Path,
-    check: Check,
-    shapes: dict[str, tuple[int, ...]],
-    plugins: Sequence[Plugin],
-    progress: Progress,
-) -> tuple[Reduced, tuple[Path, ...]]:
-    """Write the smallest part found that fails `check`; `out` always holds the best so far."""
-    file = _read(source, out, plugins)
-    set_shapes(file.model, shapes, source)
+def reduce(options: Reduce) -> None:
+    """Write the smallest part found that fails the check; the file always holds the best so far.
+
+    Raises TandemError, click.BadParameter; exits with 130 when it was interrupted.
+    """
+    _check_pattern(options.fails_with)
+    source = options.model
+    check = Check(options.check, options.fails_with, options.timeout)
     written: list[tuple[Path, ...]] = []
 
     def keep(model: ir.Model) -> None:
-        written.append(write_model(model, out))
+        written.append(write_model(model, options.out))
 
-    with about(source.name):
-        return reduce_model(file.model, check, keep, progress), written[-1] if written else ()
+    with progress_bar(source.name) as report:
+        file = _read(source, options.out, options.plugins)
+        set_shapes(file.model, options.shapes, source)
+        with about(source.name):
+            reduced = reduce_model(file.model, check, keep, report)
+    files = written[-1] if written else ()
+    text = _reduced_text(reduced, files)
+    click.echo(json.dumps(_reduced_builtins(reduced, files)) if options.as_json else text)
+    raise click.exceptions.Exit(130 if reduced.interrupted else 0)
 
 
-def reduced_text(reduced: Reduced, files: Sequence[Path]) -> str:
+def _check_pattern(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as err:
+        raise click.BadParameter(
+            f"{pattern!r} is no regular expression: {err}", param_hint="--fails-with"
+        ) from err
+
+
+def _reduced_text(reduced: Reduced, files: Sequence[Path]) -> str:
     """Return what is left, and how it fails."""
     stopped = "interrupted: " if reduced.interrupted else ""
     lines = [
@@ -100,7 +116,7 @@ def reduced_text(reduced: Reduced, files: Sequence[Path]) -> str:
     return "\n".join([*lines, *(f"wrote {path}" for path in files)])
 
 
-def reduced_builtins(reduced: Reduced, files: Sequence[Path]) -> dict[str, Any]:
+def _reduced_builtins(reduced: Reduced, files: Sequence[Path]) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "files": [str(path) for path in files],

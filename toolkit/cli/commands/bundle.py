@@ -1,23 +1,25 @@
 """`tandem bundle`: pack engines, their pipeline and labels into one file, and look into it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import msgspec
 
-from device.engine.manifest import UNCALIBRATED
 from device.update.admission import REQUIREMENTS
-from toolkit.cli.commands.bundle_contents import diff, inspect, sbom, verify
-from toolkit.cli.commands.bundle_registry import pull, push
-from toolkit.cli.log import warn
-
-EPILOG = (
-    "Examples: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
-    "-o person.bundle; tandem bundle --pipeline yard.toml -o yard.bundle"
+from toolkit.cli.command import (
+    FILE,
+    NEW_FILE,
+    argument,
+    command,
+    group,
+    json_option,
+    option,
+    part,
 )
+from toolkit.cli.options.fleet import RegistryOptions
+
 CREATE = "create"
 LOG_FLAGS = frozenset({"-v", "-vv", "-q", "--verbose", "--quiet"})
-INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Bundle(click.Group):
@@ -41,146 +43,171 @@ def _first_word(args: list[str]) -> str | None:
     return None
 
 
-@click.group(cls=_Bundle, epilog=EPILOG)
-def bundle() -> None:
-    """Write a bundle, look into it, compare two.
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a bundle says of itself."""
 
-    `tandem bundle ENGINE ...` is short for `tandem bundle create ENGINE ...`.
-    """
+    metrics: tuple[str, ...] = option(
+        "A figure that was measured of the model, for gates of rollouts; may be given again.",
+        "--metric", metavar="NAME=NUMBER",
+    )  # fmt: skip
+    requires: tuple[str, ...] = option(
+        f"The least that a board must have ({', '.join(REQUIREMENTS)}); may be given again.",
+        metavar="NAME=LEAST",
+    )
+    made_of: tuple[str, ...] = option(
+        "Note the SHA-256 of the model, data or table that the engine was made of.",
+        metavar="KIND=FILE",
+    )
+    licence: str = option(
+        "The licence of the release.  [default: as the models' metadata say]",
+        "--license", "--licence", default="", metavar="SPDX",
+    )  # fmt: skip
+    min_version_floor: str = option(
+        "Once this release is live on a device, it takes no version below this one.", default=""
+    )
 
 
-@bundle.command(CREATE, epilog=EPILOG)
-@click.argument("engines", nargs=-1, metavar="[ENGINE|NAME=ENGINE]...")
-@click.option("--pipeline", required=True, type=INPUT, help="The pipeline.toml to run.")
-@click.option(
-    "--labels",
-    multiple=True,
-    metavar="FILE|NAME=FILE",
-    help="The class names, one a line; may be given again.  [default: as the pipeline says]",
-)
-@click.option(
-    "--name",
-    help="The release's name.  [default: the engine's file name; of several, the pipeline's]",
-)
-@click.option("--version", default="0.1.0", show_default=True, help="The release's version.")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The bundle to write.",
-)
-@click.option(
-    "--portable",
-    is_flag=True,
-    help="Keep the GPU segments' form for any CPU, to run the bundle elsewhere, too.",
-)
-@click.option(
-    "--golden",
-    metavar="N|DIR",
-    help="Put N random inputs, or the pictures in DIR, into the bundle with the engine's outputs: "
-    "a device compares its own with them before a trial.",
-)
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A figure that was measured of the model, for gates of rollouts; may be given again.",
-)
-@click.option(
-    "--requires",
-    multiple=True,
-    metavar="NAME=LEAST",
-    help=f"The least that a board must have ({', '.join(REQUIREMENTS)}); may be given again.",
-)
-@click.option(
-    "--made-of",
-    multiple=True,
-    metavar="KIND=FILE",
-    help="Note the SHA-256 of the model, data or table that the engine was made of.",
-)
-@click.option(
-    "--license",
-    "--licence",
-    "licence",
-    default="",
-    metavar="SPDX",
-    help="The licence of the release.  [default: as the models' metadata say]",
-)
-@click.option(
-    "--min-version-floor",
-    default="",
-    help="Once this release is live on a device, it takes no version below this one.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def create(
-    engines: tuple[str, ...],
-    pipeline: Path,
-    labels: tuple[str, ...],
-    name: str | None,
-    version: str,
-    output: Path,
-    portable: bool,
-    golden: str | None,
-    metrics: tuple[str, ...],
-    requires: tuple[str, ...],
-    made_of: tuple[str, ...],
-    licence: str,
-    min_version_floor: str,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Create:
     """Write a bundle: engines with their pipeline and labels, ready for `tandem deploy`.
 
     The inputs and outputs of each engine must fit the pipeline and the labels. An ENGINE is of the
     [[models]] that name a file called like it, or of the model NAME; what is not given is the file
     that the pipeline names. GPU segments leave their form for any CPU behind, unless --portable
     keeps it. The same files give the same bytes.
+
+    Examples: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt -o
+    person.bundle; tandem bundle --pipeline yard.toml -o yard.bundle
     """
-    from pipelines.config import load_pipeline
-    from toolkit.fleet.bundles.create import pack_bundle  # numpy is not needed to show the help
-    from toolkit.fleet.bundles.facts import bundle_facts, golden_source
-    from toolkit.fleet.bundles.model_files import model_files
 
-    config = load_pipeline(pipeline)
-    files = model_files(config, pipeline.parent, engines, labels)
-    facts = bundle_facts(
-        metrics=metrics,
-        requires=requires,
-        made_of=made_of,
-        licence=licence,
-        min_version_floor=min_version_floor,
+    engines: tuple[str, ...] = argument("[ENGINE|NAME=ENGINE]...", nargs=-1, required=False)
+    pipeline: Path = option("The pipeline.toml to run.", type=FILE, required=True)
+    labels: tuple[str, ...] = option(
+        "The class names, one a line; may be given again.  [default: as the pipeline says]",
+        metavar="FILE|NAME=FILE",
     )
-    packed = pack_bundle(
-        output,
-        pipeline=pipeline,
-        files=files,
-        name=name or (config.name if config.models[1:] else next(iter(files.values())).engine.stem),
-        version=version,
-        portable=portable,
-        golden=None if golden is None else golden_source(golden),
-        facts=facts,
+    name: str | None = option(
+        "The release's name.  [default: the engine's file name; of several, the pipeline's]"
     )
-    info = packed.info
-    for model in packed.uncalibrated:
-        warn(f"{model}: {UNCALIBRATED}" if info.models else UNCALIBRATED, "red")
-    for warning in packed.warnings:
-        warn(warning)
-    if as_json:
-        click.echo(msgspec.json.encode(info).decode())
-        return
-    size = output.stat().st_size
-    models = f", models {', '.join(files)}" if info.models else ""
-    click.echo(
-        f"wrote {output}: {info.name} {info.version} for {info.profile}{models}, "
-        f"{size / 1e6:.1f} MB"
+    version: str = option("The release's version.", default="0.1.0")
+    output: Path = option("The bundle to write.", "-o", "--output", type=NEW_FILE, required=True)
+    portable: bool = option(
+        "Keep the GPU segments' form for any CPU, to run the bundle elsewhere, too."
     )
-    if packed.left_out_bytes:
-        click.echo(
-            f"left out the GPU segments' form for any CPU, {packed.left_out_bytes / 1e6:.1f} MB; "
-            "--portable keeps it"
-        )
+    golden: str | None = option(
+        "Put N random inputs, or the pictures in DIR, into the bundle with the engine's outputs: a "
+        "device compares its own with them before a trial.", metavar="N|DIR",
+    )  # fmt: skip
+    facts: Facts = part()
+    as_json: bool = json_option("Print what was written as JSON.")
 
 
-for _command in (inspect, verify, diff, sbom, push, pull):
-    bundle.add_command(_command)
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Show what BUNDLE holds and says of itself; every hash is checked first.
+
+    Of a bundle in a signed repository it says who has signed it; `tandem bundle verify` checks
+    that.
+
+    Example: tandem bundle inspect robot.bundle
+    """
+
+    bundle: Path = argument(type=FILE)
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Check BUNDLE: every hash, its engines, pipeline and labels; with --trust the signature.
+
+    Exit status: 0, or 1 if a check failed, or 2 if it could not be checked.
+
+    Example: tandem bundle verify robot.bundle --trust fleet/trust --repository fleet/repository
+    """
+
+    bundle: Path = argument()
+    trust: Path | None = option(
+        "Check the fleet's signature, too: by a root.json, or the folder with it.",
+        type=click.Path(exists=True, path_type=Path), metavar="ROOT",
+    )  # fmt: skip
+    repository: str | None = option(
+        "Where the signed metadata are.  [default: where the bundle lies]", metavar="DIR|URL"
+    )
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Say what changed from bundle A to bundle B, and what a board that runs A fetches for B.
+
+    Settings of the pipeline, labels, what is said of the release, and the engines tensor by
+    tensor. Exit status: 0 if they are the same, 1 if not, or 2 if they could not be compared.
+
+    Example: tandem bundle diff robot-1.bundle robot-2.bundle
+    """
+
+    a: Path = argument()
+    b: Path = argument()
+    every: bool = option("List equal parts, too.", "--all")
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sbom:
+    """Print the bill of materials of BUNDLE: CycloneDX 1.6 in JSON.
+
+    It is the one in the bundle; for a bundle of an earlier version one is made.
+
+    Example: tandem bundle sbom robot.bundle
+    """
+
+    bundle: Path = argument(type=FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Push BUNDLE to a registry. It is sent in pieces; those that are there already are not.
+
+    User and password come from TANDEM_REGISTRY_USER and TANDEM_REGISTRY_PASSWORD, or from what
+    `docker login` has stored.
+
+    Example: tandem bundle push robot.bundle oci://registry.example.com/robots/robot:1.0.0
+    """
+
+    bundle: Path = argument(type=FILE)
+    reference: str = argument("oci://HOST/NAME:TAG")
+    registry: RegistryOptions = part()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Pull a bundle from a registry, and check every byte of it.
+
+    What has come stays in a file beside OUTPUT that ends in .part; the next pull goes on with it.
+
+    Example: tandem bundle pull oci://registry.example.com/robots/robot:1.0.0 -o robot.bundle
+    """
+
+    reference: str = argument("oci://HOST/NAME:TAG|@DIGEST")
+    output: Path = option("The bundle to write.", "-o", "--output", type=NEW_FILE, required=True)
+    registry: RegistryOptions = part()
+    as_json: bool = json_option("Print JSON.")
+
+
+bundle = group(
+    "bundle",
+    """Write a bundle, look into it, compare two.
+
+    `tandem bundle ENGINE ...` is short for `tandem bundle create ENGINE ...`.
+
+    Examples: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt
+    -o person.bundle; tandem bundle --pipeline yard.toml -o yard.bundle
+    """,
+    [
+        command(options, f"bundle:{options.__name__.lower()}")
+        for options in (Create, Inspect, Verify, Diff, Sbom, Push, Pull)
+    ],
+    _Bundle,
+)

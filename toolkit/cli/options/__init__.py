@@ -1,1 +1,1 @@
-"""Command-line options that several subcommands share."""
+"""Options that several commands share, and how their texts are read. They load nothing heavy."""

@@ -1,39 +1,25 @@
 """The calibration options that `tandem build` and `tandem calibrate` share."""
 
-import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 
+from device.engine.preprocessing import Interpolation
 from device.errors import TandemError
-from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
-from toolkit.cli.options.names import complete_method
-from toolkit.cli.options.preprocess import PreprocessOptions, preprocess_options
-
-if TYPE_CHECKING:
-    from toolkit.quantize.ranges.measure import RangeOptions
-
-LOG = logging.getLogger("tandem")
+from toolkit.cli.command import option, part
+from toolkit.cli.options.choices import (
+    AUTO,
+    CALIBRATION_METHODS,
+    PREPROCESSINGS,
+    Switch,
+    complete_method,
+)
 
 _STEP_DEFAULT = "[default: auto with --method auto or --budget, else off]"
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def parse_method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Check "auto" or the name of a calibration method, with a parameter after a colon."""
-    if value != AUTO:
-        from calibration.threshold import method_named
-
-        try:
-            method_named(value)
-        except TandemError as err:
-            raise click.BadParameter(f"{err}, or {AUTO}") from err
-    return value
+_RESIZES = ("letterbox", "letterbox-corner", "stretch", "centre-crop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +30,18 @@ class KeepOption:
     most_float: float | None = None
 
 
-def parse_keep(ctx: click.Context, param: click.Parameter, value: str | None) -> KeepOption | None:
+def _parse_method(value: str) -> str:
+    if value != AUTO:
+        from calibration.threshold import method_named
+
+        try:
+            method_named(value)
+        except TandemError as err:
+            raise click.BadParameter(f"{err}, or {AUTO}") from err
+    return value
+
+
+def _parse_keep(value: str | None) -> KeepOption | None:
     """Read "auto", "none", or a percentage such as 30%."""
     if value == "auto":
         return KeepOption("auto")
@@ -59,125 +56,97 @@ def parse_keep(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return KeepOption("auto", share)
 
 
-def parse_shapes(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Parse NAME=1x3x224x224, any number of times, into input name -> shape."""
-    shapes = {}
-    for value in values:
-        name, _, dims = value.rpartition("=")
-        try:
-            shapes[name] = tuple(int(part) for part in dims.split("x"))
-        except ValueError as err:
-            raise click.BadParameter(
-                f"{value!r} is not NAME=DIMS, such as images=1x3x224x224"
-            ) from err
-        if not name:
-            raise click.BadParameter(f"{value!r} names no input; write NAME=DIMS")
-    return shapes
+def _parse_numbers(value: str | None) -> tuple[float, ...] | None:
+    """Read one number, or three with commas."""
+    if value is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{value!r} is not a number for each channel, such as 0.485,0.456,0.406"
+        ) from error
+    if len(numbers) not in (1, 3):
+        raise click.BadParameter(f"{value!r} has {len(numbers)} numbers; give 1 or 3")
+    return numbers
 
 
-def calibration_options(required: bool) -> Callable[[F], F]:
-    """Add the options of a calibration; `required`: --data is mandatory."""
-    options = (
-        click.option(
-            "--data",
-            required=required,
-            type=click.Path(path_type=Path),
-            help="Images, a video, .npy or .npz samples.",
-        ),
-        click.option(
-            "--samples", type=click.IntRange(min=1), help="Number of samples. [default: all]"
-        ),
-        click.option(
-            "--method",
-            default=AUTO,
-            show_default=True,
-            callback=parse_method,
-            metavar="METHOD",
-            shell_complete=complete_method,
-            help=f"{AUTO}, {', '.join(CALIBRATION_METHODS)}, or percentile:99.9.",
-        ),
-        click.option(
-            "--budget",
-            metavar="METRIC:LOSS",
-            help="Keep nodes in float until a metric holds, such as margin:0 or sqnr:25.",
-        ),
-        click.option(
-            "--keep",
-            callback=parse_keep,
-            metavar="auto|none|PERCENT",
-            help="Keep the nodes in float whose INT8 costs most where an output misses its target, "
-            "with at most 50% of the multiplications, or PERCENT. "
-            "[default: auto with --method auto, else none; --budget replaces it]",
-        ),
-        click.option(
-            "--resume",
-            type=click.Path(path_type=Path),
-            help="Save the state of the calibration here, and resume from it.",
-        ),
-        preprocess_options,
-        click.option(
-            "--equalise",
-            type=click.Choice(["auto", "on", "off"]),
-            help=f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}",
-        ),
-        click.option(
-            "--bias-correction",
-            type=click.Choice(["auto", "on", "off"]),
-            help=f"Correct biases by the mean error of INT8; auto: if it helps. {_STEP_DEFAULT}",
-        ),
-        click.option(
-            "--keep-float",
-            multiple=True,
-            metavar="NODE",
-            help="Keep a node in floating point. Repeatable.",
-        ),
-        click.option(
-            "--accept-loss",
-            is_flag=True,
-            help="Go on where INT8 loses more at an output than its limit.",
-        ),
+def _parse_resize(value: str | None) -> dict[str, Any] | None:
+    """Read the name of a resize; the crop may have a fraction of the shorter side."""
+    if value is None:
+        return None
+    name, colon, share = value.partition(":")
+    try:
+        fraction = float(share) if colon else 1.0
+    except ValueError:
+        fraction = 0.0
+    if name not in _RESIZES or not 0.0 < fraction <= 1.0 or (colon and name != "centre-crop"):
+        raise click.BadParameter(
+            f"{value!r} is not one of {', '.join(_RESIZES)}; centre-crop takes the share of the "
+            "shorter side, such as centre-crop:0.875"
+        )
+    return {"resize": name, "crop_fraction": fraction}
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessOptions:
+    """How an image becomes the network's input; None: as the model or its file says."""
+
+    preprocess: str | None = option(
+        f"How an image becomes the input: {', '.join(PREPROCESSINGS)}, or a model file "
+        "(configs/models/*.toml). [default: as the model's metadata or name say, else yolo]",
+        metavar="NAME|FILE",
     )
-
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def range_options(
-    method: str,
-    samples: int | None,
-    budget: str | None,
-    keep: KeepOption | None,
-    resume: Path | None,
-    preprocess: PreprocessOptions,
-    equalise: Switch | None,
-    bias_correction: Switch | None,
-    keep_float: tuple[str, ...],
-) -> "RangeOptions":
-    """Make one value of the options; the decoder and the labels come from the model file."""
-    from calibration.budget import parse_budget
-    from pipelines.config import load_labels
-    from toolkit.quantize.ranges.measure import RangeOptions
-    from toolkit.quantize.trials.keep import MOST_FLOAT
-
-    file, model = preprocess.file, preprocess.model
-    most_float = keep.most_float if keep is not None else None
-    return RangeOptions(
-        method=method,
-        samples=samples,
-        preprocess=preprocess.stated,
-        budget=parse_budget(budget) if budget else None,
-        keep=keep.keep if keep is not None else None,
-        most_float=MOST_FLOAT if most_float is None else most_float,
-        resume=resume,
-        detector=model,
-        labels=load_labels(file.parent / model.labels) if file and model else (),
-        equalise=equalise,
-        correct_biases=bias_correction,
-        keep_float=frozenset(keep_float),
+    mean: tuple[float, ...] | None = option(
+        "Subtracted from scaled pixels, in the input's colour order.",
+        parse=_parse_numbers, metavar="R,G,B",
+    )  # fmt: skip
+    std: tuple[float, ...] | None = option(
+        "Divides after the mean.", parse=_parse_numbers, metavar="R,G,B"
     )
+    scale: float | None = option(
+        "Multiplies pixels from 0 to 255, such as 1 or 0.00392157.", min=0, min_open=True
+    )
+    color: Literal["rgb", "bgr", "grey"] | None = option(None, "--colour", "--color")
+    layout: Literal["nchw", "nhwc"] | None = option(None)
+    resize: dict[str, Any] | None = option(
+        f"{', '.join(_RESIZES)}, or centre-crop:0.875 (share of the shorter side).",
+        parse=_parse_resize, metavar="MODE",
+    )  # fmt: skip
+    interpolation: Interpolation | None = option(
+        "Of the resize: Pillow's antialias, as classifiers are trained."
+    )
+    strict: bool = option("Refuse images whose preprocessing nothing says.")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """What is measured on the data, and what is done about the loss of INT8."""
+
+    samples: int | None = option("Number of samples. [default: all]", min=1)
+    method: str = option(
+        f"{AUTO}, {', '.join(CALIBRATION_METHODS)}, or percentile:99.9.",
+        default=AUTO, parse=_parse_method, metavar="METHOD", complete=complete_method,
+    )  # fmt: skip
+    budget: str | None = option(
+        "Keep nodes in float until a metric holds, such as margin:0 or sqnr:25.",
+        metavar="METRIC:LOSS",
+    )
+    keep: KeepOption | None = option(
+        "Keep the nodes in float whose INT8 costs most where an output misses its target, "
+        "with at most 50% of the multiplications, or PERCENT. "
+        "[default: auto with --method auto, else none; --budget replaces it]",
+        parse=_parse_keep, metavar="auto|none|PERCENT",
+    )  # fmt: skip
+    resume: Path | None = option("Save the state of the calibration here, and resume from it.")
+    preprocess: PreprocessOptions = part()
+    equalise: Switch | None = option(
+        f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}"
+    )
+    bias_correction: Switch | None = option(
+        f"Correct biases by the mean error of INT8; auto: if it helps. {_STEP_DEFAULT}"
+    )
+    keep_float: tuple[str, ...] = option(
+        "Keep a node in floating point. Repeatable.", metavar="NODE"
+    )
+    accept_loss: bool = option("Go on where INT8 loses more at an output than its limit.")

@@ -1,73 +1,62 @@
-"""Options that the commands of a fleet share, and how they show what they read."""
+"""Options that the commands of fleets, boards and registries share."""
 
-import getpass
-import socket
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-import click
-import msgspec
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-F = TypeVar("F", bound=Callable[..., Any])
-View = TypeVar("View")
-WATCH_S = 1.0
-
-fleet_option = click.option(
-    "--fleet",
-    "folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    envvar="TANDEM_FLEET",
-    show_envvar=True,
-    default=".",
-    show_default="this folder",
-    metavar="DIR",
-    help="The fleet's folder, with its fleet.toml.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-watch_option = click.option("--watch", is_flag=True, help="Show it anew as it changes.")
+from toolkit.cli.command import FILE, FOLDER, option
 
 
-def operator() -> str:
-    """Return who gives an order, for the audit log."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+def fleet_option() -> Any:  # noqa: ANN401
+    """Return the field `folder`, that of the fleet."""
+    return option(
+        "The fleet's folder, with its fleet.toml.",
+        "--fleet", type=FOLDER, envvar="TANDEM_FLEET", default=".", show_default="this folder",
+        metavar="DIR",
+    )  # fmt: skip
 
 
-def show(
-    read: Callable[[], View],
-    draw: Callable[[View], "RenderableType"],
-    *,
-    as_json: bool,
-    watch: bool,
-    is_over: Callable[[View], bool] = lambda view: False,
-) -> None:
-    """Print a view once, or as it changes until it is over. In JSON each is one line."""
-    from rich.console import Console
-    from rich.live import Live
-
-    view = read()
-    if as_json:
-        click.echo(_json(view))
-        while watch and not is_over(view):
-            time.sleep(WATCH_S)
-            if (newer := read()) != view:
-                click.echo(_json(newer))
-            view = newer
-        return
-    console = Console()
-    if not watch:
-        console.print(draw(view))
-        return
-    with Live(draw(view), console=console, auto_refresh=False) as live:
-        while not is_over(view):
-            time.sleep(WATCH_S)
-            view = read()
-            live.update(draw(view), refresh=True)
+def signing_fleet_option() -> Any:  # noqa: ANN401
+    """Return the field `fleet`, whose keys sign."""
+    return option(
+        "Sign with the keys of this fleet's folder; publishes the bundle there.", type=FOLDER
+    )
 
 
-def _json(view: object) -> str:
-    return msgspec.json.encode(view).decode()
+def watch_option() -> Any:  # noqa: ANN401
+    """Return the field `watch`."""
+    return option("Update the output as it changes.")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLogin:
+    """The account of an MQTT broker."""
+
+    username: str | None = option("User name for the broker.")
+    password: str | None = option(
+        "Password for the broker; prefer the environment variable.", envvar="TANDEM_MQTT_PASSWORD"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """How a registry is reached."""
+
+    ca: Path | None = option(
+        "oci://: certificates to trust.  [default: the system's]",
+        type=FILE, envvar="TANDEM_REGISTRY_CA", metavar="FILE",
+    )  # fmt: skip
+    plain_http: bool = option("oci://: the registry has no TLS.")
+
+
+@dataclass(frozen=True, slots=True)
+class BoardLogin:
+    """How boards that are found are logged in to."""
+
+    login: str = option(
+        "Log in to found boards as this user; by default as ssh does, or as they announce.",
+        default="", metavar="USER",
+    )  # fmt: skip
+    ssh_config: Path | None = option(
+        "Another configuration of ssh for boards that are found.", type=FILE
+    )

@@ -1,24 +1,18 @@
-"""The options that say what a model or an engine is run on."""
+"""What a model or an engine is run on, and when two tensors agree."""
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toolkit.cli.options.calibration import parse_shapes
-
-if TYPE_CHECKING:
-    from toolkit.evaluate.infer.inputs import InputRequest
-
-F = TypeVar("F", bound=Callable[..., Any])
+from toolkit.cli.command import option
+from toolkit.cli.options.model import parse_named, shapes_option
 
 
-def parse_files(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[tuple[str, Path], ...]:
-    """Parse FILE or NAME=FILE, any number of times. A file with = in its name exists."""
+def _parse_files(values: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """Read FILE or NAME=FILE, any number of times. A file with = in its name exists."""
     pairs = []
     for value in values:
         name, _, path = value.rpartition("=")
@@ -26,71 +20,75 @@ def parse_files(
     return tuple(pairs)
 
 
-def parse_ranges(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, tuple[float, float]]:
-    """Parse NAME=LOW:HIGH, any number of times."""
+def _parse_ranges(values: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """Read NAME=LOW:HIGH, any number of times."""
+
+    def read(text: str) -> tuple[float, float]:
+        low, _, high = text.partition(":")
+        return float(low), float(high)
+
     ranges = {}
     for value in values:
-        name, _, limits = value.rpartition("=")
-        low, _, high = limits.partition(":")
-        try:
-            pair = (float(low), float(high))
-        except ValueError as err:
-            raise click.BadParameter(
-                f"{value!r} is not NAME=LOW:HIGH, such as ids=0:30521"
-            ) from err
+        name, pair = parse_named(value, "=", read, "NAME=LOW:HIGH, such as ids=0:30521")
         if not name or not math.isfinite(sum(pair)) or pair[0] > pair[1]:
             raise click.BadParameter(f"{value!r} is not NAME=LOW:HIGH with LOW <= HIGH")
         ranges[name] = pair
     return ranges
 
 
-def input_options(command: F) -> F:
-    """Add the options of `input_request`."""
-    options = (
-        click.option("--input", "files", multiple=True, callback=parse_files, metavar="[NAME=]FILE",
-            help=".npz with arrays by input name, .npy, or the bytes of one input. Repeatable."),
-        click.option("--data", type=click.Path(path_type=Path),
-            help="Images, a video, .npy or .npz samples, as for `tandem build`."),
-        click.option("--preprocess", type=click.Path(path_type=Path),
-            help="Model file (configs/models/*.toml): how an image becomes the input."),
-        click.option("--random", "seed", type=click.IntRange(min=0), metavar="SEED",
-            help="Random inputs within their types: normal floats, all 8-bit values, 0 or 1 for "
-            "wider integers. [default: 0, without --input and --data]"),
-        click.option("--range", "ranges", multiple=True, callback=parse_ranges,
-            metavar="NAME=LOW:HIGH", help="Range of a random input, such as ids=0:30521."),
-        click.option("--samples", type=click.IntRange(min=1),
-            help="Number of samples. [default: all of a file, 1 at random]"),
-        click.option("--shape", "shapes", multiple=True, callback=parse_shapes,
-            metavar="NAME=DIMS", help="Shape of an input that has dynamic dimensions."),
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """Where inputs come from: files, pictures or random numbers."""
+
+    files: tuple[tuple[str, Path], ...] = option(
+        ".npz with arrays by input name, .npy, or the bytes of one input. Repeatable.",
+        "--input", multiple=True, parse=_parse_files, metavar="[NAME=]FILE",
     )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+    data: Path | None = option("Images, a video, .npy or .npz samples, as for `tandem build`.")
+    preprocess: Path | None = option(
+        "Model file (configs/models/*.toml): how an image becomes the input."
+    )
+    seed: int | None = option(
+        "Random inputs within their types: normal floats, all 8-bit values, 0 or 1 for wider "
+        "integers. [default: 0, without --input and --data]",
+        "--random", min=0, metavar="SEED",
+    )  # fmt: skip
+    ranges: dict[str, tuple[float, float]] = option(
+        "Range of a random input, such as ids=0:30521.",
+        "--range", multiple=True, parse=_parse_ranges, metavar="NAME=LOW:HIGH",
+    )  # fmt: skip
+    samples: int | None = option("Number of samples. [default: all of a file, 1 at random]", min=1)
+    shapes: dict[str, tuple[int, ...]] = shapes_option(
+        "Shape of an input that has dynamic dimensions."
+    )
 
 
-def input_request(
-    files: tuple[tuple[str, Path], ...],
-    data: Path | None,
-    preprocess: Path | None,
-    seed: int | None,
-    ranges: dict[str, tuple[float, float]],
-    samples: int | None,
-    shapes: dict[str, tuple[int, ...]],
-) -> "InputRequest":
-    """Make one value of the options. Raises click.UsageError: they contradict each other."""
-    sources = [
-        name
-        for name, given in (("--input", files), ("--data", data), ("--random", seed is not None))
-        if given
-    ]
-    if len(sources) > 1:
-        raise click.UsageError(f"{' and '.join(sources)} are two sources of inputs; give one.")
-    if ranges and (files or data):
-        raise click.UsageError("--range is for random inputs; leave out --input and --data.")
-    if preprocess and not data:
-        raise click.UsageError("--preprocess says how pictures become inputs; give --data.")
-    from toolkit.evaluate.infer.inputs import InputRequest
+def _parse_limits(values: tuple[str, ...], *, least: float = 0.0) -> dict[str, float]:
+    """Read NUMBER or TENSOR:NUMBER, any number of times; "" stands for all other tensors."""
+    limits = {}
+    for value in values:
+        example = "NUMBER or TENSOR:NUMBER, such as 1e-3 or y:1e-3"
+        name, limit = parse_named(value, ":", float, example)
+        if math.isnan(limit) or limit < least:
+            raise click.BadParameter(f"{value!r} is not 0 or more")
+        limits[name] = limit
+    return limits
 
-    return InputRequest(files, data, preprocess, seed, samples, shapes, ranges)
+
+@dataclass(frozen=True, slots=True)
+class ToleranceOptions:
+    """When two tensors agree, for all tensors or by their names."""
+
+    atol: dict[str, float] = option(
+        "Absolute tolerance, for all or one tensor. [default: FP32 1e-4, FP16 1e-2, INT8 none, "
+        "integers 0]", multiple=True, parse=_parse_limits, metavar="[TENSOR:]NUMBER",
+    )  # fmt: skip
+    rtol: dict[str, float] = option(
+        "Relative tolerance: |a - b| <= atol + rtol |b|. [default: FP32 1e-3, FP16 1e-2, "
+        "INT8 none, integers 0]",
+        multiple=True, parse=_parse_limits, metavar="[TENSOR:]NUMBER",
+    )  # fmt: skip
+    min_sqnr: dict[str, float] = option(
+        "Least ratio of signal to error, in dB; for INT8.",
+        multiple=True, parse=partial(_parse_limits, least=-math.inf), metavar="[TENSOR:]DB",
+    )  # fmt: skip

@@ -1,64 +1,61 @@
-"""The planning options that `tandem plan` and `tandem build` share."""
+"""The options of a plan and of GPU kernels."""
 
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from toolkit.cli.options.finite import FiniteRange
-from toolkit.cli.options.names import complete_power_mode
-from toolkit.partition.planning.objectives import DEFAULT
-
-F = TypeVar("F", bound=Callable[..., Any])
+from device.runtime.timing_cache import TimingCache, read_timings
+from toolkit.cli.command import PATH, option
+from toolkit.cli.options.choices import complete_power_mode
 
 
-def plan_options(goals: Collection[str]) -> Callable[[F], F]:
-    """Return what adds the options that set the objective, one of `goals`, and limits of a plan."""
-    options = (
-        click.option(
-            "--objective",
-            type=click.Choice(list(goals)),
-            default=DEFAULT,
-            show_default=True,
-            help="What the split between GPU and DLA optimizes.",
-        ),
-        click.option(
-            "--power-mode",
-            shell_complete=complete_power_mode,
-            help="A power mode of the profile. [default: highest clocks]",
-        ),
-        click.option(
-            "--max-crossings",
-            type=click.IntRange(min=0),
-            help="Most tensors that may cross between processors. [default: no limit]",
-        ),
-        click.option(
-            "--force-dla",
-            multiple=True,
-            metavar="NODE",
-            help="Run a node on the DLA; `all`: each node that its rules take.",
-        ),
-        click.option(
-            "--force-gpu",
-            multiple=True,
-            metavar="NODE",
-            help="Run a node on the GPU; `all`: each that is not named for the DLA.",
-        ),
-        click.option(
-            "--min-gain",
-            type=FiniteRange(min=0, max=1),
-            help="Least share that a move to the DLA must gain. [default: half the model's error]",
-        ),
-        click.option(
-            "--max-latency-ms",
-            type=FiniteRange(min=0, min_open=True),
-            help="Choose the batch too: the fastest within this latency.",
-        ),
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """Limits of a plan, and the nodes that the user places."""
+
+    power_mode: str | None = option(
+        "A power mode of the profile. [default: highest clocks]", complete=complete_power_mode
+    )
+    max_crossings: int | None = option(
+        "Most tensors that may cross between processors. [default: no limit]", min=0
+    )
+    force_dla: tuple[str, ...] = option(
+        "Run a node on the DLA; `all`: each node that its rules take.", metavar="NODE"
+    )
+    force_gpu: tuple[str, ...] = option(
+        "Run a node on the GPU; `all`: each that is not named for the DLA.", metavar="NODE"
+    )
+    min_gain: float | None = option(
+        "Least share that a move to the DLA must gain. [default: half the model's error]",
+        min=0, max=1,
+    )  # fmt: skip
+    max_latency_ms: float | None = option(
+        "Choose the batch too: the fastest within this latency.", min=0, min_open=True
     )
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
 
-    return add
+def _parse_timings(value: Path | None) -> TimingCache | None:
+    """Read an existing timing cache; a build measures nothing itself."""
+    if value is None:
+        return None
+    if not value.exists():
+        raise click.BadParameter(
+            f"{value} does not exist; `tandem bench ENGINE --timing-cache {value.name}` writes it "
+            "on the board"
+        )
+    return read_timings(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOptions:
+    """Which tactics of GPU kernels are written."""
+
+    timings: TimingCache | None = option(
+        "Times measured on the board: only the fastest GPU kernels are written.",
+        "--timing-cache", type=PATH, parse=_parse_timings,
+    )  # fmt: skip
+    exhaustive: bool = option("Write every GPU tactic, not only the best by estimate.")
+    workspace_mib: float | None = option(
+        "Limit of a GPU segment's workspace (memory without weights), in MiB.", min=0, max=2**20
+    )

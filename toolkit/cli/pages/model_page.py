@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from device.engine.manifest import NodePlacement
-from toolkit.cli.actions.inspect import Inspected, inspected_text
 from toolkit.graph.node_view import NodeView, TensorView, views
 from toolkit.graph.subgraph import with_shapes
 from toolkit.graph.summary import ModelSummary
@@ -11,15 +10,15 @@ from toolkit.html.charts import Bar, bars
 from toolkit.html.graph import LABELS, GraphNode, draw_graph
 from toolkit.html.markup import Html, Number, facts, folded, heading, preformatted, table
 from toolkit.html.page import page
+from toolkit.importers.onnx import ModelFile
 from toolkit.partition.planning.plan import Plan
 from toolkit.partition.planning.plan_html import node_places
 
 CHANGED = "the passes fold, fuse or rewrite this node"
 
 
-def model_page(inspected: Inspected) -> str:
+def model_page(file: ModelFile, summary: ModelSummary, plan: Plan | None, report: str) -> str:
     """Return the page; with a plan, nodes have the colour of their processor."""
-    file, summary, plan = inspected.file, inspected.summary, inspected.plan
     nodes = views(with_shapes(file.model).graph)
     opsets = ", ".join(f"{domain} {version}" for domain, version in summary.opsets.items())
     values = {
@@ -32,8 +31,7 @@ def model_page(inspected: Inspected) -> str:
     }
     parts = [facts(values), heading("Graph"), _graph(nodes, plan), *_tables(summary)]
     parts += [heading("All nodes"), _layers(nodes, plan)]
-    text = preformatted(inspected_text(inspected, nodes=False))
-    parts += [heading("Report"), folded("As printed", text)]
+    parts += [heading("Report"), folded("As printed", preformatted(report))]
     lead = "ONNX model" if plan is None else f"ONNX model, planned for {plan.profile}"
     return page(f"Model {file.path}", lead, parts)
 

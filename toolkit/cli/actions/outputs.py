@@ -1,0 +1,66 @@
+"""Files that commands write, and how commands end that cannot say what was asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from device.errors import ConfigError, TandemError
+from device.files import replacing
+from toolkit.errors import BuildError, NotComparedError
+
+NOT_TIMED = "{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
+
+
+def need_folders(*paths: Path | None) -> None:
+    """Refuse output files in missing folders, before work that can take long.
+
+    Raises BuildError.
+    """
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise BuildError(
+                f"{path} cannot be written: there is no folder {path.parent}; make it."
+            )
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically. Raises BuildError: it cannot be written."""
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as err:
+        raise BuildError(f"{path} cannot be written: {err.strerror}; use another place.") from err
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically. Raises ConfigError: it cannot be written."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): check the path."
+        ) from error
+
+
+def print_result(value: object, text: str, *, as_json: bool) -> None:
+    """Print a value as JSON, or what is said of it."""
+    click.echo(msgspec.json.encode(value).decode() if as_json else text)
+
+
+def print_page_path(html: Path | None, *, as_json: bool) -> None:
+    """Print where the HTML page is; JSON stays alone on standard output."""
+    if html is not None:
+        click.echo(f"wrote {html}", err=as_json)
+
+
+@contextmanager
+def status_2() -> Iterator[None]:
+    """End with status 2 where nothing can be said: 1 says that something differs or failed."""
+    try:
+        yield
+    except TandemError as error:
+        raise NotComparedError(str(error)) from error

@@ -1,0 +1,547 @@
+"""`tandem fleet`: sign releases, enrol devices, roll releases out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import click
+
+from toolkit.cli.command import (
+    FILE,
+    NEW_FILE,
+    NEW_FOLDER,
+    argument,
+    command,
+    group,
+    json_option,
+    option,
+    part,
+)
+from toolkit.cli.options.fleet import RegistryOptions, fleet_option, watch_option
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """Make FOLDER: keys, a repository without releases, certificates, the broker's configuration,
+    and what every board gets.
+
+    FOLDER/keys is encrypted with the passphrase in TANDEM_FLEET_PASSPHRASE, if there is one. Copy
+    FOLDER/trust to each board, and keep FOLDER/keys to yourself.
+
+    Example: tandem fleet init fleet --root-keys 3 --threshold 2
+    """
+
+    folder: Path = argument(type=NEW_FOLDER)
+    name: str | None = option("The fleet's name.  [default: that of the folder]")
+    root_keys: int = option(
+        "How many root keys there are; they sign all other keys.", min=1, max=16, default=1
+    )
+    threshold: int = option("How many of the root keys must sign.", min=1, max=16, default=1)
+    broker: str | None = option(
+        "The software of the fleet's MQTT broker, where devices find it, or both: rabbitmq, "
+        "192.168.1.10:8883, rabbitmq@192.168.1.10.  [default: mosquitto@127.0.0.1:8883]",
+        metavar="[mosquitto|rabbitmq][@]HOST:PORT",
+    )
+    hosts: tuple[str, ...] = option(
+        "Another name or address of the broker, for its certificate; repeatable.",
+        "--host", metavar="NAME",
+    )  # fmt: skip
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Make key and certificate of DEVICE here, for benches; -o is the folder to copy to the board.
+
+    Better let a board enrol itself (`tandem fleet identity expect`): its key never leaves it then.
+
+    Example: tandem fleet identity issue board-1 --fleet fleet -o board-1/
+    """
+
+    device: str = argument()
+    output: Path = option(None, "-o", "--output", type=NEW_FOLDER, required=True)
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate.
+
+    Example: tandem fleet identity expect board-1 board-2 --fleet fleet
+    """
+
+    devices: tuple[str, ...] = argument("DEVICE...", nargs=-1, required=False)
+    list_file: IO[str] | None = option(
+        "More ids, one a line; - for stdin.", "--list", type=click.File("r"), metavar="FILE"
+    )
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Shut DEVICE out of the broker and end its connections: it was lost, stolen or retired.
+
+    Example: tandem fleet identity revoke board-1 --fleet fleet
+    """
+
+    device: str = argument()
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class ListDevices:
+    """List the devices: expected, enrolled (until when) or revoked.
+
+    Example: tandem fleet identity list --fleet fleet
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+identity = group(
+    "identity",
+    """Issue, expect, list and revoke the certificates of devices.
+
+    Example: tandem fleet identity expect board-1 board-2 --fleet fleet
+    """,
+    (
+        command(Issue, "fleet.identity:issue"),
+        command(Expect, "fleet.identity:expect"),
+        command(Revoke, "fleet.identity:revoke"),
+        command(ListDevices, "fleet.identity:list_devices", name="list"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """Make a new key for ROLE (for root: new keys, as many as before), signed by root's keys.
+
+    Do this when a key may be known to others, and before the signature of root, targets or director
+    ends. Boards follow by themselves. The old files go to keys/retired.
+
+    Example: tandem fleet keys rotate director --fleet fleet
+    """
+
+    role: Literal["root", "targets", "snapshot", "timestamp", "director"] = argument()
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Show which devices are silent, and when signatures and certificates end.
+
+    Devices of one site that fell silent together are one row; they do not count for --check.
+    What `tandem fleet serve` renews by itself needs attention only if it did not. By a timer, use
+    --check --due: it prints nothing and exits with 0 while all is fine.
+
+    Example: tandem fleet status --fleet fleet --check --due
+    """
+
+    check: bool = option(
+        "Exit with 3 if something ends soon (30 days), with 4 if in 7 days or over."
+    )
+    due: bool = option("Show what needs attention alone.")
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish BUNDLE in the fleet's repository, signed by the targets key.
+
+    A device installs only what is published. The same bundle once more changes nothing; other
+    bytes need another version. The tag of a bundle in a registry is resolved once, now: what it
+    names later changes nothing.
+
+    Examples: tandem fleet publish person.bundle --fleet fleet; tandem fleet publish
+    oci://registry.example.com/robots/person:1.0 --fleet fleet
+    """
+
+    bundle: str = argument("BUNDLE|oci://HOST/NAME:TAG")
+    folder: Path = fleet_option()
+    registry: RegistryOptions = part()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Write the statement by which one device installs BUNDLE without a broker.
+
+    It goes to the device beside the bundle, over a serial line or UDP. The bundle is published in
+    the fleet's repository if it is not. The statement holds as long as the repository's timestamp.
+
+    Example: tandem fleet statement person.bundle --device cam-01 --out cam-01.statement
+    """
+
+    bundle: Path = argument(type=FILE)
+    device: str = option("The device that shall install it.", required=True, metavar="ID")
+    out: Path = option("The file to write.", type=NEW_FILE, required=True)
+    retry: bool = option("Also if the device has rolled it back before.")
+    gates: str = option(
+        "What the bundle must say of itself, such as task_score>=0.9, licence in [MIT].",
+        "--gate", default="", metavar="LIST",
+    )  # fmt: skip
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Sign the timestamp of the repository again, and the snapshot where it is due.
+
+    A device that finds no fresh timestamp installs nothing: run this from time to time, for
+    example by a timer. Prints until when each signature holds.
+
+    Example: tandem fleet refresh --fleet fleet
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Watch all devices, carry rollouts out and serve what devices fetch, until it is stopped.
+
+    It may be killed at any moment: what it decides is in the store before it is sent. A second
+    server on the same store stands by.
+
+    Example: tandem fleet serve --fleet fleet/
+    """
+
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What each device keeps to while it installs the release."""
+
+    window: str | None = option(
+        "Install only then, in the device's local time.", metavar="HH:MM-HH:MM"
+    )
+    confirm_after_s: float | None = option(
+        "Health that a device must show before it keeps the release.",
+        "--confirm-after", min=0.1, max=86400.0, metavar="S",
+    )  # fmt: skip
+    shadow_s: float = option(
+        "Shadow mode: time in which the new release sees the same live frames as the old one.",
+        "--shadow", min=0.0, max=86400.0, default=0.0, show_default=False, metavar="S",
+    )  # fmt: skip
+    max_bytes_per_s: int | None = option("Limit each device's download.", min=1024, metavar="N")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Roll a bundle out to the devices that it fits.
+
+    A gate's limit on latency, temperature or agreement is also told to each device, which then goes
+    back by itself.
+
+    Example: tandem fleet rollout start --bundle robot.bundle --groups canary,5%,rest --gate
+    "p95_latency_ms<30, errors<1%" --fleet fleet/
+    """
+
+    bundle: Path = option("What is rolled out.", type=FILE, required=True, metavar="FILE")
+    folder: Path = fleet_option()
+    groups: str = option(
+        "In this order: NAME (devices with the label group=NAME, or one of this id), KEY=VALUE, "
+        "N%, rest.", default="rest", metavar="LIST",
+    )  # fmt: skip
+    gates: str = option(
+        "What the bundle must say of itself, and each group have measured before the next begins.",
+        "--gate", default="", metavar="LIST",
+    )  # fmt: skip
+    requires: str = option(
+        "What a device must be, such as jetpack>=6,dla_cores>=1,label.site=lab.",
+        "--require", default="", metavar="LIST",
+    )  # fmt: skip
+    rate: str | None = option(
+        "Devices a minute; 10/min,x2/50,max=1000 doubles after each 50 that are live. By default "
+        "what a server carries, by the size of the bundle.", metavar="N/min",
+    )  # fmt: skip
+    success: str = option(
+        "Minimum share of a group that must be live before the next begins.",
+        default="90%",
+        metavar="N%",
+    )
+    max_failures: str = option(
+        "Maximum share of each group, or number of devices in all, that may fail.",
+        default="10%", metavar="N%|N",
+    )  # fmt: skip
+    on_failure: Literal["pause", "rollback"] = option(
+        "What is done above that, or if a gate does not hold.", default="pause"
+    )
+    approval: bool = option("Wait after each group for `tandem fleet rollout approve`.")
+    timeout_s: float = option(
+        "Time limit of each device for its final answer.",
+        "--timeout", min=1.0, default=3600.0, metavar="S",
+    )  # fmt: skip
+    policy: PolicyOptions = part()
+    no_late_joiners: bool = option(
+        "Leave devices out that appear later. They enter the group rest otherwise."
+    )
+    retry: bool = option("Try it also where it was rolled back before.")
+    dry_run: bool = option("Say what would be done, and to whom not and why.")
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """List all rollouts, or show the groups and failures of rollout N.
+
+    With --watch it goes on until the rollout has ended.
+
+    Example: tandem fleet rollout status 3 --fleet fleet/ --watch
+    """
+
+    number: int | None = argument("[N]", required=False, min=1)
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+    watch: bool = watch_option()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to rollout N."""
+
+    number: int = argument("N", min=1)
+    folder: Path = fleet_option()
+
+
+# The word of an order -> its help.
+ORDERS = {
+    "pause": "Send nothing more of rollout N until it is resumed. Devices finish what they have "
+    "begun.",
+    "resume": "Go on with rollout N. The failures so far are tolerated, and its group passes as it "
+    "is.",
+    "approve": "Let the next group of rollout N begin.",
+    "abort": "End rollout N. Devices keep what they have, and finish what they have begun.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Take every device of rollout N, the newest without N, back to the release before.
+
+    They have it in their other slot: no byte is sent again. Devices that a newer rollout has taken
+    over stay as they are.
+
+    Example: tandem fleet rollback --fleet fleet/
+    """
+
+    number: int | None = argument("[N]", required=False, min=1)
+    folder: Path = fleet_option()
+
+
+rollout = group(
+    "rollout",
+    """Roll a release out, group by group.
+
+    Example: tandem fleet rollout status 3 --fleet fleet/ --watch
+    """,
+    (
+        command(Start, "fleet.rollout:start"),
+        command(RolloutStatus, "fleet.rollout:status"),
+        *(
+            command(
+                Order,
+                "fleet.rollout:give_order",
+                name=word,
+                text=f"{text}\n\nExample: tandem fleet rollout {word} 3 --fleet fleet/",
+            )
+            for word, text in ORDERS.items()
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """List the devices of the fleet: what they run, and how far an update is.
+
+    Example: tandem fleet devices --fleet fleet/ --where label.site=lab --watch
+    """
+
+    folder: Path = fleet_option()
+    where: str = option(
+        "Only devices that fulfil all of it, such as jetpack>=6,label.site=lab.",
+        default="", metavar="LIST",
+    )  # fmt: skip
+    state: str | None = option(
+        "Only devices that are online, silent, stopped, lost...", metavar="STATE"
+    )
+    phase: str | None = option(
+        "Only devices in this phase of their rollout: live, failed, ...", metavar="PHASE"
+    )
+    number: int | None = option("Only devices of this rollout.", "--rollout", min=1, metavar="N")
+    as_json: bool = json_option("Print JSON.")
+    watch: bool = watch_option()
+
+
+@dataclass(frozen=True, slots=True)
+class ShowDevice:
+    """Show all that is known of the device ID.
+
+    Example: tandem fleet device show board-1 --fleet fleet/ --watch
+    """
+
+    device: str = argument("ID")
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+    watch: bool = watch_option()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Give the device ID labels, or take them away (KEY=).
+
+    They are above those that the device has of itself. Groups of rollouts are chosen by them.
+
+    Example: tandem fleet device label board-1 group=canary --fleet fleet/
+    """
+
+    device: str = argument("ID")
+    labels: tuple[str, ...] = argument("KEY=VALUE...", nargs=-1)
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """Have the device ID do the operation OP once.
+
+    Operations: restart; pipeline state=running|stopped; snapshot [camera= width= quality=];
+    log [lines= source=all|agent|pipeline]; logs [seconds=], for `tandem fleet logs -f` to follow
+    its lines; report; reboot, where agent.toml allows it.
+
+    Example: tandem fleet device run board-1 log lines=50 --fleet fleet/
+    """
+
+    device: str = argument("ID")
+    op: str = argument("OP")
+    words: tuple[str, ...] = argument("[KEY=VALUE...]", nargs=-1, required=False)
+    folder: Path = fleet_option()
+    wait_s: float = option(
+        "Time to wait for the result; 0: do not wait.",
+        "--wait", min=0.0, default=60.0, metavar="S",
+    )  # fmt: skip
+    expires_s: float = option(
+        "A device that receives it later does not execute it.",
+        "--expires", min=1.0, max=30 * 86400.0, default=300.0, metavar="S",
+    )  # fmt: skip
+    output: Path | None = option(
+        "Write the picture of a snapshot, or the result in JSON, to this file.",
+        "-o", "--output", type=NEW_FILE, metavar="FILE",
+    )  # fmt: skip
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Show the commands of the device ID that have ended, and clear them from the broker.
+
+    `tandem fleet device run` clears those for whose end it has waited.
+
+    Example: tandem fleet device clear board-1 --fleet fleet/
+    """
+
+    device: str = argument("ID")
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+device = group(
+    "device",
+    """Show and label one device.
+
+    Example: tandem fleet device show board-1 --fleet fleet/
+    """,
+    (
+        command(ShowDevice, "fleet.devices:show_device", name="show"),
+        command(Label, "fleet.devices:label"),
+        command(RunCommand, "fleet.devices:run_command", name="run"),
+        command(Clear, "fleet.devices:clear"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Print what rollouts did to the device ID; with -f also its messages as they come.
+
+    Example: tandem fleet logs board-1 --fleet fleet/ -f
+    """
+
+    device: str = argument("ID")
+    folder: Path = fleet_option()
+    follow: bool = option("Go on with what the device says, until Ctrl-C.", "-f", "--follow")
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyAudit:
+    """Check that no row of the log was changed, taken out or put in.
+
+    Each row holds the hash of the one before. Note the hash that is printed somewhere else: with
+    --head it shows later that the end of the log was not cut off.
+
+    Example: tandem fleet audit verify --fleet fleet/ --head 5f3a...
+    """
+
+    folder: Path = fleet_option()
+    head: str = option(
+        "A hash that was printed before: it must still be in the log.", default="", metavar="HASH"
+    )
+    as_json: bool = json_option("Print JSON.")
+
+
+keys = group(
+    "keys",
+    """Replace the fleet's keys.
+
+    Example: tandem fleet keys rotate director --fleet fleet
+    """,
+    [command(Rotate, "fleet.trust:rotate")],
+)
+audit = group(
+    "audit",
+    """Check the audit log.
+
+    Example: tandem fleet audit verify --fleet fleet/
+    """,
+    [command(VerifyAudit, "fleet.logs:verify")],
+)
+fleet = group(
+    "fleet",
+    """Sign releases, enrol devices, and roll releases out, group by group.
+
+    \b
+    Examples:
+      tandem fleet init fleet --root-keys 3 --threshold 2
+      tandem fleet publish person.bundle --fleet fleet
+      tandem fleet devices --fleet fleet --watch
+      tandem fleet refresh --fleet fleet
+      tandem fleet status --fleet fleet
+    """,
+    (
+        command(Init, "fleet.trust:init"),
+        identity,
+        keys,
+        command(Status, "fleet.status:status"),
+        command(Publish, "fleet.trust:publish"),
+        command(Statement, "fleet.trust:statement"),
+        command(Refresh, "fleet.trust:refresh"),
+        command(Serve, "fleet.serve:serve"),
+        rollout,
+        command(Rollback, "fleet.rollout:rollback"),
+        command(Devices, "fleet.devices:devices"),
+        device,
+        command(Logs, "fleet.logs:logs"),
+        audit,
+    ),
+)
