@@ -83,6 +83,10 @@ def calibrate(
     _need_the_graph(profile, cache or qdq, adjusted_model)
     need_folders(out, cache, qdq, adjusted_model, html)
 
+    from toolkit.graph import native
+
+    native.start()
+
     from calibration.trt_cache import DEFAULT_TENSORRT, cache_version, cache_warning
     from toolkit.cli.actions.calibrate import (
         CalibrateRequest,
