@@ -303,14 +303,16 @@ def _coarser(counts: NDArray[np.int32]) -> NDArray[np.int64]:
     octaves = counts[_SPARE:].reshape(OCTAVES, _OCTAVE)
     bins = np.empty(ALL_BINS, np.int64)
     bins[0] = counts[:_SPARE].sum(dtype=np.int64)
-    for low in range(_LOG2_BINS - 1):
-        bins[1 << low : 2 << low] = octaves[low].reshape(1 << low, -1).sum(axis=1, dtype=np.int64)
     bins[_OCTAVE:] = octaves[_LOG2_BINS - 1 :].reshape(-1)
+    lower = octaves[: _LOG2_BINS - 1].astype(np.int64)
+    for low in reversed(range(_LOG2_BINS - 1)):  # one has half as many bins as the one above it
+        lower = _paired(lower[: low + 1])
+        bins[1 << low : 2 << low] = lower[low]
     return bins
 
 
 def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    sums: NDArray[np.int64] = counts.reshape(-1, 2).sum(axis=1)
+    sums: NDArray[np.int64] = counts[..., ::2] + counts[..., 1::2]
     return sums
 
 

@@ -135,21 +135,24 @@ def command(
     options: type[Any],
     action: str,
     *,
+    first: str = "",
     name: str = "",
     text: str = "",
     cls: type[click.Command] = Command,
 ) -> click.Command:
     """Return the command of a dataclass; `action`: `module:function` below toolkit.cli.actions.
 
-    The function takes a value of the dataclass. `name`: by default that of the function. `text`: by
-    default the docstring of the dataclass; its last paragraph, the example, is the epilog.
+    The function takes a value of the dataclass. `first`: `package.module:function` that is called
+    before the action's module is loaded, for what can run beside its imports. `name`: by default
+    that of the function. `text`: by default the docstring of the dataclass; its last paragraph, the
+    example, is the epilog.
     """
     text, epilog = _split(text or inspect.getdoc(options) or "")
     return cls(
         name or action.partition(":")[2],
         params=list(_parameters(options, "")),
         help=text,
-        callback=partial(_act, options, action),
+        callback=partial(_act, options, action, first),
         epilog=epilog,
     )
 
@@ -174,9 +177,17 @@ def given(name: str) -> bool:
     return source is not click.core.ParameterSource.DEFAULT
 
 
-def _act(options: type[Any], action: str, **values: object) -> None:
-    module, _, function = action.partition(":")
-    getattr(import_module(f"toolkit.cli.actions.{module}"), function)(_value(options, values))
+def _act(options: type[Any], action: str, first: str, **values: object) -> None:
+    if first:
+        _function(first)()
+    _function(f"toolkit.cli.actions.{action}")(_value(options, values))
+
+
+def _function(name: str) -> Callable[..., None]:
+    """Return a function by `package.module:function`."""
+    module, _, function = name.partition(":")
+    loaded: Callable[..., None] = getattr(import_module(module), function)
+    return loaded
 
 
 def _value(options: type[T], values: Mapping[str, object]) -> T:

@@ -143,15 +143,22 @@ class _Child:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy would start more, for nothing
         )
         atexit.register(self.end)
+        self._is_ready = False
+
+    def wait(self) -> None:
+        """Return when it takes requests; raises ImportModelError: it does not start."""
+        if self._is_ready:
+            return
         try:
             _read(self._pipe(), len(READY), time.monotonic() + MAX_START_SECONDS)
         except (EOFError, TimeoutError) as err:
             self.end()
             raise ImportModelError(
                 f"the child process that runs ONNX does not start within "
-                f"{size_text(limit_bytes)} and {MAX_START_SECONDS:.0f} s; "
+                f"{size_text(self.limit_bytes)} and {MAX_START_SECONDS:.0f} s; "
                 "raise the limit with `tandem build --max-memory`"
             ) from err
+        self._is_ready = True
 
     def _pipe(self) -> int:
         assert self.process.stdout is not None
@@ -186,6 +193,7 @@ def _call(
     data = proto.SerializeToString()
     with _LOCK:
         child = _child()
+        child.wait()
         try:
             status, answer = _exchange(child, request, data)
         except (EOFError, BrokenPipeError, ConnectionError) as err:
@@ -228,6 +236,12 @@ def _more(limit_bytes: int) -> str:
     return (
         ", or raise the limit with `tandem build --max-memory`" if below else ", or export it again"
     )
+
+
+def start() -> None:
+    """Start the child now, for a model that is read soon: it imports onnx beside this process."""
+    with _LOCK:
+        _child()
 
 
 def _child() -> _Child:

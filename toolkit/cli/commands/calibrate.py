@@ -39,4 +39,4 @@ class Calibrate:
     as_json: bool = json_option(group="Output")
 
 
-calibrate = command(Calibrate, "calibrate:calibrate")  # fmt: skip
+calibrate = command(Calibrate, "calibrate:calibrate", first="toolkit.graph.native:start")

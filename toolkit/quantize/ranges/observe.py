@@ -1,9 +1,11 @@
 """Run a graph with every activation as an output, for calibration."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from toolkit.graph.run_limit import limited_run
 THREADS = 2
 """Samples run at the same time; each takes the memory of its activations."""
 
+_ALIGNED = 64  # bytes
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
 
@@ -149,16 +152,22 @@ class ActivationRunner:
         return self._with_fed(dict(preallocated.arrays), feeds)
 
     def _preallocate(self) -> "_Preallocated":
-        """Preallocate all results; nothing if a shape is dynamic."""
+        """Preallocate all results in one block, of large pages; nothing if a shape is dynamic."""
         outputs = {output.name: output for output in self._session.get_outputs()}
         arrays: dict[str, np.ndarray] = {}
         binding = self._session.io_binding()
+        sizes: dict[str, tuple[np.dtype[Any], list[int], int]] = {}
         for name in self._computed:
             dtype, shape = _DTYPES.get(outputs[name].type), outputs[name].shape
             if dtype is None or not all(isinstance(size, int) and size >= 0 for size in shape):
                 return _Preallocated(binding, {})
-            arrays[name] = array = np.empty(shape, dtype)
-            binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
+            sizes[name] = (np.dtype(dtype), shape, math.prod(shape) * np.dtype(dtype).itemsize)
+        ends = [*accumulate(-(-size // _ALIGNED) * _ALIGNED for *_, size in sizes.values())]
+        block = np.empty(ends[-1] if ends else 0, np.uint8)
+        for (name, (kind, shape, size)), start in zip(sizes.items(), [0, *ends], strict=False):
+            array = block[start : start + size].view(kind).reshape(shape)
+            arrays[name] = array
+            binding.bind_output(name, "cpu", 0, kind.type, array.shape, array.ctypes.data)
         return _Preallocated(binding, arrays)
 
     def _with_fed(

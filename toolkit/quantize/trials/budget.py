@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from calibration.budget import Budget, BudgetResult, largest_int8_share
 from calibration.errors import CalibrationError
@@ -10,7 +11,9 @@ from pipelines.config import ModelConfig
 from toolkit.quantize.corrections.corrections import FinalFit
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
-from toolkit.quantize.trials.score import HeldOut, load_held_out
+
+if TYPE_CHECKING:
+    from toolkit.quantize.trials.score import HeldOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,12 @@ class BudgetSearch:
     labels: tuple[str, ...]
 
     @property
-    def held_out(self) -> HeldOut | None:
+    def held_out(self) -> "HeldOut | None":
         """The labelled scenes, if the metric needs them."""
         if self.budget.metric != "map50" or self.detector is None:
             return None
+        from toolkit.quantize.trials.score import load_held_out  # the decoders of pipelines
+
         return load_held_out(self.labels)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,8 +34,10 @@ from toolkit.quantize.loss.judge import Judgement, error_of, judge
 from toolkit.quantize.loss.metrics import powers
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
-from toolkit.quantize.trials.score import HeldOut, score
 from toolkit.quantize.trials.trial import TrialModel
+
+if TYPE_CHECKING:
+    from toolkit.quantize.trials.score import HeldOut
 
 Sample = Mapping[str, NDArray[Any]]
 Measure = Callable[[Assignment, frozenset[str]], float]
@@ -244,7 +246,7 @@ class Material:
     noise: OutputNoise
     samples: SampleSelection = field(default_factory=lambda: ALL)
     detector: ModelConfig | None = None
-    held_out: HeldOut | None = None
+    held_out: "HeldOut | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,8 @@ def _map50(material: Material) -> Measure:
             "map50 needs to know how detections are read and what the pictures truly show: give a "
             "detector's model file with a folder that holds the truth, or take sqnr or cosine"
         )
+    from toolkit.quantize.trials.score import score  # the decoders of pipelines
+
     trial = material.noise.trial
     (name,) = trial.inputs
 
