@@ -1,8 +1,9 @@
 """Segments of a placement: valid, and the fewest there can be."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from types import FrameType
 
 import numpy as np
@@ -12,6 +13,7 @@ from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_
 from toolkit.partition.solver.assess import assess, bad_components
 from toolkit.partition.solver.problem import Flow, Network, Problem, Task
 from toolkit.partition.solver.segmentation import components, segments_of
+from toolkit.partition.solver.solve import solve
 
 
 def random_case(rng: np.random.Generator, processors: tuple[str, ...]):
@@ -64,17 +66,8 @@ def test_pieces_are_connected_and_whole(rng):
         assert len(set(owner.values())) == len(found)
 
 
-def _calls_of_assessment(tasks: int) -> int:
-    """Return the calls of Python that the figures of a chain take whose tasks take turns."""
-    names = [f"t{number}" for number in range(tasks)]
-    network = Network(
-        "chain",
-        tuple(Task(name, {"gpu": 2.0, "dla0": 1.0}) for name in names),
-        tuple(Flow(a, a, (b,), bytes=4) for a, b in pairwise(names)),
-    )
-    problem = Problem((network,), ("gpu", "dla0"))
-    placement = dict(zip(names, cycle(("gpu", "dla0")), strict=False))
-    assert len(network.graph.parents) == tasks  # found once
+def _calls(function: Callable[[], object]) -> int:
+    """Return the calls of Python that a function takes."""
     count = 0
 
     def on_event(frame: FrameType, event: str, argument: object) -> None:
@@ -83,14 +76,55 @@ def _calls_of_assessment(tasks: int) -> int:
 
     sys.setprofile(on_event)
     try:
-        cost = assess(problem, network, placement)
-        bad = list(bad_components(problem, network, placement))
+        function()
     finally:
         sys.setprofile(None)
-    assert len(cost.segments) == tasks
-    assert not bad
     return count
 
 
-def test_twice_the_tasks_take_about_twice_the_calls() -> None:
-    assert _calls_of_assessment(400) <= 2.3 * _calls_of_assessment(200)
+def _turns(tasks: int, batches: int = 1) -> tuple[Problem, dict[str, str]]:
+    """A chain whose tasks take turns on both processors; those of the DLA have several batches."""
+    names = [f"t{number}" for number in range(tasks)]
+    network = Network(
+        "chain",
+        tuple(
+            Task(name, {"gpu": 2.0, "dla0": 1.0}, lane=str(number // 2 % batches))
+            for number, name in enumerate(names)
+        ),
+        tuple(Flow(a, a, (b,), bytes=4) for a, b in pairwise(names)),
+    )
+    assert len(network.graph.parents) == tasks  # found once
+    placement = dict(zip(names, cycle(("gpu", "dla0")), strict=False))
+    return Problem((network,), ("gpu", "dla0")), placement
+
+
+def _calls_of_assessment(tasks: int, batches: int) -> int:
+    problem, placement = _turns(tasks, batches)
+    (network,) = problem.networks
+
+    def assess_all() -> None:
+        assert len(assess(problem, network, placement).segments) == tasks
+        assert not list(bad_components(problem, network, placement))
+
+    return _calls(assess_all)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_twice_the_tasks_take_about_twice_the_calls(batches: int) -> None:
+    assert _calls_of_assessment(400, batches) <= 2.3 * _calls_of_assessment(200, batches)
+
+
+def _calls_of_search(tasks: int) -> int:
+    """Of one that ends at its bound: no crossing pays, whatever the islands are."""
+    network = _turns(tasks)[0].networks[0]
+    flows = tuple(replace(f, crossing_us={"to_dla": 9.0, "to_gpu": 9.0}) for f in network.flows)
+    alone = [replace(t, time_us={"gpu": 2.0}) for t in network.tasks[::2]]
+    rows = tuple(chain.from_iterable(zip(alone, network.tasks[1::2], strict=True)))
+    problem = Problem((replace(network, tasks=rows, flows=flows),), ("gpu", "dla0"))
+    value = 2.0 * tasks
+    return _calls(lambda: solve(problem, "latency", below=0.9 * value))
+
+
+def test_a_search_that_its_bound_ends_tries_no_island_by_itself() -> None:
+    _calls_of_search(2)  # imports
+    assert _calls_of_search(80) <= 2.3 * _calls_of_search(40)

@@ -215,21 +215,19 @@ def crossings_of(
     segment_of = {task: index for index, segment in enumerate(segments) for task in segment.tasks}
     for flow in network.flows:
         source: Processor = "gpu" if flow.source is None else placed[flow.source]
+        away = [target for target in flow.targets if placed[target] != source]
         first: dict[Direction, int] = {}
-        for target in flow.targets:
+        for target in away:
             direction = direction_of(source, placed[target])
-            if direction is not None:
-                first[direction] = min(segment_of[target], first.get(direction, len(segments)))
+            first[direction] = min(segment_of[target], first.get(direction, len(segments)))
         if flow.output and source != "gpu":
             first.setdefault("to_gpu", len(segments))
         for direction, before in first.items():
             yield Crossing(flow, direction, before)
 
 
-def direction_of(source: Processor, target: Processor) -> Direction | None:
-    """Return the direction between two processors, None on the same one."""
-    if source == target:
-        return None
+def direction_of(source: Processor, target: Processor) -> Direction:
+    """Return the direction between two processors."""
     if target == "gpu":
         return "to_gpu"
     return "to_dla" if source == "gpu" else "between_dlas"

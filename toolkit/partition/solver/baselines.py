@@ -1,6 +1,7 @@
 """Placements without a solver: baselines of a plan, and starting points of the solver."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from device.engine.manifest import Processor
 from toolkit.partition.solver.assess import Cost, assess, dlas, overloads, value_of, violations
@@ -24,6 +25,7 @@ def dla_with_fallback(problem: Problem) -> Placement:
     return _placed(problem, preferred)
 
 
+@lru_cache(maxsize=1)  # a plan shows the one that its search began with
 def greedy(problem: Problem, objective: Objective) -> Placement:
     """Move the DLA segments of `dla_with_fallback` from the GPU to the DLA, the largest first.
 

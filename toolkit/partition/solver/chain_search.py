@@ -342,9 +342,7 @@ def _crossings(problem: Problem, network: Network, cut: int) -> tuple[tuple[floa
             alive.append(flow)
     return tuple(
         tuple(
-            sum(crossing_cost(f.crossing_us, d) for f in alive)
-            if (d := direction_of(a, b)) is not None
-            else 0.0
+            0.0 if a == b else sum(crossing_cost(f.crossing_us, direction_of(a, b)) for f in alive)
             for b in problem.processors
         )
         for a in problem.processors

@@ -124,7 +124,7 @@ class Limits:
     min_segment_us: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # two are equal if they are one
 class Problem:
     """Networks, their shared processors, and common limits.
 

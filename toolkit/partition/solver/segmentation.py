@@ -74,11 +74,13 @@ def _search(
     if len(kinds) <= 2:
         return _alternating(graph, lanes, kinds, segment_us)
     all_tasks = (1 << len(lanes)) - 1
-    queue: list[tuple[float, int, int, int]] = [(0.0, 0, 0, 0)]  # cost, segments, number, done
+    first = sum(1 << index for index, parents in enumerate(graph.parents) if not parents)
+    tasks_of = {lane: sum(1 << i for i, home in enumerate(lanes) if home == lane) for lane in kinds}
+    queue = [(0.0, 0, 0, 0, first)]  # cost, segments, number, done, ready
     runs: list[_Path | None] = [None]
     settled: set[int] = set()
     while queue:
-        cost, count, number, done = heapq.heappop(queue)
+        cost, count, number, done, ready = heapq.heappop(queue)
         run = runs[number]
         if done == all_tasks:
             return _path(run)
@@ -86,15 +88,12 @@ def _search(
             continue
         settled.add(done)
         for lane in kinds:
-            members = (
-                () if run is not None and run.lane == lane else _ready(graph, lanes, lane, done)
-            )
-            if not members:
+            if not ready & tasks_of[lane] or (run is not None and run.lane == lane):
                 continue
-            after = done | sum(1 << index for index in members)
+            members, after, later = _run(graph, tasks_of[lane], done, ready)
             runs.append(_Path(lane, members, run))
-            entry = (cost + segment_us.get(lane[0], 0.0), count + 1, len(runs) - 1, after)
-            heapq.heappush(queue, entry)
+            start_us = segment_us.get(lane[0], 0.0)
+            heapq.heappush(queue, (cost + start_us, count + 1, len(runs) - 1, after, later))
         if len(settled) > _MAX_STATES:
             queue = [max(queue, key=lambda entry: entry[3].bit_count())]
     return []
@@ -133,24 +132,30 @@ def _steps(graph: TaskGraph, lanes: Sequence[Lane], first: Lane) -> list[int]:
     """Return the step of each task where two lanes take turns, each running all that is ready."""
     steps: list[int] = []
     for lane, parents in zip(lanes, graph.parents, strict=True):
-        step = 0 if lane == first else 1
+        turn = step = 0 if lane == first else 1
         for parent in parents:
-            earliest = steps[parent] if lanes[parent] == lane else steps[parent] + 1
-            step = max(step, earliest)
-        steps.append(step)
+            step = max(step, steps[parent])
+        steps.append(step + (step - turn) % 2)  # the next step of its lane
     return steps
 
 
-def _ready(graph: TaskGraph, lanes: Sequence[Lane], lane: Lane, done: int) -> tuple[int, ...]:
-    """Return all tasks that can run on `lane` without leaving it, after those that are done."""
+def _run(graph: TaskGraph, lane: int, done: int, ready: int) -> tuple[tuple[int, ...], int, int]:
+    """Run all tasks of a lane that can run without leaving it.
+
+    `lane`, `done` and `ready` are sets of tasks, as bits. Returns the tasks in order, and what is
+    done and ready afterwards.
+    """
     members: list[int] = []
-    for index, home in enumerate(lanes):
-        if home != lane or done >> index & 1:
-            continue
-        if all(done >> parent & 1 for parent in graph.parents[index]):
-            members.append(index)
-            done |= 1 << index
-    return tuple(members)
+    while here := ready & lane:
+        bit = here & -here
+        index = bit.bit_length() - 1
+        members.append(index)
+        done |= bit
+        ready ^= bit
+        for child in graph.children[index]:
+            if all(done >> parent & 1 for parent in graph.parents[child]):
+                ready |= 1 << child
+    return tuple(sorted(members)), done, ready
 
 
 def _path(run: _Path | None) -> list[tuple[Lane, tuple[int, ...]]]:

@@ -105,13 +105,16 @@ class _Search:
         problem = self._problem
         for placement in (*starts, gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
+        relaxed = self._program.program.relaxed(self._program.goal)
+        if relaxed is not None:
+            self.bound = max(self.bound, relaxed[1])
+            if self._none_is_better(below):
+                return
         self.consider(greedy(problem, self._objective))
-        if (relaxed := self._program.program.relaxed(self._program.goal)) is not None:
-            values, bound = relaxed
-            self.bound = max(self.bound, bound)
+        if relaxed is not None:
             if self._over(below):
                 return
-            self._try_rounding(values)
+            self._try_rounding(relaxed[0])
         if not starts:
             self._try_intervals()
         if self._over(below):
@@ -141,13 +144,16 @@ class _Search:
                 for placed in list(interval_placements(self._problem, network, score)):
                     self.consider({**self._rest(), network.name: placed})
 
-    def _over(self, below: float | None) -> bool:
-        """Whether the search may end: no value `below` is possible, or the best is enough."""
+    def _none_is_better(self, below: float | None) -> bool:
+        """Whether no value is possible that is below the best so far, or below `below`."""
         if self.best is None:
             return False
-        if below is not None and self.bound >= below:
-            return True
-        return self._enough is not None and self._value() <= self._enough
+        return self.bound >= (self.best[2] if below is None else min(self.best[2], below))
+
+    def _over(self, below: float | None) -> bool:
+        """Whether the search may end: none is better, or the best is enough."""
+        enough = self._enough is not None and self._value() <= self._enough
+        return enough or self._none_is_better(below)
 
     def _try_rounding(self, values: Values) -> None:
         """Round the linear relaxation, of each network in turn with the others fixed."""
