@@ -1,34 +1,37 @@
 """Fit the intervals of predictions to the errors of held-out rows, for `scripts/fit_costs.py`.
 
-Normalised conformal prediction: errors divided by a scale have quantiles; the scale is log-linear
-in the distances from the fit. Rows of one source on one board at one precision are alike: together
-they weigh as the square root of their number.
+Conformal prediction: quantiles of errors of rows that their prediction did not know; of the GPU,
+of rows like the figure. Rows of one source on one board at one precision are alike: together they
+weigh as the square root of their number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cache
+from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from device.profile import load_profile
 from scripts.cost_result import Prediction
 from scripts.cost_rows import Case
-from toolkit.partition.costs.errors import Distance, ErrorScale, Part, distances, spread_of
-from toolkit.partition.costs.gpu import Array
+from toolkit.partition.costs.errors import (
+    TAIL,
+    Distance,
+    ErrorRow,
+    ErrorRows,
+    Errors,
+    ErrorScale,
+    Part,
+    Spread,
+    distances,
+    weighted_quantile,
+    widening,
+)
+from toolkit.partition.costs.gpu import Array, TimeShares
 
 PARTS_OF: dict[str, Part] = {"gpu": "gpu", "dla0": "dla", "2dla": "dla"}
-DISTANCES: tuple[Distance, ...] = get_args(Distance)
-# The share of rows beyond each bound. Below a tenth: boards and networks that are left out of the
-# bounds, too, have their own offsets (tests/partition/test_cost_errors.py).
-TAIL = 0.08
-RIDGE = 1.0  # keeps factors of few rows near 1
-LARGEST = 2.0  # of the logarithm of a factor
-# A board, and a precision that is not FP16, count at least this, whatever the few rows show.
-FARTHER = 1.1
-AT_LEAST: frozenset[Distance] = frozenset({"board", "generation", "int8", "int8_elsewhere", "fp32"})
 OWN_ROWS = 10  # of a board, that weigh as much as all others do
 
 Left = Literal["model", "device", "all"]
@@ -43,6 +46,19 @@ class Error:
     apart: frozenset[Distance]
     left_out: Left
     ratio: float
+    shares: TimeShares | None = None
+
+    @property
+    def network(self) -> str:
+        """The network that the row's network or part of one belongs to."""
+        return self.case.network.partition(":")[0]
+
+    @property
+    def row(self) -> ErrorRow:
+        """A row of the GPU as it is compared."""
+        assert self.shares is not None
+        sm = _sm(self.case.device) or 0
+        return ErrorRow(sm, self.case.precision, "batch" in self.apart, self.shares)
 
     @property
     def cluster(self) -> tuple[str, ...]:
@@ -74,99 +90,90 @@ def _error(row: Prediction, value: float | None, left_out: Left, fitted: set[str
     part = PARTS_OF.get(case.engine)
     if part is None or value is None:
         return None
+    if part != "gpu":
+        return Error(part, case, frozenset(), left_out, case.value / value)
     apart = distances(
-        row.kinds,
         case.precision,
+        batch=case.batch > 1,
         board_fitted=case.device in fitted,
         generation_fitted=_sm(case.device) in {_sm(device) for device in fitted},
+        network_fitted=left_out != "model",
     )
-    return Error(part, case, apart if part == "gpu" else frozenset(), left_out, case.value / value)
+    return Error(part, case, apart, left_out, case.value / value, row.shares)
 
 
+@cache
 def _sm(device: str) -> int | None:
     return load_profile(device).sm
 
 
-def error_scales(errors: Sequence[Error]) -> dict[Part, ErrorScale]:
-    """Return the scales of all parts."""
-    parts = sorted({error.part for error in errors})
-    return {part: _scale([error for error in errors if error.part == part]) for part in parts}
+def errors_file(errors: Sequence[Error]) -> Errors:
+    """Return the errors of all parts, as they are kept."""
+    return Errors(
+        gpu=tuple(gpu_rows(_of("gpu", errors))),
+        dla=_scale(_of("dla", errors)),
+        power=_scale(_of("power", errors)),
+    )
+
+
+def _of(part: Part, errors: Sequence[Error]) -> list[Error]:
+    return [error for error in errors if error.part == part]
+
+
+def gpu_rows(errors: Sequence[Error]) -> Iterator[ErrorRow]:
+    """Yield rows of the GPU with their errors and weights."""
+    for error, weight in zip(errors, _weights(errors), strict=True):
+        row = error.row
+        shares = TimeShares(*(round(share, 3) for share in row.shares))
+        size = round(float(np.log(error.ratio)) / widening(error.apart), 4)
+        yield ErrorRow(row.sm, row.precision, row.batch, shares, size, round(weight, 4))
+
+
+def _weights(errors: Sequence[Error]) -> list[float]:
+    count = Counter(error.cluster for error in errors)
+    return [float(count[error.cluster] ** -0.5) for error in errors]
 
 
 def _scale(errors: Sequence[Error]) -> ErrorScale:
-    logs = np.log([error.ratio for error in errors])
-    count = Counter(error.cluster for error in errors)
-    weight = np.array([count[error.cluster] ** -0.5 for error in errors])
-    present = [d for d in DISTANCES if any(d in error.apart for error in errors)]
-    design = np.array([[1.0, *(d in error.apart for d in present)] for error in errors])
-    fitted = _log_linear(design, np.abs(logs), weight / np.mean(weight), present)
-    scaled = logs * np.exp(-(design @ fitted))
-    low, high = (_quantile(scaled, weight, tail) for tail in (TAIL, 1 - TAIL))
-    usual = float(np.average(np.abs(scaled), weights=weight))
+    logs: Array = np.log([error.ratio for error in errors])
+    weights = np.array(_weights(errors))
+    scale = float(np.average(np.abs(logs), weights=weights))
+    scaled = logs / scale
     boards = {}
     for board in sorted({error.case.device for error in errors}):
-        own = np.abs(scaled[[error.case.device == board for error in errors]]) / usual
+        own = np.abs(scaled[[error.case.device == board for error in errors]])
         boards[board] = max(1.0, (OWN_ROWS + float(np.sum(own))) / (OWN_ROWS + len(own)))
     return ErrorScale(
         rows=len(errors),
-        scale=round(float(np.exp(fitted[0])), 4),
-        low=round(low, 3),
-        high=round(high, 3),
-        factors={d: round(float(np.exp(f)), 3) for d, f in zip(present, fitted[1:], strict=True)},
+        scale=round(scale, 4),
+        low=round(weighted_quantile(scaled, weights, TAIL), 3),
+        high=round(weighted_quantile(scaled, weights, 1 - TAIL), 3),
         boards={board: round(factor, 3) for board, factor in boards.items()},
     )
 
 
-def _log_linear(design: Array, sizes: Array, weight: Array, names: Sequence[Distance]) -> Array:
-    """Return the logarithm of the scale and of the factors: likeliest for Laplace errors."""
-
-    def cost(values: Array) -> tuple[float, Array]:
-        log_scale = design @ values
-        scaled = sizes * np.exp(-log_scale)
-        slope = design.T @ (weight * (1 - scaled))
-        slope[1:] += 4 * RIDGE * values[1:]
-        total = np.sum(weight * (log_scale + scaled)) + 2 * RIDGE * np.sum(values[1:] ** 2)
-        return float(total), slope
-
-    least = [np.log(FARTHER) if name in AT_LEAST else 0.0 for name in names]
-    start = np.array([np.log(np.mean(sizes)), *least])
-    bounds = [(None, None), *((low, LARGEST) for low in least)]
-    return np.asarray(minimize(cost, start, jac=True, bounds=bounds, method="L-BFGS-B").x)
+Judged = tuple[Error, Spread]
 
 
-def _quantile(values: Array, weight: Array, share: float) -> float:
-    order = np.argsort(values)
-    below = np.cumsum(weight[order]) - weight[order] / 2
-    return float(np.interp(share, below / np.sum(weight), values[order]))
-
-
-def bounds_of(error: Error, scales: dict[Part, ErrorScale]) -> tuple[float, float]:
-    """Return the interval of a row's prediction, as published over predicted."""
-    spread = spread_of(scales[error.part], error.case.device, error.apart)
-    return spread.low, spread.high
-
-
-def cross_validated(
-    errors: Sequence[Error], group: Callable[[Error], str]
-) -> Iterator[tuple[Error, float, float]]:
-    """Yield each row with its interval from the rows of all other groups."""
-    groups = {error: group(error) for error in errors}
-    for name in sorted(set(groups.values())):
-        scales = error_scales([error for error in errors if groups[error] != name])
-        for error in errors:
-            if groups[error] == name and error.part in scales:
-                yield error, *bounds_of(error, scales)
-
-
-def without_boards(errors: Sequence[Error]) -> Iterator[tuple[Error, float, float]]:
+def without_boards(errors: Sequence[Error]) -> Iterator[Judged]:
     """Yield rows of the GPU with intervals that know nothing of their board."""
-    gpu = [error for error in errors if error.part == "gpu"]
-    rows = cross_validated(gpu, lambda error: error.case.device)
-    return (row for row in rows if row[0].left_out != "model")
+    rows = _of("gpu", errors)
+    for board in sorted({error.case.device for error in rows}):
+        others = ErrorRows(list(gpu_rows([e for e in rows if e.case.device != board])))
+        for error in rows:
+            if error.case.device == board and error.left_out != "model":
+                yield error, others.spread(error.row, error.apart | {"board"})
 
 
-def without_networks(errors: Sequence[Error]) -> Iterator[tuple[Error, float, float]]:
+def without_networks(errors: Sequence[Error]) -> Iterator[Judged]:
     """Yield rows of time with intervals that know nothing of their network."""
-    timed = [error for error in errors if error.part != "power"]
-    rows = cross_validated(timed, lambda error: error.case.network.partition(":")[0])
-    return (row for row in rows if row[0].left_out != "device")
+    unknown: frozenset[Distance] = frozenset({"network"})
+    for network in sorted({error.network for error in errors}):
+        own = [e for e in errors if e.network == network and e.left_out != "device"]
+        others = [error for error in errors if error.network != network]
+        rows, scale = ErrorRows(list(gpu_rows(_of("gpu", others)))), _scale(_of("dla", others))
+        for error in own:
+            if error.part == "gpu":
+                yield error, rows.spread(error.row, error.apart | unknown)
+            elif error.part == "dla":
+                yield error, scale.spread(error.case.device)

@@ -19,18 +19,20 @@ from scripts.cost_rows import PARTS, Board, Case
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.errors import Distance, layer_kinds
 from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.gpu import (
     Array,
     GpuParameters,
     GpuRates,
     GpuWork,
+    TimeShares,
     call_us,
     gpu_times,
     gpu_work,
     launch_us,
     tile_costs,
+    time_parts,
+    time_shares,
 )
 from toolkit.partition.costs.hardware import Hardware, at_clocks, hardware
 from toolkit.partition.costs.launches import Launch
@@ -121,11 +123,6 @@ def kernels_of(case: Case, batch: int) -> tuple[FusedKernel, ...]:
     return _kernels(case.network, case.side, size, case.launch, _Key(case))
 
 
-def kinds_of(case: Case) -> tuple[Distance, ...]:
-    """Return the layer kinds of a case that make its figures less certain."""
-    return tuple(sorted(layer_kinds(kernels_of(case, case.batch))))
-
-
 def dla_kernels(case: Case) -> tuple[FusedKernel, ...]:
     """Return the kernels of one frame that run on the DLA."""
     return tuple(k for k in kernels_of(case, 1) if k.head.op not in NEVER_ON_DLA)
@@ -179,6 +176,12 @@ class GpuRows:
         launching = self.launches * np.array([launch_us(parameters, b) for b in self.boards])
         called = self.called * np.array([call_us(parameters, b) for b in self.boards])
         return np.asarray((np.maximum(summed, launching) + called) / 1e3 * self.share)
+
+    def shares(self, parameters: GpuParameters) -> list[TimeShares]:
+        """Return what the time of each case consists of."""
+        parts = time_parts(self.work, gpu_times(self.work, self.rates, parameters, self.tile_costs))
+        sums = [np.bincount(self.at, part[self.kind], len(self.cases)) for part in parts]
+        return [time_shares(column) for column in np.array(sums).T]
 
 
 class DlaRows:

@@ -12,13 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from scripts.cost_errors import (
-    Error,
-    error_scales,
-    errors_of,
-    without_boards,
-    without_networks,
-)
+from scripts.cost_errors import Judged, errors_of, without_boards, without_networks
 from scripts.cost_result import Everything, Prediction, read_fit
 from scripts.cost_rows import Case
 
@@ -184,47 +178,37 @@ def _outside(
 
 
 def _intervals(fit_run: Everything) -> str:
-    """Return the factors of the intervals, and how many held-out rows of every board are within."""
+    """Return how many held-out rows of every board and source are within their interval."""
     errors = errors_of(fit_run.times, fit_run.checks, fit_run.power)
-    factors = [
-        f"| {part} | {name} | {factor:.2f} |"
-        for part, scale in error_scales(errors).items()
-        for name, factor in (
-            ("near the fit, below", math.exp(scale.low * scale.scale)),
-            ("near the fit, above", math.exp(scale.high * scale.scale)),
-            *scale.factors.items(),
-            *((f"on {board}", factor) for board, factor in scale.boards.items()),
-        )
-    ]
-    sides = [
-        _inside(title, rows)
-        for title, rows in (
-            ("Boards left out", without_boards(errors)),
-            ("Networks left out", without_networks(errors)),
-        )
-    ]
-    return (
-        "## Intervals\n\nPublished over predicted at the bounds of an 80 % interval near the fit, "
-        "and the factors on their logarithms away from it:\n\n| part | distance | factor |\n"
-        "|---|---|---:|\n" + "\n".join(factors) + "\n\n" + "\n".join(sides)
+    return "\n".join(
+        [
+            "## Intervals\n",
+            "`factor`: on the widths, with which 80 % of the rows would be within.\n",
+            _inside("Boards left out", without_boards(errors)),
+            _inside("Networks left out", without_networks(errors)),
+        ]
     )
 
 
-def _inside(title: str, rows: Iterable[tuple[Error, float, float]]) -> str:
-    """Return a table of the rows within, and of the median width, by board."""
-    groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    for error, low, high in rows:
-        row = (low <= error.ratio <= high, high - low)
-        engine = "GPU" if error.part == "gpu" else "DLA"
-        for name in ("**all**", f"{engine} of {error.case.device}"):
+def _inside(title: str, rows: Iterable[Judged]) -> str:
+    """Return a table of the rows within, and of the median width, by board and source."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for error, spread in rows:
+        bound = spread.low if error.ratio < 1 else spread.high
+        row = (math.log(error.ratio) / math.log(bound), 2 * spread.half)
+        board = f"{'GPU' if error.part == 'gpu' else 'DLA'} of {error.case.device}"
+        for name in ("**all**", board, f"{board}: {error.case.family}"):
             groups[name].append(row)
-    lines = [
-        f"| {name} | {len(group)} | {sum(inside for inside, _ in group) / len(group):.0%} "
-        f"| {median(width for _, width in group):.0%} |"
-        for name, group in sorted(groups.items())
-    ]
-    head = "| rows of | number | within | median width |\n|---|---:|---:|---:|\n"
-    return f"### {title}\n\n{head}" + "\n".join(lines) + "\n"
+    lines = []
+    for name, group in sorted(groups.items()):
+        within = sum(distance <= 1 for distance, _ in group)
+        lines.append(
+            f"| {name} | {len(group)} | {within} | {within / len(group):.0%} "
+            f"| {median(width for _, width in group):.0%} "
+            f"| {np.quantile([distance for distance, _ in group], 0.8):.2f} |"
+        )
+    head = "| rows of | number | within | share | median width | factor |\n"
+    return f"### {title}\n\n{head}|---|---:|---:|---:|---:|---:|\n" + "\n".join(lines) + "\n"
 
 
 def _applications(fit_run: Everything) -> str:

@@ -9,21 +9,23 @@ import configs
 from scripts.cost_fit import DlaFit, Fitted
 from scripts.cost_rows import Case, UnusedRow
 from toolkit.partition.costs.energy import EnergyParameters
-from toolkit.partition.costs.errors import Distance
-from toolkit.partition.costs.gpu import GpuParameters
+from toolkit.partition.costs.gpu import GpuParameters, TimeShares
 
 PREDICTED = configs.ROOT / "predicted_figures.json"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row and its prediction; `without_*`: fitted without its device or model."""
+    """A row and its prediction; `without_*`: fitted without its device or model.
+
+    `shares`: of a row of the GPU.
+    """
 
     case: Case
     predicted: float
     without_device: float | None = None
     without_model: float | None = None
-    kinds: tuple[Distance, ...] = ()
+    shares: TimeShares | None = None
 
     @property
     def ratio(self) -> float:

@@ -16,16 +16,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import tomli_w
-from msgspec.structs import asdict
 
 import configs
 from device.engine.manifest import Precision
 from device.errors import TandemError
 from device.profile import load_profile
 from device.selftest.report import Report, read_report
-from scripts.cost_errors import error_scales, errors_of
+from scripts.cost_errors import errors_file, errors_of
 from scripts.cost_fit import (
     ARRAYS,
     DlaFit,
@@ -38,7 +38,6 @@ from scripts.cost_fit import (
     fit_energy,
     fit_gpu,
     kernels_of,
-    kinds_of,
     solve,
     together,
 )
@@ -61,6 +60,7 @@ from scripts.cost_rows import (
 )
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
+from toolkit.partition.costs.errors import Errors
 from toolkit.partition.costs.gpu import Array, GpuParameters
 
 TIMES = ("latency", "rate")
@@ -92,6 +92,8 @@ def main() -> None:
     print(summary(fit_run))
     if arguments.write:
         (configs.ROOT / "costs.toml").write_text(constants_text(fit_run))
+        errors = errors_file(errors_of(fit_run.times, fit_run.checks, fit_run.power))
+        (configs.ROOT / "errors.json").write_bytes(errors_bytes(errors))
         write_fit(fit_run)
 
 
@@ -117,6 +119,7 @@ def fit_everything(reports: Sequence[Report] = ()) -> Everything:
         [(d, g, rate, seen) for _, _, d, g, rate, seen in ratios],
     )
     checks, _ = read_rows(CHECKS)
+    gpu_checks = GpuRows([c for c in checks if c.engine == "gpu"])
     return Everything(
         gpu=gpu,
         gpu_fit=gpu_fit,
@@ -130,7 +133,11 @@ def fit_everything(reports: Sequence[Report] = ()) -> Everything:
         crossing_us=crossing_us,
         crossings=crossings,
         times=(
-            *_predictions(gpu_rows, gpu, lambda keep: fit_gpu(gpu_rows, keep, gpu)[0]),
+            *_with_shares(
+                _predictions(gpu_rows, gpu, lambda keep: fit_gpu(gpu_rows, keep, gpu)[0]),
+                gpu_rows,
+                gpu,
+            ),
             *_predictions(dla_rows, dla, lambda keep: fit_dla(dla_rows, crossing_us, keep, dla)[0]),
             *_combined(both, gpu, dla),
         ),
@@ -140,7 +147,7 @@ def fit_everything(reports: Sequence[Report] = ()) -> Everything:
             for name, mode, d, g, rate, seen in ratios
         ),
         checks=(
-            *_predicted(GpuRows([c for c in checks if c.engine == "gpu"]), gpu),
+            *_with_shares(_predicted(gpu_checks, gpu), gpu_checks, gpu),
             *_predicted(DlaRows([c for c in checks if c.engine in ("dla0", "2dla")]), dla),
             *_combined([c for c in checks if c.engine == "gpu+2dla"], gpu, dla),
         ),
@@ -195,17 +202,20 @@ def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> I
         held_out.append(values)
     for index, case in enumerate(rows.cases):
         yield Prediction(
-            case,
-            float(fitted[index]),
-            float(held_out[0][index]),
-            float(held_out[1][index]),
-            kinds_of(case),
+            case, float(fitted[index]), float(held_out[0][index]), float(held_out[1][index])
         )
 
 
 def _predicted(rows: Rows[P], parameters: P) -> Iterable[Prediction]:
     for case, value in zip(rows.cases, rows.predicted(parameters), strict=True):
-        yield Prediction(case, float(value), kinds=kinds_of(case))
+        yield Prediction(case, float(value))
+
+
+def _with_shares(
+    predictions: Iterable[Prediction], rows: GpuRows, parameters: GpuParameters
+) -> Iterable[Prediction]:
+    for prediction, shares in zip(predictions, rows.shares(parameters), strict=True):
+        yield replace(prediction, shares=shares)
 
 
 def model_of(network: str) -> str:
@@ -220,7 +230,7 @@ def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterabl
     dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
     for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
         both_ms = together(float(gpu_ms), float(dla_ms))
-        yield Prediction(case, both_ms, kinds=kinds_of(case))
+        yield Prediction(case, both_ms)
 
 
 def _crossings(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, float, float]]:
@@ -450,12 +460,6 @@ def constants_text(fit_run: Everything) -> str:
             )
         }
         | {"power": _residuals(fit_run.power)},
-        "errors": {
-            part: asdict(scale)
-            for part, scale in error_scales(
-                errors_of(fit_run.times, fit_run.checks, fit_run.power)
-            ).items()
-        },
         "fitted_devices": fitted,
         "fitted_sms": sorted({load_profile(device).sm or 0 for device in fitted}),
     }
@@ -464,6 +468,11 @@ def constants_text(fit_run: Everything) -> str:
         "# spread: the factor by which a value may be off, from the fit. See docs/COSTS.md.\n\n"
     )
     return head + tomli_w.dumps(constants)
+
+
+def errors_bytes(errors: Errors) -> bytes:
+    """Return configs/errors.json, a row a line."""
+    return msgspec.json.encode(errors).replace(b",[", b",\n[") + b"\n"
 
 
 def _residuals(rows: Sequence[Prediction]) -> dict[str, Any]:

@@ -4,28 +4,26 @@ import numpy as np
 import pytest
 
 from device.profile import load_profile
-from scripts.cost_errors import (
-    bounds_of,
-    error_scales,
-    errors_of,
-    without_boards,
-    without_networks,
-)
+from scripts.cost_errors import errors_file, errors_of, without_boards, without_networks
 from scripts.cost_result import read_fit
 from scripts.networks import NETWORKS
 from toolkit.graph.node_view import views
-from toolkit.partition.costs.constants import load_costs
+from toolkit.partition.costs.constants import gpu_errors, load_errors
 from toolkit.partition.costs.errors import (
+    FARTHER,
+    ErrorRow,
+    ErrorRows,
     ErrorScale,
     Interval,
     Spread,
+    batched,
     distances,
     largest,
-    layer_kinds,
-    spread_of,
     total,
 )
 from toolkit.partition.costs.fusion import fuse
+from toolkit.partition.costs.gpu import TimeShares
+from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan, plan_together
 from toolkit.partition.planning.plan_html import plan_html
 from toolkit.partition.planning.plan_json import plan_builtins
@@ -41,42 +39,38 @@ def all_errors():
 def inside_by_board(rows) -> dict[str, float]:
     """Return the share of rows of the GPU within their interval, of boards with ten rows."""
     groups: dict[str, list[bool]] = {}
-    for error, low, high in rows:
+    for error, spread in rows:
         if error.part == "gpu":
-            groups.setdefault(error.case.device, []).append(low <= error.ratio <= high)
+            groups.setdefault(error.case.device, []).append(holds(error, spread))
     return {board: float(np.mean(rows)) for board, rows in groups.items() if len(rows) >= 10}
 
 
-def test_held_out_rows_are_within_their_interval_80_percent_of_the_time() -> None:
-    scales = load_costs().errors
-    inside = [
-        low <= error.ratio <= high
-        for error in all_errors()
-        for low, high in [bounds_of(error, scales)]
-    ]
-    assert len(inside) > 1300
-    assert 0.75 <= np.mean(inside) <= 0.86
+def holds(error, spread) -> bool:
+    return spread.low <= error.ratio <= spread.high
 
 
-@pytest.mark.parametrize("left_out", [without_boards, without_networks])
-def test_bounds_that_do_not_know_the_board_or_the_network_hold_as_many(left_out) -> None:
-    rows = list(left_out(all_errors()))
-    assert 0.75 <= np.mean([low <= e.ratio <= high for e, low, high in rows]) <= 0.85
+def test_boards_that_are_left_out_are_within_their_intervals_80_percent_of_the_time() -> None:
+    rows = list(without_boards(all_errors()))
+    assert 0.78 <= np.mean([holds(error, spread) for error, spread in rows]) <= 0.83
+    assert np.median([2 * spread.half for _, spread in rows]) <= 0.24
     boards = inside_by_board(rows)
-    # Thor and the Volta of AGX Xavier are the only ones of their generation: without their rows
-    # the first is too narrow and the second too wide.
-    near = [
-        share for board, share in boards.items() if board not in ("agx-thor", "agx-xavier-32gb")
-    ]
-    assert 0.75 <= np.mean(near) <= 0.85
-    assert min(near) >= 0.72
-    assert boards["agx-thor"] >= 0.5
+    assert len(boards) == 8
+    # 42 of the 48 rows of AGX Xavier: left out, its networks are known from Ampere alone, where
+    # they are farther off (docs/COSTS.md).
+    assert boards.pop("agx-xavier-32gb") <= 0.88
+    assert min(boards.values()) >= 0.75
+    assert max(boards.values()) <= 0.855
+
+
+def test_networks_that_are_left_out_are_within_their_intervals_80_percent_of_the_time() -> None:
+    rows = list(without_networks(all_errors()))
+    assert 0.75 <= np.mean([holds(error, spread) for error, spread in rows]) <= 0.85
+    assert min(inside_by_board(rows).values()) >= 0.75
 
 
 def test_rows_that_no_fit_has_seen_are_within_their_interval() -> None:
-    scales = load_costs().errors
     checks = [e for e in all_errors() if e.part == "gpu" and e.left_out == "all"]
-    inside = [low <= e.ratio <= high for e in checks for low, high in [bounds_of(e, scales)]]
+    inside = [holds(e, gpu_errors().spread(e.row, e.apart)) for e in checks]
     assert len(inside) > 280
     assert 0.75 <= np.mean(inside) <= 0.9
 
@@ -87,64 +81,99 @@ def test_rows_that_no_fit_has_seen_are_near() -> None:
     assert np.quantile(errors, 0.9) <= 0.20
 
 
-def test_the_scales_in_the_constants_are_those_of_the_rows() -> None:
-    assert load_costs().errors == error_scales(all_errors())
+def test_the_errors_in_the_file_are_those_of_the_rows() -> None:
+    assert load_errors() == errors_file(all_errors())
 
 
-def near_and_far(**given) -> tuple[float, float]:
-    """Return widths on a fitted board in FP16, and at the distances given."""
-    scale = load_costs().errors["gpu"]
-    held = {"kinds": (), "precision": "fp16", "board_fitted": True, "generation_fitted": True}
-    near, far = (
-        spread_of(scale, "none", distances(**(held | more))) for more in ({}, given)
-    )  # fmt: skip
-    return near.half, far.half
+DETECTOR = TimeShares(overhead=0.2, memory=0.06, cuda_cores=0.02, plain=0.1)
+CLASSIFIER = TimeShares(overhead=0.3, memory=0.2, cuda_cores=0.0, plain=1.0)
+
+
+def half_width(shares=DETECTOR, *, sm=87, precision="fp16", batch=False, **apart) -> float:
+    known = {"board_fitted": True, "generation_fitted": True, "network_fitted": True}
+    away = distances(precision, batch=batch, **(known | apart))
+    return gpu_errors().spread(ErrorRow(sm, precision, batch, shares), away).half
+
+
+@pytest.mark.parametrize("name", ["board_fitted", "generation_fitted", "network_fitted"])
+def test_the_width_grows_with_every_distance_from_the_fit(name: str) -> None:
+    assert half_width(**{name: False}) > 1.05 * half_width()
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"board_fitted": False},
-        {"generation_fitted": False},
-        {"precision": "int8"},
-        {"precision": "fp32"},
-        {"kinds": ("rectified",)},
-        {"kinds": ("grouped",)},
-        {"kinds": ("batch",)},
-    ],
+    [{"precision": "int8"}, {"batch": True}, {"shares": CLASSIFIER}],
 )
-def test_the_width_grows_with_every_distance_from_the_fit(given) -> None:
-    near, far = near_and_far(**given)
-    assert far > 1.05 * near
+def test_the_width_grows_where_few_rows_are_like_the_figure(given) -> None:
+    assert half_width(**given) > 1.02 * half_width()
 
 
 def test_int8_on_a_board_outside_the_fit_is_wider_than_fp16_there() -> None:
-    _, fp16 = near_and_far(board_fitted=False)
-    _, int8 = near_and_far(board_fitted=False, precision="int8")
-    assert int8 > 1.2 * fp16
+    fp16, int8 = (half_width(precision=p, board_fitted=False) for p in ("fp16", "int8"))
+    assert int8 > 1.1 * fp16
 
 
-def test_a_board_whose_rows_are_farther_off_is_wider() -> None:
-    scale = ErrorScale(
-        rows=9, scale=0.1, low=-1.0, high=2.0, factors={"int8": 3.0}, boards={"odd": 2.0}
+def test_bounds_are_those_of_rows_like_the_figure() -> None:
+    rows = [
+        ErrorRow(sm, "fp16", False, TimeShares(0.1, 0.1, 0.0, plain), error)
+        for sm in (72, 87)
+        for plain, wide in ((0.0, 0.1), (1.0, 0.4))
+        for error in np.linspace(-wide, wide, 50) * (2 if sm == 72 else 1)
+    ]
+    errors = ErrorRows(rows)
+
+    def high(sm: int, plain: float) -> float:
+        figure = ErrorRow(sm, "fp16", False, TimeShares(0.1, 0.1, 0.0, plain))
+        return float(np.log(errors.spread(figure, ()).high))
+
+    assert high(87, 0.0) == pytest.approx(0.1, abs=0.03)
+    assert high(87, 1.0) == pytest.approx(0.4, abs=0.08)
+    assert high(72, 0.0) > 1.5 * high(87, 0.0)
+    figure = ErrorRow(87, "fp16", False, TimeShares(0.1, 0.1, 0.0, 0.0))
+    wider = errors.spread(figure, {"board", "network"}).high
+    assert np.log(wider) == pytest.approx(FARTHER**2 * high(87, 0.0))
+
+
+def test_a_figure_far_from_all_rows_takes_the_width_of_all_and_more() -> None:
+    near = [ErrorRow(87, "int8", False, TimeShares(0.1, 0.5, 0.0, 1.0), e) for e in (-0.03, 0.03)]
+    rest = [
+        ErrorRow(87, "int8", False, TimeShares(0.1, share, 0.0, 0.0), error)
+        for share in (0.0, 0.1)
+        for error in np.linspace(-0.3, 0.3, 40)
+    ]
+    errors = ErrorRows([*near, *rest])
+    like, far = (
+        errors.spread(ErrorRow(87, "int8", False, TimeShares(0.1, memory, 0.0, 1.0)), ())
+        for memory in (0.5, 0.9)
     )
-    assert spread_of(scale, "usual", ()).low == pytest.approx(np.exp(-0.1))
-    assert spread_of(scale, "odd", ()).high == pytest.approx(np.exp(0.4))
-    assert spread_of(scale, "odd", {"int8", "grouped"}).high == pytest.approx(np.exp(1.2))
+    assert np.log(like.high) < 0.1
+    assert np.log(far.high) > 0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "batch", "expected"),
-    [
-        ("resnet18", 1, {"rectified"}),
-        ("resnet18", 8, {"rectified", "batch"}),
-        ("mobilenet_v2", 1, {"rectified", "grouped"}),
-        ("yolov8n", 1, set()),
-        ("yolo11n", 1, {"attention", "grouped"}),
-    ],
-)
-def test_the_layer_kinds_of_a_network(name: str, batch: int, expected: set[str]) -> None:
-    assert layer_kinds(fuse(views(NETWORKS[name].model(batch).graph))) == expected
+def test_a_board_of_the_dla_whose_rows_are_farther_off_is_wider() -> None:
+    scale = ErrorScale(rows=9, scale=0.1, low=-1.0, high=2.0, boards={"odd": 2.0})
+    assert scale.spread("usual").low == pytest.approx(np.exp(-0.1))
+    assert scale.spread("odd").high == pytest.approx(np.exp(0.4))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_whether_a_network_is_in_a_batch(batch: int) -> None:
+    assert batched(fuse(views(NETWORKS["resnet18"].model(batch).graph))) == (batch > 1)
+
+
+def test_a_network_like_those_of_few_rows_has_wider_times() -> None:
+    profile = load_profile("orin-nx-16gb")
+    detector, classifier = (
+        CostModel(views(NETWORKS[name].model().graph), profile, precision="fp16").spread("gpu")
+        for name in ("yolov8n", "resnet18")
+    )
+    assert classifier.half > 1.3 * detector.half
+
+
+def test_a_sum_holds_the_figure_itself() -> None:
+    low, high = Spread(0.98, 1.8), Spread(0.9, 1.4)
+    interval = total([(1.0, low), (1.0, high)])
+    assert interval.low <= interval.value <= interval.high
 
 
 def test_a_sum_of_independent_figures_is_as_wide_as_samples_of_it(rng) -> None:

@@ -11,6 +11,6 @@ energy     formulas of power and energy
 bytes      sizes of tensors, bytes moved by kernels
 shapes     shapes as numbers
 constants  the fitted values (`configs/costs.toml`), idle power (`configs/power.toml`)
-errors     how far off predictions are: intervals from the residuals
+errors     how far off predictions are: intervals (`configs/errors.json`)
 measured   times measured on a board, which replace predictions
 """

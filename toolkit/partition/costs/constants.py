@@ -6,7 +6,7 @@ import msgspec
 
 import configs
 from device.profile import Confidence
-from toolkit.partition.costs.errors import ErrorScale, Part
+from toolkit.partition.costs.errors import ErrorRows, Errors
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,7 +114,6 @@ class Costs(_Group, frozen=True, kw_only=True):
     contention: Contention
     energy: EnergyCosts
     residuals: dict[str, Residuals]
-    errors: dict[Part, ErrorScale]
     fitted_devices: tuple[str, ...]  # profiles with rows of the GPU in the fit
     fitted_sms: tuple[int, ...]  # their generations of the GPU
 
@@ -123,6 +122,18 @@ class Costs(_Group, frozen=True, kw_only=True):
 def load_costs() -> Costs:
     """Return the constants of `configs/costs.toml`."""
     return msgspec.toml.decode((configs.ROOT / "costs.toml").read_bytes(), type=Costs)
+
+
+@cache
+def load_errors() -> Errors:
+    """Return how far off predictions are: `configs/errors.json`."""
+    return msgspec.json.decode((configs.ROOT / "errors.json").read_bytes(), type=Errors)
+
+
+@cache
+def gpu_errors() -> ErrorRows:
+    """Return the errors of the GPU."""
+    return ErrorRows(load_errors().gpu)
 
 
 class Power(_Group, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """How far off predictions are: intervals that hold 80 % of rows like the figure.
 
-An interval is a scale times two quantiles, all in logarithms of published over predicted. The
-scale grows by a factor with every distance from the fit: another board or generation of GPU, other
-precisions, layer kinds that few rows have, batches. It is fitted to rows that were predicted
-without their model or their board, or that no fit has seen (`scripts/cost_errors.py`).
+All in logarithms of published over predicted, of rows that were predicted without their model or
+their board, or that no fit has seen (`scripts/cost_errors.py`). Of the GPU, the rows like a figure
+are those with similar shares of its time (`gpu.TimeShares`), on its generation, in its precision:
+localised conformal prediction with a Gaussian kernel. Each distance from the fit widens.
 """
 
 import math
@@ -12,34 +12,72 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from device.engine.manifest import Precision
 from toolkit.partition.costs.fusion import FusedKernel
-from toolkit.partition.costs.gpu import CURVES
+from toolkit.partition.costs.gpu import TimeShares
 
 Part = Literal["gpu", "dla", "power"]
 # What lies between a figure and the rows of the fit. `int8_elsewhere`: INT8 on a board outside the
-# fit; `rectified`: few activations have an exponential, unlike the detectors that most rows are of.
+# fit; `batch`: few rows are in batches.
 Distance = Literal[
-    "board", "generation", "int8", "int8_elsewhere", "fp32", "batch", "rectified", "grouped",
-    "attention",
+    "board", "network", "generation", "int8", "int8_elsewhere", "fp32", "batch"
 ]  # fmt: skip
-FEW_CURVES = 0.2  # share of the products
+# How much wider at each distance, and a standard deviation from the nearest row: too few rows lie
+# there to fit it.
+FARTHER = 1.1
+# The share of rows beyond each bound. Below a tenth: boards and networks that are left out of the
+# bounds, too, have their own offsets (tests/partition/test_cost_errors.py).
+TAIL = 0.08
+# Squared distances of unlike rows; of shares, 1 is a standard deviation.
+OTHER_GENERATION = 4.0
+OTHER_PRECISION = 1.0
+OTHER_BATCH = 1.0
+BACKGROUND = 0.05  # weight of all rows, like the figure or not, where the nearest row is equal
+NEAREST = 0.02  # that a bound is away at least
+Array = npt.NDArray[np.float64]
 
 
 class ErrorScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The errors of a part: `scale` near the fit, `low` and `high` in scales.
+    """The errors of the DLA or of power: `low` and `high` in scales.
 
-    `factors`: how much wider at a distance; `boards`: how much wider on a board whose own rows are
-    farther off than others, at least 1.
+    `boards`: how much wider on a board whose own rows are farther off than others, at least 1.
     """
 
     rows: int
     scale: float
     low: float
     high: float
-    factors: dict[Distance, float]
     boards: dict[str, float]
+
+    def spread(self, board: str) -> "Spread":
+        """Return the errors of figures of a board."""
+        scale = self.scale * self.boards.get(board, 1.0)
+        return Spread(math.exp(self.low * scale), math.exp(self.high * scale))
+
+
+class ErrorRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row of the GPU: what it is compared by, and its error.
+
+    `sm`: the generation; `error`: divided by `widening`; `weight`: in the quantiles.
+    """
+
+    sm: int
+    precision: Precision
+    batch: bool
+    shares: TimeShares
+    error: float = 0.0
+    weight: float = 1.0
+
+
+class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file `configs/errors.json`, written by `scripts/fit_costs.py`."""
+
+    gpu: tuple[ErrorRow, ...]
+    dla: ErrorScale
+    power: ErrorScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +123,74 @@ class Interval:
         return Interval(self.value, max(0.0, middle * (1 - widened)), middle * (1 + widened))
 
 
-def layer_kinds(kernels: Sequence[FusedKernel]) -> frozenset[Distance]:
-    """Return the distances of a network that its layers make."""
-    products = [kernel for kernel in kernels if kernel.kind == "matrix"]
-    heads = [kernel.head for kernel in products]
-    curved = sum(any(node.op in CURVES for node in kernel.nodes) for kernel in products)
-    shape = heads[0].outputs[0].shape if heads and heads[0].outputs else None
+def batched(kernels: Sequence[FusedKernel]) -> bool:
+    """Return True if the first product of a network is of several frames."""
+    head = next((kernel.head for kernel in kernels if kernel.kind == "matrix"), None)
+    shape = head.outputs[0].shape if head is not None and head.outputs else None
     first = shape[0] if shape else None
-    holds: dict[Distance, bool] = {
-        "attention": any(
-            head.op == "MatMul" and (right := head.input(1)) is not None and not right.constant
-            for head in heads
-        ),
-        "grouped": any(head.op == "Conv" and head.integer("group", 1) > 1 for head in heads),
-        "rectified": curved < FEW_CURVES * len(products),
-        "batch": isinstance(first, int) and first > 1,
-    }
-    return frozenset(name for name, present in holds.items() if present)
+    return isinstance(first, int) and first > 1
 
 
 def distances(
-    kinds: Iterable[Distance], precision: Precision, *, board_fitted: bool, generation_fitted: bool
+    precision: Precision,
+    *,
+    batch: bool,
+    board_fitted: bool,
+    generation_fitted: bool,
+    network_fitted: bool = False,
 ) -> frozenset[Distance]:
-    """Return all distances of a figure of the GPU; `kinds`: see `layer_kinds`."""
+    """Return all distances of a figure of the GPU."""
     holds: dict[Distance, bool] = {
         "board": not board_fitted,
+        "network": not network_fitted,
         "generation": not generation_fitted,
         "int8": precision == "int8",
         "int8_elsewhere": precision == "int8" and not board_fitted,
         "fp32": precision == "fp32",
+        "batch": batch,
     }
-    return frozenset(kinds) | {name for name, present in holds.items() if present}
+    return frozenset(name for name, present in holds.items() if present)
 
 
-def spread_of(errors: ErrorScale, board: str, apart: Iterable[Distance]) -> Spread:
-    """Return the errors of figures of a board at some distances from the fit."""
-    scale = errors.scale * errors.boards.get(board, 1.0)
-    scale *= math.prod(errors.factors.get(distance, 1.0) for distance in apart)
-    return Spread(math.exp(errors.low * scale), math.exp(errors.high * scale))
+def widening(apart: Iterable[Distance]) -> float:
+    """Return how much wider the bounds are at some distances."""
+    return math.prod(FARTHER for _ in apart)
+
+
+class ErrorRows:
+    """The errors of the GPU by what rows are compared by."""
+
+    def __init__(self, rows: Sequence[ErrorRow]) -> None:
+        self._sm = np.array([row.sm for row in rows])
+        self._precision = np.array([row.precision for row in rows])
+        self._batch = np.array([row.batch for row in rows])
+        shares = np.array([row.shares for row in rows])
+        self._steps = np.maximum(np.std(shares, axis=0), 1e-3)
+        self._shares = shares / self._steps
+        self._errors = np.array([row.error for row in rows])
+        self._weights = np.array([row.weight for row in rows])
+        self._weights /= np.sum(self._weights)
+
+    def spread(self, figure: ErrorRow, apart: Iterable[Distance]) -> "Spread":
+        """Return the errors of figures like one, at some distances from the fit."""
+        away = np.sum((self._shares - np.array(figure.shares) / self._steps) ** 2, axis=1)
+        nearest = float(np.min(away))
+        away += OTHER_GENERATION * (self._sm != figure.sm)
+        away += OTHER_PRECISION * (self._precision != figure.precision)
+        away += OTHER_BATCH * (self._batch != figure.batch)
+        weights = self._weights * np.exp((np.min(away) - away) / 2)
+        alike = (1 - BACKGROUND) * math.exp(-nearest / 2)
+        weights = alike * weights / np.sum(weights) + (1 - alike) * self._weights
+        low, high = (weighted_quantile(self._errors, weights, q) for q in (TAIL, 1 - TAIL))
+        wider = widening(apart) * FARTHER ** math.sqrt(nearest)
+        return Spread(math.exp(wider * min(-NEAREST, low)), math.exp(wider * max(NEAREST, high)))
+
+
+def weighted_quantile(values: Array, weights: Array, share: float) -> float:
+    """Return the value below which a share of the weights is."""
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) - weights[order] / 2
+    return float(np.interp(share, below / np.sum(weights), values[order]))
 
 
 def total(parts: Iterable[tuple[float, Spread]]) -> Interval:
@@ -130,7 +198,8 @@ def total(parts: Iterable[tuple[float, Spread]]) -> Interval:
     terms = tuple(parts)
     middle = sum(size * spread.centre for size, spread in terms)
     half = math.hypot(*(size * spread.half for size, spread in terms))
-    return Interval(sum(size for size, _ in terms), max(0.0, middle - half), middle + half)
+    value = sum(size for size, _ in terms)
+    return Interval(value, max(0.0, min(value, middle - half)), max(value, middle + half))
 
 
 def largest(intervals: Sequence[Interval]) -> Interval:

@@ -8,6 +8,7 @@ an empty one. Where no CUDA graph starts them, kernels are no faster than the CP
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +129,19 @@ class Times:
         return np.maximum(self.compute, self.memory) + self.overhead
 
 
+class TimeShares(NamedTuple):
+    """What the time of a network consists of, as shares that overlap.
+
+    `overhead`: empty kernels; `memory`: kernels bound by it; `cuda_cores`: depthwise convolutions;
+    `plain`: kernels without an activation with an exponential.
+    """
+
+    overhead: float
+    memory: float
+    cuda_cores: float
+    plain: float
+
+
 def gpu_work(kernels: Sequence[FusedKernel], precision: Precision) -> GpuWork:
     """Return the work of kernels at a precision; "free" kernels have none."""
     rows = [_work_of(kernel, precision) for kernel in kernels]
@@ -217,6 +231,25 @@ def gpu_times(
         memory=work.bytes / (rates.bandwidth * parameters.bandwidth_share),
         overhead=work.launches * parameters.kernel_cycles * share / rates.mhz,
     )
+
+
+def time_parts(work: GpuWork, times: Times) -> Array:
+    """Return (5 x kernels): microseconds in each of `TimeShares`, and in all."""
+    total = times.total
+    return np.array(
+        [
+            times.overhead,
+            np.where(times.memory > times.compute, times.memory, 0.0),
+            work.separable * total,
+            (1 - work.curved) * total,
+            total,
+        ]
+    )
+
+
+def time_shares(parts: Array) -> TimeShares:
+    """Return the shares of a network; `parts`: sums of `time_parts`."""
+    return TimeShares(*(float(share) for share in parts[:-1] / max(parts[-1], 1e-9)))
 
 
 def launch_us(parameters: GpuParameters, board: Hardware) -> float:

@@ -19,10 +19,17 @@ from device.engine.manifest import Precision, Processor
 from device.profile import Profile
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.bytes import moved_bytes
-from toolkit.partition.costs.constants import Constant, Costs, idle_power, load_costs
+from toolkit.partition.costs.constants import (
+    Constant,
+    Costs,
+    gpu_errors,
+    idle_power,
+    load_costs,
+    load_errors,
+)
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.errors import Part, Spread, distances, layer_kinds, spread_of
+from toolkit.partition.costs.errors import ErrorRow, Part, Spread, batched, distances
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import (
     GpuParameters,
@@ -31,6 +38,8 @@ from toolkit.partition.costs.gpu import (
     gpu_times,
     gpu_work,
     launch_us,
+    time_parts,
+    time_shares,
 )
 from toolkit.partition.costs.hardware import Hardware, hardware
 from toolkit.partition.costs.launches import LAUNCH_OF, PLANNED, ExecutorName
@@ -97,7 +106,6 @@ class CostModel:
         self._constants = load_costs()
         self._launch = LAUNCH_OF[executor]
         self._kernels = fuse(self._views, copy_shared=self._launch == "each")
-        self._kinds = layer_kinds(self._kernels)
         self._idle = idle_power(profile.name)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
         self._predicted: dict[tuple[Processor, _Key], NodeCost] = {}
@@ -139,14 +147,24 @@ class CostModel:
 
     def spread(self, part: Part) -> Spread:
         """Return how far off figures of a part of this network are: see `costs/errors.py`."""
-        board, constants = self._board, self._constants
+        if part == "gpu":
+            return self._gpu_spread
+        errors = load_errors()
+        return (errors.dla if part == "dla" else errors.power).spread(self._board.name)
+
+    @cached_property
+    def _gpu_spread(self) -> Spread:
+        board, constants, batch = self._board, self._constants, batched(self._kernels)
         apart = distances(
-            self._kinds,
             self._precision,
+            batch=batch,
             board_fitted=board.name in constants.fitted_devices,
             generation_fitted=board.sm in constants.fitted_sms,
         )
-        return spread_of(constants.errors[part], board.name, apart)
+        work = gpu_work(self._kernels, self._precision)
+        parts = np.sum(time_parts(work, self._gpu_times(self._kernels)), axis=1)
+        figure = ErrorRow(board.sm, self._precision, batch, time_shares(parts))
+        return gpu_errors().spread(figure, apart)
 
     def node(self, name: str, processor: Processor) -> NodeCost:
         """Return the cost of a node among its neighbours on the same processor.
