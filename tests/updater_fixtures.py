@@ -53,9 +53,9 @@ class Board:
         return Desired(format=DOCUMENT_FORMAT, request=request, release=release, retry=retry)
 
     def deliver_all(self) -> None:
-        self.updater.downloads.on_part(self.blob.sha256, "index", self.index, 0.0)
+        self.updater.downloads.take(self.blob.sha256, "index", self.index, 0.0)
         for number, chunk in enumerate(self.chunks):
-            self.updater.downloads.on_part(self.blob.sha256, str(number), chunk, 0.0)
+            self.updater.downloads.take(self.blob.sha256, str(number), chunk, 0.0)
 
     def close(self) -> None:
         self.updater.shut_down()

@@ -62,7 +62,7 @@ from device.errors import TandemError
 from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.fitting import fit
-from device.protocol.messages import ChildMessage, Stats, encode_message
+from device.protocol.messages import ChildMessage, Failure, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
@@ -93,17 +93,10 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = (
-    PreparationEvent
-    | GoldenEnded
-    | ShadowEvent
-    | CommandEvent
-    | VerificationEvent
-    | SourceEvent
-    | SmpEvent
-    | Asked
-)
-Event = LinkEvent | PipelineEvent | Work | _Stop
+Event = (
+    LinkEvent | PipelineEvent | PreparationEvent | GoldenEnded | ShadowEvent | CommandEvent
+    | VerificationEvent | SourceEvent | SmpEvent | Asked | _Stop
+)  # fmt: skip
 
 
 class Agent:
@@ -255,17 +248,20 @@ class Agent:
         if message is not None:
             self._forward(message)
             self._figures.on_message(message)
-            self._updater.on_message(message)
+            if isinstance(message, Failure):
+                self._updater.ask("failure", message.message)
 
     def _on_exited(self, event: PipelineExited) -> None:
         reason = self._pipeline.on_exit(event)
         if reason is not None:
-            self._updater.on_exit(reason, crashed=event.crashed)
+            problem = self._updater.ask("crashed" if event.crashed else "exited", reason)
+            if problem:
+                LOG.error("the release crashes in a loop and stays: %s", problem)
 
     def _on_link_up(self, event: LinkUp) -> None:
         self._presence.on_link_up(event)
         self._remote.commands.on_link_up()
-        self._updater.downloads.on_reconnect()
+        self._updater.downloads.forget_requests()
         self._verification.look_again(time.monotonic())
 
     def _on_shadow(self, event: ShadowEvent) -> None:
@@ -318,7 +314,7 @@ class Agent:
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
-            self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.take(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(
         self, payload: bytes, repository: str = "", *, sideloaded: bool = False
@@ -371,7 +367,7 @@ class Agent:
 
     def _cancel(self, ask: Cancel) -> str:
         if self._desired is not None and self._desired.request == ask.request:
-            self._updater.cancel(ask.request)
+            self._updater.ask("cancel", ask.request)
             if self._updater.update.phase != "live":
                 self._verification.forget()
                 self._desired = None
@@ -465,8 +461,8 @@ HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
 ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {
     Install: Agent._install,
     Cancel: Agent._cancel,
-    Rollback: lambda agent, _ask: agent._updater.go_back("it was asked for on the board"),
-    Commit: lambda agent, _ask: agent._updater.accept(),
+    Rollback: lambda agent, _ask: agent._updater.ask("go_back", "it was asked for on the board"),
+    Commit: lambda agent, _ask: agent._updater.ask("accept"),
 }
 
 

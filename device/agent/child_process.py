@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
@@ -175,6 +175,47 @@ class ChildProcess:
             # Who still writes is of the child's group, whose number is no other process's then.
             self._kill_group()
         self._on_exit(ChildExit(status, tuple(self._tail), self._cause))
+
+
+class OneChild:
+    """At most one child at a time; what it says has the number of its run. Start it from the main
+    thread (see `device.start.guard`)."""
+
+    def __init__(self) -> None:
+        self._child: ChildProcess | None = None
+        self._run = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a child runs."""
+        return self._child is not None
+
+    def is_current(self, event: "OfRun") -> bool:
+        """Whether an event is of the last child."""
+        return event.run == self._run
+
+    def ended(self, event: "OfRun") -> bool:
+        """Take the end of the child; return whether it is that of the last one."""
+        if not self.is_current(event):
+            return False
+        self._child = None
+        self._run += 1
+        return True
+
+    def stop(self) -> None:
+        """End the child with all that it started; what it says from here on is not current."""
+        child, self._child = self._child, None
+        self._run += 1
+        if child is not None:
+            child.stop()
+
+
+class OfRun(Protocol):
+    """An event of a child."""
+
+    @property
+    def run(self) -> int:
+        """The number of its run."""
 
 
 def read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
