@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,7 +62,7 @@ from device.errors import TandemError
 from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.fitting import fit
-from device.protocol.messages import ChildMessage, Stats, encode_message
+from device.protocol.messages import ChildMessage, Failure, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
@@ -92,17 +93,10 @@ class _Stop:
     """The event of SIGTERM or SIGINT."""
 
 
-Work = (
-    PreparationEvent
-    | GoldenEnded
-    | ShadowEvent
-    | CommandEvent
-    | VerificationEvent
-    | SourceEvent
-    | SmpEvent
-    | Asked
-)
-Event = LinkEvent | PipelineEvent | Work | _Stop
+Event = (
+    LinkEvent | PipelineEvent | PreparationEvent | GoldenEnded | ShadowEvent | CommandEvent
+    | VerificationEvent | SourceEvent | SmpEvent | Asked | _Stop
+)  # fmt: skip
 
 
 class Agent:
@@ -204,7 +198,8 @@ class Agent:
                 event = self._next_event()
                 if isinstance(event, _Stop):
                     break
-                self._handle(event)
+                if event is not None:
+                    HANDLERS[type(event)](self, event)
                 self._advance(time.monotonic())
         finally:
             self._shut_down()
@@ -248,56 +243,37 @@ class Agent:
         except queue.Empty:
             return None
 
-    def _handle(self, event: Event | None) -> None:
-        if isinstance(event, Message):
-            self._on_message(event)
-        elif isinstance(event, PipelineOutput):
-            message = self._pipeline.on_message(event)
-            if message is not None:
-                self._forward(message)
-                self._figures.on_message(message)
-                self._updater.on_message(message)
-        elif isinstance(event, PipelineExited):
-            reason = self._pipeline.on_exit(event)
-            if reason is not None:
-                self._updater.on_exit(reason, crashed=event.crashed)
-        elif isinstance(event, LinkUp):
-            self._presence.on_link_up(event)
-            self._remote.commands.on_link_up()
-            self._updater.downloads.on_reconnect()
-            self._verification.look_again(time.monotonic())
-        elif isinstance(event, LinkDown):
-            self._presence.on_link_down(event)
-        else:
-            self._on_work(event)
-
-    def _on_work(self, event: Event | None) -> None:
-        """Take what a process or thread that works for an update has done."""
-        if isinstance(event, Preparing):
-            self._updater.on_preparing(event)
-        elif isinstance(event, PreparationEnded):
-            self._updater.on_prepared(event)
-        elif isinstance(event, GoldenEnded | ShadowSaid | ShadowEnded):
-            self._on_check(event)
-        elif isinstance(event, CommandCheck | TaskEnded):
-            self._remote.commands.on_event(event, time.monotonic())
-        elif isinstance(event, MetadataAsked | VerificationEnded):
-            self._on_verdict(self._verification.on_event(event, time.monotonic()))
-        elif isinstance(event, SourcePart | SourceEnded):
-            self._updater.downloads.on_source(event, time.monotonic())
-        elif isinstance(event, SmpInstall):
-            self._on_desired(event.document, event.repository, sideloaded=True)
-        elif isinstance(event, SmpRestart):
-            self._restarts = True
-        elif isinstance(event, Asked):
-            event.reply(self._on_ask(event.ask))
-
-    def _on_check(self, event: GoldenEnded | ShadowEvent) -> None:
-        """Take what a process says that checks a release before its trial."""
-        if isinstance(event, GoldenEnded):
-            self._updater.on_golden(event)
-        elif message := self._updater.on_shadow(event):
+    def _on_output(self, event: PipelineOutput) -> None:
+        message = self._pipeline.on_message(event)
+        if message is not None:
             self._forward(message)
+            self._figures.on_message(message)
+            if isinstance(message, Failure):
+                self._updater.ask("failure", message.message)
+
+    def _on_exited(self, event: PipelineExited) -> None:
+        reason = self._pipeline.on_exit(event)
+        if reason is not None:
+            problem = self._updater.ask("crashed" if event.crashed else "exited", reason)
+            if problem:
+                LOG.error("the release crashes in a loop and stays: %s", problem)
+
+    def _on_link_up(self, event: LinkUp) -> None:
+        self._presence.on_link_up(event)
+        self._remote.commands.on_link_up()
+        self._updater.downloads.forget_requests()
+        self._verification.look_again(time.monotonic())
+
+    def _on_shadow(self, event: ShadowEvent) -> None:
+        message = self._updater.on_shadow(event)
+        if message:
+            self._forward(message)
+
+    def _on_verification(self, event: VerificationEvent) -> None:
+        self._on_verdict(self._verification.on_event(event, time.monotonic()))
+
+    def _on_smp_restart(self, _event: SmpRestart) -> None:
+        self._restarts = True
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
@@ -338,7 +314,7 @@ class Agent:
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
-            self._updater.downloads.on_part(sha256, part, message.payload, time.monotonic())
+            self._updater.downloads.take(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(
         self, payload: bytes, repository: str = "", *, sideloaded: bool = False
@@ -376,31 +352,26 @@ class Agent:
 
     # -- the control socket
 
-    def _on_ask(self, ask: Ask) -> Answer:
+    def _on_asked(self, event: Asked) -> None:
         """Do what a program on this board asks for."""
-        error = ""
-        if isinstance(ask, Install):
-            error = self._install(ask)
-        elif isinstance(ask, Cancel):
-            self._cancel(ask.request)
-        elif isinstance(ask, Rollback):
-            error = self._updater.go_back("it was asked for on the board")
-        elif isinstance(ask, Commit):
-            error = self._updater.accept()
-        return Answer(
+        ask = event.ask
+        error = ASKS[type(ask)](self, ask) if type(ask) in ASKS else ""
+        answer = Answer(
             error=error,
             device=self._config.device,
             min_version=self._config.update.min_version,
             slots=slot_rows(self._updater.state),
             reported=self._reported(),
         )
+        event.reply(answer)
 
-    def _cancel(self, request: str) -> None:
-        if self._desired is not None and self._desired.request == request:
-            self._updater.cancel(request)
+    def _cancel(self, ask: Cancel) -> str:
+        if self._desired is not None and self._desired.request == ask.request:
+            self._updater.ask("cancel", ask.request)
             if self._updater.update.phase != "live":
                 self._verification.forget()
                 self._desired = None
+        return ""
 
     def _install(self, ask: Install) -> str:
         """Follow a desired document whose bundle is on this disk; return what is wrong with it."""
@@ -459,6 +430,40 @@ class Agent:
             self._smp.note(self._updater.state, self._updater.update)
         self._newest = self._reported()
         self._presence.report(self._newest, time.monotonic())
+
+
+HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
+    Message: Agent._on_message,
+    LinkUp: Agent._on_link_up,
+    LinkDown: lambda agent, event: agent._presence.on_link_down(event),
+    PipelineOutput: Agent._on_output,
+    PipelineExited: Agent._on_exited,
+    Preparing: lambda agent, event: agent._updater.on_preparing(event),
+    PreparationEnded: lambda agent, event: agent._updater.on_prepared(event),
+    GoldenEnded: lambda agent, event: agent._updater.on_golden(event),
+    ShadowSaid: Agent._on_shadow,
+    ShadowEnded: Agent._on_shadow,
+    **dict.fromkeys(
+        (CommandCheck, TaskEnded),
+        lambda agent, event: agent._remote.commands.on_event(event, time.monotonic()),
+    ),
+    **dict.fromkeys((MetadataAsked, VerificationEnded), Agent._on_verification),
+    **dict.fromkeys(
+        (SourcePart, SourceEnded),
+        lambda agent, event: agent._updater.downloads.on_source(event, time.monotonic()),
+    ),
+    SmpInstall: lambda agent, event: agent._on_desired(
+        event.document, event.repository, sideloaded=True
+    ),
+    SmpRestart: Agent._on_smp_restart,
+    Asked: Agent._on_asked,
+}
+ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {
+    Install: Agent._install,
+    Cancel: Agent._cancel,
+    Rollback: lambda agent, _ask: agent._updater.ask("go_back", "it was asked for on the board"),
+    Commit: lambda agent, _ask: agent._updater.ask("accept"),
+}
 
 
 def _with_source(config: AgentConfig, folder: str) -> AgentConfig:

@@ -1,8 +1,8 @@
 """A child of the agent with all that it starts: lines in and out, its limits, and how it ended.
 
 Start it from the main thread (see `device.start.guard`). What it says and that it ended are told in
-threads of their own. The pipeline, which outlives an agent's update, has a keeper of its own
-(`device.agent.pipeline_process`).
+threads of their own. One whose own children may leave its session runs below a keeper
+(`device.start.keeper`).
 """
 
 import contextlib
@@ -18,14 +18,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
+from device.start.keeper import kept
 
-MAX_LINE_BYTES = 64 * 1024  # of the pipeline's messages
+MAX_LINE_BYTES = 64 * 1024  # of stderr, and of the pipeline's messages
 MAX_RESULT_BYTES = 16 * 1024**2  # of a line of stdout; a longer one comes in parts
 TAIL_LINES = 100
+NO_PROCESS = "no process can be started: "
 JOIN_S = 5.0  # a process that the child has started may keep its pipes open for so long
 
 
@@ -71,31 +73,38 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         written: "queue.Queue[bytes | None] | None" = None,
         on_stderr: Callable[[str], None] = lambda _text: None,
+        max_line_bytes: int = MAX_RESULT_BYTES,
+        keeper: str | None = None,
+        ended: threading.Event | None = None,
     ) -> None:
         """Start the child. `on_line` takes each line of its stdout, `on_stderr` of its stderr, and
         then `on_exit` its end. `written`: what goes to its stdin, None at the end.
+        `max_line_bytes`: of stdout; a longer one comes in parts. `keeper`: the mark of the one that
+        it runs below. `ended`: is set as it ends.
 
         Raises OSError, whose strerror says that no process or no thread can be started, and why.
         """
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                guarded(command), stdin=subprocess.DEVNULL if written is None else pipe,
+                guarded(command) if keeper is None else kept(command, keeper),
+                stdin=subprocess.DEVNULL if written is None else pipe,
                 stdout=pipe, stderr=pipe, env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            why = f"no process can be started: {error.strerror}"
-            raise OSError(error.errno, why) from error
-        self._limits, self._on_exit = limits, on_exit
+            raise OSError(error.errno, f"{NO_PROCESS}{error.strerror}") from error
+        self._limits, self._on_exit, self._keeper = limits, on_exit, keeper
         self._cause = ""
-        self._ended = threading.Event()
+        self._ended = ended or threading.Event()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         stdout, stderr, stdin = self._process.stdout, self._process.stderr, self._process.stdin
         assert stdout is not None
         assert stderr is not None
         self._readers = (
-            threading.Thread(target=_read_lines, args=(stdout, on_line), daemon=True),
+            threading.Thread(
+                target=_read_lines, args=(stdout, on_line, max_line_bytes), daemon=True
+            ),
             threading.Thread(target=read_tail, args=(stderr, self._tail, on_stderr), daemon=True),
         )
         threads = [*self._readers, threading.Thread(target=self._watch, daemon=True)]
@@ -119,10 +128,26 @@ class ChildProcess:
     def end(self, cause: str = "it was stopped") -> None:
         """Kill the child and all that it started, for a reason."""
         self._cause = self._cause or cause
-        if self._process.returncode is not None:
-            return  # its number may be another process's by now
+        if self._keeper is not None:
+            self.send(signal.SIGUSR1)
+        elif self._process.returncode is None:  # else its number may be another process's by now
+            self._kill_group()
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, for which one that is stopped goes on."""
+        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)
+
+    def wait(self, for_s: float) -> bool:
+        """Wait until it has ended; False: it has not within this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(for_s)
+            return True
+        return False
 
     def stop(self) -> None:
         """Kill it and wait until it has ended."""
@@ -146,11 +171,51 @@ class ChildProcess:
         until_s = time.monotonic() + JOIN_S
         for reader in self._readers:
             reader.join(max(0.0, until_s - time.monotonic()))
-        if any(reader.is_alive() for reader in self._readers):
+        if self._keeper is None and any(reader.is_alive() for reader in self._readers):
             # Who still writes is of the child's group, whose number is no other process's then.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
         self._on_exit(ChildExit(status, tuple(self._tail), self._cause))
+
+
+class OneChild:
+    """At most one child at a time; what it says has the number of its run. Start it from the main
+    thread (see `device.start.guard`)."""
+
+    def __init__(self) -> None:
+        self._child: ChildProcess | None = None
+        self._run = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a child runs."""
+        return self._child is not None
+
+    def is_current(self, event: "OfRun") -> bool:
+        """Whether an event is of the last child."""
+        return event.run == self._run
+
+    def ended(self, event: "OfRun") -> bool:
+        """Take the end of the child; return whether it is that of the last one."""
+        if not self.is_current(event):
+            return False
+        self._child = None
+        self._run += 1
+        return True
+
+    def stop(self) -> None:
+        """End the child with all that it started; what it says from here on is not current."""
+        child, self._child = self._child, None
+        self._run += 1
+        if child is not None:
+            child.stop()
+
+
+class OfRun(Protocol):
+    """An event of a child."""
+
+    @property
+    def run(self) -> int:
+        """The number of its run."""
 
 
 def read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
@@ -168,9 +233,9 @@ def echo(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
+def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None], max_bytes: int) -> None:
     with stream:
-        while line := stream.readline(MAX_RESULT_BYTES):
+        while line := stream.readline(max_bytes):
             on_line(line)
 
 

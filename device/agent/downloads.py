@@ -8,7 +8,7 @@ from pathlib import Path
 from device.agent.config import AgentConfig
 from device.agent.slot_state_cache import SlotStateCache
 from device.errors import TandemError
-from device.protocol.documents import BlobGet, Desired
+from device.protocol.documents import Desired
 from device.update.events import Event, Fetched, Notice
 from device.update.fetching import Fetching, FetchOptions
 from device.update.slot_store import SlotStore
@@ -35,8 +35,8 @@ def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Pat
     )
 
 
-class Downloads:
-    """At most one download at a time, for the desired release."""
+class Downloads(Fetching):
+    """At most one download at a time, for the desired release; what fails is told by `look`."""
 
     def __init__(
         self,
@@ -45,81 +45,57 @@ class Downloads:
         kept: SlotStateCache,
         put: Callable[[SourceEvent], None],
     ) -> None:
+        super().__init__(store.downloads, config.update.window_chunks, put)
         self._config = config
         self._store = store
         self._kept = kept
-        self._fetching = Fetching(store.downloads, config.update.window_chunks, put)
         self._problem = ""  # why another download would end the same way
 
-    def wake_at_s(self, *, online: bool) -> float | None:
-        """Return when `next_request` has something to do without a message."""
-        return self._fetching.wake_at_s if online else self._fetching.wake_offline_at_s
-
-    def begin(self, desired: Desired) -> Event:
+    def fetch(self, desired: Desired) -> Event:
         """Begin or resume the download of the release."""
-        release = desired.release
+        blob = desired.release.blob
         self._problem = ""
         try:
-            self._store.adopt(release.blob.sha256, release.blob.bytes)
+            self._store.adopt(blob.sha256, blob.bytes)
             bases = self._store.bundles(self._kept.state)
-            options = fetch_options(desired, self._config.update, bases)
-            self._fetching.begin(release.blob, options)
+            self.begin(blob, fetch_options(desired, self._config.update, bases))
         except (TandemError, OSError) as error:
             return Notice("no_fetch", _reason(error))
-        received = self._fetching.received_bytes
+        received = self.received_bytes
         LOG.info(
-            "fetching %s: %d of %d bytes are there", release.name, received, release.blob.bytes
+            "fetching %s: %d of %d bytes are there", desired.release.name, received, blob.bytes
         )
         return Fetched(received)
 
-    def pause(self) -> None:
-        """Stop; what is there is resumed until another download begins."""
-        self._fetching.pause()
-
-    def on_part(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a blob that arrived: "index" or "7", after a slash the peer's name."""
+    def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part that arrived, "index", "7" or "7/peer"."""
         try:
-            self._fetching.take(sha256, part, payload, now_s)
+            super().take(sha256, part, payload, now_s)
         except (TandemError, OSError) as error:
             self._problem = _reason(error)
 
-    def on_source(self, event: SourceEvent, now_s: float) -> None:
-        """Take what a source other than MQTT gave."""
-        try:
-            self._fetching.on_source(event, now_s)
-        except (TandemError, OSError) as error:
-            self._problem = _reason(error)
-
-    def on_reconnect(self) -> None:
-        """Forget the requests of the old connection: they are not answered."""
-        self._fetching.forget_requests()
-
-    def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
-        """Return the request to send now, or None; its chunks count as in flight from here on."""
-        return self._fetching.next_request(now_s, online=online)
-
-    def advance(self) -> Event | None:
+    def look(self) -> Event | None:
         """Return how far a download is, that the whole bundle is on the disk, or why it ended."""
-        if not self._fetching.running:
+        if not self.running:
             return None
-        problem = self._problem or self._fetching.advance(time.monotonic())
+        problem = self._problem or self.advance(time.monotonic())
         if problem:
             return self._give_up(problem)
-        if self._fetching.complete:
+        if self.complete:
             return Notice("complete")
-        return Fetched(self._fetching.received_bytes, self._fetching.complaint)
+        return Fetched(self.received_bytes, self.complaint)
 
     def unpack(self, desired: Desired) -> Event:
         """Check the whole bundle and unpack it into the idle slot."""
         try:
-            self._kept.stage(self._fetching.finish(), desired, self._config.profile)
+            self._kept.stage(self.finish(), desired, self._config.profile)
         except (TandemError, OSError) as error:
             return self._give_up(_reason(error))
-        self._fetching.remove()
+        self.remove()
         return Notice("unpacked")
 
     def _give_up(self, problem: str) -> Event:
-        self._fetching.remove()
+        self.remove()
         return Notice("fetch_failed", problem)
 
 

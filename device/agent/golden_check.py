@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
 from device.protocol.documents import InstallPolicy
 from device.start.command import module_command
 from device.update.bundle import read_folder_info
@@ -90,8 +90,8 @@ def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
     return None
 
 
-class GoldenCheck:
-    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+class GoldenCheck(OneChild):
+    """See `OneChild`."""
 
     def __init__(
         self,
@@ -103,18 +103,12 @@ class GoldenCheck:
     ) -> None:
         """`plans`: where finished segments are kept; `timeout_s`: so long all may take; `command`:
         compares values."""
+        super().__init__()
         self._put = put
         self._plans = plans
         too_long = f"they took longer than {timeout_s:g} s"
         self._limits = ChildLimits(seconds=timeout_s, too_long=too_long)
         self._command = command
-        self._child: ChildProcess | None = None
-        self._run = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether a child runs."""
-        return self._child is not None
 
     def start(self, folder: Path, min_agreement: float | None = None) -> bool:
         """Check the release in a slot; False: it has no golden inputs.
@@ -154,18 +148,3 @@ class GoldenCheck:
             self._put(GoldenEnded(run, late, "" if late is not None else exit_.reason))
 
         return ChildProcess(command, on_line, on_exit, limits=self._limits)
-
-    def ended(self, event: GoldenEnded) -> bool:
-        """Take the end of the child; return whether it is that of the last one."""
-        if event.run != self._run:
-            return False
-        self._child = None
-        self._run += 1
-        return True
-
-    def stop(self) -> None:
-        """End the child."""
-        if self._child is not None:
-            self._child.stop()
-        self._run += 1
-        self._child = None

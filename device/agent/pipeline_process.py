@@ -7,27 +7,28 @@ an old run is not taken for the new one's. A thread holds it to its memory limit
 """
 
 import contextlib
-import errno
 import logging
-import os
 import queue
 import signal
-import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import IO
 
-from device.agent.child_process import MAX_LINE_BYTES, TAIL_LINES, echo, read_tail
-from device.agent.memory_watch import oom_kills, watch_memory
+from device.agent.child_process import (
+    MAX_LINE_BYTES,
+    ChildExit,
+    ChildLimits,
+    ChildProcess,
+    echo,
+)
+from device.agent.memory_watch import oom_kills
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import NOBODY, Heard
 from device.protocol.messages import ChildMessage, Heartbeat, Result, Stats, decode_message
 from device.start.command import module_command
-from device.start.keeper import LEFTOVER_S, end_keepers, end_tree, kept
+from device.start.keeper import LEFTOVER_S, end_keepers, end_tree
 
 LOG = logging.getLogger("tandem.pipeline")
 MAX_RESTARTS = 5
@@ -124,14 +125,22 @@ class _Run:
     """One start of the child; its threads write here."""
 
     number: int
-    process: "subprocess.Popen[bytes]"
-    alive_s: float
-    started_s: float
+    alive_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
     flood_since_s: float = inf
     beating: bool = False  # the loop has begun: it gives heartbeats
-    over_limit: str = ""
     oom_kills: int = field(default_factory=oom_kills)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def heard(self, message: ChildMessage) -> PipelineOutput:
+        """Note that the child lives, here and not where events are handled: that thread may be busy
+        for long."""
+        output = PipelineOutput(self.number, message)
+        beats = isinstance(message, Heartbeat) and message.state != "loading"
+        if beats or (not self.beating and self.flood_since_s == inf):
+            self.alive_s = output.at_s
+            self.beating = self.beating or beats or isinstance(message, Result)
+        return output
 
 
 class PipelineProcess:
@@ -152,23 +161,30 @@ class PipelineProcess:
         self._put = put
         self._grace_s = grace_s
         self._mark = mark
-        self._memory_bytes = memory_bytes
+        self._limits = ChildLimits(
+            memory_bytes=memory_bytes,
+            too_much=lambda used_bytes: (
+                f"the pipeline held {used_bytes >> 20} MiB of memory and may hold"
+                f" {memory_bytes >> 20} MiB (memory_mb in agent.toml): it was ended"
+            ),
+        )
         self._on_line = on_line
-        self._current: _Run | None = None
+        self._current: tuple[_Run, ChildProcess] | None = None
 
     @property
     def heard(self) -> Heard:
         """What was heard of the child."""
-        run = self._current
-        if run is None:
+        if self._current is None:
             return NOBODY
+        run = self._current[0]
         flood_s = max(0.0, time.monotonic() - run.flood_since_s)
         return Heard(run.alive_s, run.beating, run.started_s, flood_s)
 
     def activity(self) -> Activity | None:
         """Return what the child and what it started have done by now."""
-        run = self._current
-        return None if run is None or run.ended.is_set() else activity_of(run.process.pid)
+        if self._current is None or self._current[0].ended.is_set():
+            return None
+        return activity_of(self._current[1].pid)
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str]) -> int:
         """Stop the running child and start a command; returns the number of the run.
@@ -177,29 +193,32 @@ class PipelineProcess:
         """
         self.stop()
         self.run += 1
-        process = subprocess.Popen(
-            kept(command, self._mark),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        now_s = time.monotonic()
-        run = self._current = _Run(self.run, process, now_s, now_s)
-        threads = (
-            threading.Thread(
-                target=_watch, args=(run, self._put, self._on_line), name="pipeline-watch"
-            ),
-            threading.Thread(target=self._hold_memory, args=(run,), name="pipeline-memory"),
-        )
-        try:
-            for thread in threads:
-                thread.daemon = True
-                thread.start()
-        except RuntimeError as error:  # the limit of tasks is reached: nobody would see it end
-            self.stop()
-            raise OSError(errno.EAGAIN, f"no thread can be started ({error})") from error
+        run, measure, put = _Run(self.run), _Measure(), self._put
+        outbox = _Outbox(put)
+
+        def on_line(line: bytes) -> None:
+            measure.wait(line, run)
+            message = decode_message(line)
+            if message is not None:
+                outbox.add(run.heard(message))
+
+        def on_exit(exit_: ChildExit) -> None:
+            outbox.close()
+            reason = exit_.cause or describe_exit(exit_.status, exit_.tail)
+            killed = exit_.status == -signal.SIGKILL and not exit_.cause
+            if killed and oom_kills() > run.oom_kills:
+                reason += "; the kernel ended a process meanwhile because memory ran out"
+            put(PipelineExited(run.number, reason, crashed=exit_.status != 0))
+
+        def on_stderr(text: str) -> None:
+            self._on_line(text)
+            echo(text)
+
+        child = ChildProcess(
+            command, on_line, on_exit, limits=self._limits, environment=environment,
+            on_stderr=on_stderr, max_line_bytes=MAX_LINE_BYTES, keeper=self._mark, ended=run.ended,
+        )  # fmt: skip
+        self._current = run, child
         return self.run
 
     def stop(self) -> None:
@@ -207,72 +226,24 @@ class PipelineProcess:
 
         Ends what an earlier agent of this state folder has left behind, too.
         """
-        run, self._current = self._current, None
-        if run is not None:
+        if self._current is not None:
+            child, self._current = self._current[1], None
             self.run += 1  # later output of this run is dropped
-            process = run.process
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGCONT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(self._grace_s)
-            process.send_signal(signal.SIGHUP)
-            process.send_signal(signal.SIGCONT)
-            try:
-                process.wait(2.0 * LEFTOVER_S)
-            except subprocess.TimeoutExpired:
-                end_tree(process.pid)
-            try:
-                process.wait(KILL_WAIT_S)
-            except subprocess.TimeoutExpired:
+            child.send(signal.SIGTERM)
+            child.wait(self._grace_s)
+            child.send(signal.SIGHUP)
+            if not child.wait(2.0 * LEFTOVER_S):
+                end_tree(child.pid)
+            if not child.wait(KILL_WAIT_S):
                 # Stuck in a driver. The agent has to stay reachable: it does not wait.
-                LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
+                LOG.error("the pipeline (process %d) does not end, even killed", child.pid)
         if self._mark and (ended := end_keepers(self._mark)):
             LOG.warning("ended %d pipelines that an earlier agent had left behind", ended)
 
     def kill(self) -> None:
         """Kill the child without waiting; its exit is an event."""
         if self._current is not None:
-            self._current.process.send_signal(signal.SIGHUP)
-            self._current.process.send_signal(signal.SIGCONT)  # a keeper may be stopped, too
-
-    def _hold_memory(self, run: _Run) -> None:
-        limit_bytes = self._memory_bytes
-
-        def breach(used_bytes: int) -> None:
-            run.over_limit = (
-                f"the pipeline held {used_bytes >> 20} MiB of memory and may hold"
-                f" {limit_bytes >> 20} MiB (memory_mb in agent.toml): it was ended"
-            )
-            run.process.send_signal(signal.SIGUSR1)
-
-        watch_memory(run.process.pid, limit_bytes, run.ended, breach)
-
-
-def _watch(run: _Run, put: Callable[[PipelineEvent], None], on_line: Callable[[str], None]) -> None:
-    """Turn the output and the exit of a child into events."""
-    process = run.process
-    assert process.stdout is not None
-    assert process.stderr is not None
-
-    def say(text: str) -> None:
-        on_line(text)
-        echo(text)
-
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
-    readers = (
-        threading.Thread(target=_read_messages, args=(process.stdout, run, put), daemon=True),
-        threading.Thread(target=read_tail, args=(process.stderr, tail, say), daemon=True),
-    )
-    for reader in readers:
-        reader.start()
-    status = process.wait()
-    run.ended.set()
-    for reader in readers:
-        reader.join(1.0)  # a grandchild may keep the pipe open; its output is not needed
-    reason = run.over_limit or describe_exit(status, tuple(tail))
-    if status == -signal.SIGKILL and not run.over_limit and oom_kills() > run.oom_kills:
-        reason += "; the kernel ended a process meanwhile because memory ran out"
-    put(PipelineExited(run.number, reason, crashed=status != 0))
+            self._current[1].send(signal.SIGHUP)
 
 
 class _Measure:
@@ -302,11 +273,13 @@ class _Outbox:
     def __init__(self, put: Callable[[PipelineEvent], None]) -> None:
         self._put = put
         self._waiting: queue.Queue[PipelineOutput | None] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._hand_on, name="pipeline-output", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def add(self, output: PipelineOutput) -> None:
         """Add a message; waits for room for one that is said once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._hand_on, daemon=True)
+            self._thread.start()
         if not isinstance(output.message, Heartbeat | Stats):
             self._waiting.put(output)
             return
@@ -315,29 +288,13 @@ class _Outbox:
 
     def close(self) -> None:
         """Wait until all messages are handed on."""
-        self._waiting.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
 
     def _hand_on(self) -> None:
         while (output := self._waiting.get()) is not None:
             self._put(output)
-
-
-def _read_messages(stream: IO[bytes], run: _Run, put: Callable[[PipelineEvent], None]) -> None:
-    measure = _Measure()
-    with stream, contextlib.closing(_Outbox(put)) as outbox:
-        while line := stream.readline(MAX_LINE_BYTES):
-            measure.wait(line, run)
-            message = decode_message(line)
-            if message is None:
-                continue
-            # Noted here, not where events are handled: that thread may be busy for long.
-            output = PipelineOutput(run.number, message)
-            beats = isinstance(message, Heartbeat) and message.state != "loading"
-            if beats or (not run.beating and run.flood_since_s == inf):
-                run.alive_s = output.at_s
-                run.beating = run.beating or beats or isinstance(message, Result)
-            outbox.add(output)
 
 
 def describe_exit(status: int, tail: tuple[str, ...]) -> str:

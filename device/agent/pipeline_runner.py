@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.agent.child_process import NO_PROCESS
 from device.agent.config import AgentConfig
 from device.agent.memory_watch import default_limit_bytes
 from device.agent.pipeline_process import (
@@ -113,7 +114,8 @@ class PipelineRunner:
         try:
             self._process.start(self._command(folder), self._environment())
         except OSError as error:
-            self._note_death(f"the pipeline cannot be started: {error.strerror}")
+            why = str(error.strerror).removeprefix(NO_PROCESS)
+            self._note_death(f"the pipeline cannot be started: {why}")
             return False
         self._set("starting")
         return True

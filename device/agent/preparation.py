@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
 from device.agent.memory_watch import default_limit_bytes
 from device.errors import BundleError, BundleReadError
 from device.start.command import module_command
@@ -83,8 +83,8 @@ def built_now(rows: tuple[Row, ...]) -> bool:
     return any(row.problem is None and not row.cached and not row.kernels_run for row in rows)
 
 
-class Preparation:
-    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+class Preparation(OneChild):
+    """See `OneChild`."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Preparation:
 
         `total_timeout_s`: of the child, which has `grace_s` more to end by itself.
         """
+        super().__init__()
         self.plans = state_dir / PLANS
-        self.folder: Path | None = None
         self._put = put
         limit_mb = max(1, default_limit_bytes() >> 20) if memory_mb is None else memory_mb
         self._options = (
@@ -116,8 +116,6 @@ class Preparation:
             "total_timeout_s of [prepare] in agent.toml; what it has built is kept",
         )
         self._command = command
-        self._child: ChildProcess | None = None
-        self._run = 0
 
     def start(self, folder: Path) -> bool:
         """Prepare the engines of a slot; False where there is nothing to do: no TensorRT is here.
@@ -139,7 +137,6 @@ class Preparation:
         except OSError as error:
             LOG.error("the segments cannot be prepared: %s", error.strerror)
             return False
-        self.folder = folder
         return True
 
     def _start(self, command: tuple[str, ...]) -> ChildProcess:
@@ -160,22 +157,3 @@ class Preparation:
             self._put(PreparationEnded(run, rows, "" if rows is not None else exit_.reason))
 
         return ChildProcess(command, on_line, on_exit, limits=self._limits)
-
-    def ended(self, event: PreparationEnded) -> Path | None:
-        """Take the end of the child; return its slot's folder, None for an earlier child."""
-        if event.run != self._run or self._child is None:
-            return None
-        folder, self._child, self.folder = self.folder, None, None
-        self._run += 1
-        return folder
-
-    def is_running(self, event: Preparing) -> bool:
-        """Whether the event is of the child that runs."""
-        return event.run == self._run and self._child is not None
-
-    def stop(self) -> None:
-        """End the child with all that it started; what it has built so far is kept."""
-        if self._child is not None:
-            self._child.stop()
-        self._run += 1
-        self._child = self.folder = None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Remote:
         self._presence = presence
         self._stream = LogStream(lines, always=config.log.publish, max_per_s=config.log.max_per_s)
         board = Board(
-            restart=updater.restart,
+            restart=partial(updater.ask, "restart"),
             set_pipeline=updater.set_pipeline,
             log=lambda count, source, most: [
                 {"at": line.at, "source": line.source, "level": line.level, "text": line.text}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, echo
+from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild, echo
 from device.agent.memory_watch import available_bytes
 from device.protocol.documents import InstallPolicy
 from device.protocol.messages import Failure, Shadow, decode_message
@@ -88,8 +88,8 @@ def shadow_refusal(event: ShadowEnded, policy: InstallPolicy, min_frames: int) -
     return None
 
 
-class ShadowProcess:
-    """At most one child at a time. Start it from the main thread (see `device.start.guard`)."""
+class ShadowProcess(OneChild):
+    """See `OneChild`."""
 
     def __init__(
         self,
@@ -101,23 +101,16 @@ class ShadowProcess:
         command: tuple[str, ...] = _COMMAND,
     ) -> None:
         """`plans`: where finished segments are kept."""
+        super().__init__()
         self._put = put
         self._tap = state_dir / TAP
         self._profile = profile
         self._plans = plans
         self._command = command
-        self._current: ChildProcess | None = None
-        self._number = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether a child runs."""
-        return self._current is not None
 
     def start(self, folder: Path, limits: ShadowLimits) -> None:
         """Compare the release in a slot; a child that cannot be started ends at once."""
         self.stop()
-        self._number += 1  # what an earlier one, which could not be started, still says is stale
         command = (
             *self._command, "--bundle", str(folder), "--profile", self._profile,
             "--tap", str(self._tap), "--seconds", f"{limits.seconds:g}",
@@ -125,12 +118,12 @@ class ShadowProcess:
             "--max-hz", f"{limits.max_hz:g}",
         )  # fmt: skip
         try:
-            self._current = self._start(command, limits)
+            self._child = self._start(command, limits)
         except OSError as error:
-            self._put(ShadowEnded(self._number, None, str(error.strerror), passing=True))
+            self._put(ShadowEnded(self._run, None, str(error.strerror), passing=True))
 
     def _start(self, command: tuple[str, ...], limits: ShadowLimits) -> ChildProcess:
-        run, result, failure = self._number, None, ""
+        run, result, failure = self._run, None, ""
 
         def on_line(line: bytes) -> None:
             nonlocal result, failure
@@ -150,25 +143,6 @@ class ShadowProcess:
             command, on_line, on_exit, limits=_limits(limits), on_stderr=echo,
             environment={} if self._plans is None else {"TANDEM_PLANS": str(self._plans)},
         )  # fmt: skip
-
-    def is_current(self, event: ShadowEvent) -> bool:
-        """Whether an event is of the last child."""
-        return event.run == self._number
-
-    def ended(self, event: ShadowEnded) -> bool:
-        """Take the end of the child; return whether it is that of the last one."""
-        if not self.is_current(event):
-            return False
-        self._current = None
-        self._number += 1
-        return True
-
-    def stop(self) -> None:
-        """End the child."""
-        run, self._current = self._current, None
-        if run is not None:
-            run.stop()
-            self._number += 1
 
 
 def _limits(limits: ShadowLimits) -> ChildLimits:

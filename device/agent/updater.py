@@ -26,7 +26,7 @@ from device.agent.shadow_process import (
 from device.agent.slot_state_cache import SlotStateCache, utc_now
 from device.errors import BundleError, BundleReadError, StateError
 from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Update
-from device.protocol.messages import ChildMessage, Failure, Shadow
+from device.protocol.messages import Shadow
 from device.trust.exchange import Verdict
 from device.update import events as v
 from device.update.admission import BoardState
@@ -106,18 +106,19 @@ class Updater:
     def boot(self) -> None:
         """Start the active slot, or resume the trial that was interrupted."""
         self._kept.boot()
-        self._notice("boot")
+        self.ask("boot")
 
     def shut_down(self) -> None:
         """Stop the pipeline; an attempt that is running does not count."""
-        self._notice("shut_down")
+        self.ask("shut_down")
         for child in (self._preparation, self._golden):
             if child is not None:
                 child.stop()
 
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
         """Return when `advance` or a request has something to do without an event."""
-        wake_s = self.downloads.wake_at_s(online=online)
+        fetching = self.downloads
+        wake_s = fetching.wake_at_s if online else fetching.wake_offline_at_s
         return self._state.judge_at_s, self._pipeline.restart_at_s, self._kept.retry_at_s, wake_s
 
     def advance(self, now_s: float) -> None:
@@ -125,9 +126,9 @@ class Updater:
         self._take(v.Observed(self._pipeline.health()), now_s)
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
-            self._notice("restart_due")
+            self.ask("restart_due")
         self._kept.retry(now_s)
-        event = self.downloads.advance()
+        event = self.downloads.look()
         if event is not None:
             self._take(event)
 
@@ -140,48 +141,25 @@ class Updater:
         """
         self._take(v.DesiredSet(desired, verdict, sideloaded))
 
-    def cancel(self, request: str) -> None:
-        """End the update of this request, unless it is live; a download can be resumed."""
-        self._notice("cancel", request)
-
-    def accept(self) -> str:
-        """Commit the release on trial as soon as it works; return why it cannot."""
-        return self._notice("accept")
-
-    def restart(self) -> str:
-        """Start the pipeline of the live release anew; return why it cannot be."""
-        return self._notice("restart")
+    def ask(self, word: v.NoticeWord, text: str = "") -> str:
+        """Do what somebody asks for; return why it cannot be."""
+        return self._take(v.Notice(word, text))
 
     def set_pipeline(self, status: str) -> str:
         """Start or stop the pipeline of the live release; return why it cannot be."""
         if status != "running":
-            return self._notice("stop", "it was stopped by a command")
-        return self.restart() if self._pipeline.report.status == "stopped" else ""
-
-    def go_back(self, reason: str) -> str:
-        """End a trial, or go back to the release in the other slot; return why it cannot."""
-        return self._notice("go_back", reason)
-
-    def on_message(self, message: ChildMessage) -> None:
-        """Take what the pipeline says."""
-        if isinstance(message, Failure):
-            self._notice("failure", message.message)
-
-    def on_exit(self, reason: str, *, crashed: bool) -> None:
-        """Take the exit of the pipeline."""
-        problem = self._notice("crashed" if crashed else "exited", reason)
-        if problem:
-            LOG.error("the release crashes in a loop and stays: %s", problem)
+            return self.ask("stop", "it was stopped by a command")
+        return self.ask("restart") if self._pipeline.report.status == "stopped" else ""
 
     def on_preparing(self, event: Preparing) -> None:
         """Take the progress of a build."""
-        if self._preparation is not None and self._preparation.is_running(event):
+        if self._preparation is not None and self._preparation.is_current(event):
             text = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
-            self._notice("preparing", text)
+            self.ask("preparing", text)
 
     def on_prepared(self, event: PreparationEnded) -> None:
         """Take the end of a preparation."""
-        if self._preparation is None or self._preparation.ended(event) is None:
+        if self._preparation is None or not self._preparation.ended(event):
             return
         if event.rows is None:
             LOG.error("the segments were not prepared: %s", event.problem)
@@ -213,13 +191,10 @@ class Updater:
             return None
         said = event.message
         text = f"{said.frames} live frames compared with the live release, {said.agreement:.2%} "
-        self._notice("shadowing", f"{text}of {said.counted} results agree")
+        self.ask("shadowing", f"{text}of {said.counted} results agree")
         return said
 
     # -- the machine
-
-    def _notice(self, word: v.NoticeWord, text: str = "") -> str:
-        return self._take(v.Notice(word, text))
 
     def _take(self, event: v.Event, now_s: float | None = None) -> str:
         """Take an event, and those that come of it; return why what was asked for cannot be."""
@@ -352,7 +327,7 @@ EFFECTS: Mapping[v.DoWord, Callable[[Updater, v.Do], v.Event | str | None]] = {
     "answer": lambda _updater, effect: effect.text,
     "report": lambda updater, _effect: updater._report(),
     "compare": Updater._compare,
-    "fetch": lambda updater, _effect: updater.downloads.begin(updater._desired),
+    "fetch": lambda updater, _effect: updater.downloads.fetch(updater._desired),
     "pause_fetch": lambda updater, _effect: updater.downloads.pause(),
     "unpack": lambda updater, _effect: updater.downloads.unpack(updater._desired),
     "verify": Updater._verify,

@@ -8,7 +8,7 @@ rollback is in force even on a full disk, which gets it as soon as it has room.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec.structs import replace as altered
 
@@ -51,11 +51,8 @@ Word = Literal[
     "next", "passed", "rejected", "recorded", "not_recorded", "resume", "not_started",
     "restart_due", "postpone", "roll_back", "fall_back", "restart", "stop", "accept",
 ]  # fmt: skip
-RESTING: tuple[v.Stage, ...] = (
-    "idle", "failed", "verifying", "live", "downloading", "unpacking", "checking", "unread",
-    "postponed", "window", "preparing", "golden", "shadow_attempt", "shadow", "trial_attempt",
-)  # fmt: skip
 ON_TRIAL: tuple[v.Stage, ...] = ("trial", "unstarted", "resuming")
+RESTING = tuple(stage for stage in get_args(v.Stage) if stage not in ON_TRIAL)
 # What `decide` says of the desired release leads to one stage from each that has no trial; clear:
 # there is none.
 DECISIONS: Mapping[Word, v.Stage] = {
@@ -70,6 +67,20 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     **{(stage, "restart"): stage for stage in RESTING},
     **{(stage, "stop"): stage for stage in RESTING},
     **{(stage, "roll_back"): "failed" for stage in ON_TRIAL},
+    **{(stage, "again"): "checking" for stage in ("unread", "window", "postponed")},
+    **{(stage, "passed"): "window" for stage in ("window", "preparing", "golden", "shadow")},
+    **{
+        (stage, "rejected"): "failed"
+        for stage in (
+            "unread",
+            "verifying",
+            "window",
+            "preparing",
+            "golden",
+            "shadow_attempt",
+            "shadow",
+        )
+    },
     **{(stage, "accept"): stage for stage in ON_TRIAL},
     ("idle", "resume"): "resuming",
     ("downloading", "complete"): "unpacking",
@@ -80,26 +91,12 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("checking", "whole"): "window",
     ("checking", "damaged"): "downloading",
     ("checking", "unread"): "unread",
-    ("unread", "again"): "checking",
-    ("window", "again"): "checking",
-    ("postponed", "again"): "checking",
     ("window", "next"): "preparing",
     ("preparing", "next"): "golden",
     ("golden", "next"): "shadow_attempt",
     ("shadow_attempt", "next"): "trial_attempt",
     ("shadow_attempt", "recorded"): "shadow",
     ("shadow_attempt", "not_recorded"): "failed",
-    ("window", "passed"): "window",
-    ("preparing", "passed"): "window",
-    ("golden", "passed"): "window",
-    ("shadow", "passed"): "window",
-    ("unread", "rejected"): "failed",
-    ("verifying", "rejected"): "failed",
-    ("window", "rejected"): "failed",
-    ("preparing", "rejected"): "failed",
-    ("golden", "rejected"): "failed",
-    ("shadow_attempt", "rejected"): "failed",
-    ("shadow", "rejected"): "failed",
     ("trial_attempt", "recorded"): "trial",
     ("trial_attempt", "not_recorded"): "failed",
     ("trial", "recorded"): "live",
@@ -111,17 +108,13 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("resuming", "next"): "trial",
 }
 _BUSY = "a release is on trial: wait until that has ended"
-_STALE = "nobody waits for it any more"
 _NONE = "no release is on trial, so none can be committed"
 REFUSALS: Mapping[Word, str] = {
+    **dict.fromkeys(get_args(Word), "nobody waits for it any more"),
     **dict.fromkeys(DECISIONS, _BUSY),
-    "restart": _BUSY, "stop": _BUSY, "fall_back": _BUSY, "resume": _BUSY,
-    "accept": _NONE, "roll_back": _NONE, "postpone": _NONE,
-    "complete": _STALE, "unpacked": _STALE, "no_fetch": _STALE, "fetch_failed": _STALE,
-    "whole": _STALE, "damaged": _STALE, "unread": _STALE, "again": _STALE, "next": _STALE,
-    "passed": _STALE, "rejected": _STALE, "recorded": _STALE, "not_recorded": _STALE,
-    "not_started": _STALE, "restart_due": _STALE,
-}  # fmt: skip
+    **dict.fromkeys(("restart", "stop", "fall_back", "resume"), _BUSY),
+    **dict.fromkeys(("accept", "roll_back", "postpone"), _NONE),
+}
 
 
 def step(
@@ -147,23 +140,19 @@ class _Step:
 
     @property
     def slots(self) -> SlotState:
-        """The slots as they are now."""
         return self.state.slots
 
     @property
     def desired(self) -> Desired:
-        """The desired state, in a stage that has one."""
         assert self.state.desired is not None
         return self.state.desired
 
     def record(self, slot: Slot | None) -> SlotRecord:
-        """Return the release in a slot that has one."""
         record = self.slots.record(slot)
         assert record is not None
         return record
 
     def sha256_in(self, slot: Slot | None) -> str | None:
-        """Return the SHA-256 of the release in a slot."""
         record = self.slots.record(slot)
         return None if record is None else record.sha256
 
@@ -187,7 +176,6 @@ class _Step:
         return True
 
     def do(self, word: v.DoWord, text: str = "", slot: Slot | None = None) -> None:
-        """Add an effect."""
         self.effects.append(v.Do(word, text, slot))
 
     def keep(self, state: SlotState) -> None:
@@ -205,7 +193,6 @@ class _Step:
         self.state = replace(self.state, update=update_of_record(record, phase, reason))
 
     def alter(self, *, request: str | None = None, reason: str | None = None) -> None:
-        """Change the report."""
         update = self.state.update
         request = update.request if request is None else request
         reason = update.reason if reason is None else reason
@@ -234,7 +221,6 @@ class _Step:
     # -- the desired state
 
     def on_desired(self, event: v.DesiredSet) -> None:
-        """Take it, and what its signatures say."""
         self.state = replace(
             self.state, desired=event.desired, verdict=event.verdict, sideloaded=event.sideloaded
         )
@@ -255,7 +241,6 @@ class _Step:
         self.state = replace(self.state, update=update_of_slots(self.slots))
 
     def on_compared(self, event: v.Compared) -> None:
-        """Fetch the release, try it, or say why not."""
         decision = decide(
             self.desired,
             self.slots,
@@ -331,7 +316,6 @@ class _Step:
     # -- the download
 
     def on_fetched(self, event: v.Fetched) -> None:
-        """Report the progress."""
         if self.state.stage == "downloading":
             update = update_of(self.desired, "downloading", event.received_bytes, event.complaint)
             self.state = replace(self.state, update=update)
@@ -356,7 +340,6 @@ class _Step:
     # -- before the trial
 
     def on_unread(self, problem: str) -> None:
-        """The release waits for the disk."""
         if self.go("unread"):
             self.do("error", problem)
             self.tell("postponed", f"it waits for the disk: {problem}")
@@ -369,7 +352,6 @@ class _Step:
             self.do("fetch")
 
     def window(self) -> None:
-        """Wait for the maintenance window."""
         reason = waits_for_window(self.desired.policy, self.at.hour, self.at.minute)
         if reason is None:
             self.enter("next")
@@ -421,7 +403,6 @@ class _Step:
             self.effects.append(v.Save(slots.begin_shadow(self.slots, request), first=True))
 
     def begin_shadow(self) -> None:
-        """Run the release beside the live one."""
         idle, desired = self.slots.idle, self.desired
         if self.record(idle).shadow_attempts > MAX_ATTEMPTS:
             self.reject(DIED)
@@ -464,12 +445,10 @@ class _Step:
         return self.slots.trial is None and self.desired.release.blob.sha256 == sha256
 
     def reject(self, reason: str, *, passing: bool = False) -> None:
-        """Refuse the release after a check."""
         if self.go("rejected"):
             self.refuse(reason, final=not passing)
 
     def on_shadowing(self, text: str) -> None:
-        """Report how far the comparison is."""
         desired = self.state.desired
         if desired is not None and desired.request == self.state.shadow:
             self.tell("staging", text)
@@ -480,10 +459,6 @@ class _Step:
             self.run_active()
         if self.state.update.phase == "staging":
             self.alter(reason=text)
-
-    def on_checked(self, event: v.Checked) -> None:
-        """Go on after a check."""
-        CHECKS[event.check](self, event)
 
     def on_prepared(self, event: v.Checked) -> None:
         """Try a release that was prepared, or refuse it; run what runs with its new segments."""
@@ -508,7 +483,6 @@ class _Step:
                 self.reject(event.problem)
 
     def on_golden(self, event: v.Checked) -> None:
-        """Try a release whose golden inputs agree, or refuse it."""
         desired, sha256 = self.state.trusted, self.state.golden_of
         self.state = replace(self.state, golden_runs=False)
         if desired is None or desired.release.blob.sha256 != sha256:
@@ -520,7 +494,6 @@ class _Step:
             self.enter("passed")
 
     def on_shadow(self, event: v.Checked) -> None:
-        """Try a release that agrees, or refuse it."""
         desired, request = self.state.desired, self.state.shadow
         self.state = replace(self.state, shadow="")
         if desired is None or desired.request != request or not self.is_idle:
@@ -549,13 +522,11 @@ class _Step:
             self.enter("next")
 
     def on_skip_golden(self, _text: str) -> None:
-        """Nothing runs golden inputs here."""
         self.state = replace(self.state, golden_runs=False)
         if self.state.stage == "golden":
             self.enter("next")
 
     def on_no_golden(self, _text: str) -> None:
-        """The bundle has no golden inputs, which the policy may ask for."""
         if self.desired.policy.min_golden_agreement is None:
             self.on_skip_golden("")
         else:
@@ -647,7 +618,6 @@ class _Step:
                 self.do("verify")
 
     def judge(self, trial: Trial, health: PipelineHealth) -> None:
-        """Look at the trial; end it if that is due."""
         now_s, late_s = self.at.now_s, self.at.now_s - self.state.looked_s
         trial = trial.held_up(late_s) if late_s > MAX_LATE_S else trial
         trial = trial.observed(health, now_s, self.at.around)
@@ -696,18 +666,15 @@ class _Step:
             self.go_on_with_active()
 
     def postpone(self, reason: str, *, broker: bool = False) -> None:
-        """End the trial without a verdict."""
         self.go("postpone")
         self.end_trial()
         self.keep(slots.postpone(self.slots, reason, broker=broker))
 
     def roll_back(self, reason: str) -> None:
-        """End the trial with the release before, and go on."""
         self.end_with_active(reason)
         self.go_on_with_active()
 
     def end_with_active(self, reason: str) -> None:
-        """End the trial with the release before."""
         record = self.record(self.slots.trial)
         self.go("roll_back")
         self.end_trial()
@@ -722,7 +689,6 @@ class _Step:
         self.run_active()
 
     def end_trial(self) -> None:
-        """Judge no more."""
         self.state = replace(self.state, trial=None, judge_at_s=None, commit_at_s=0.0)
         self.forget_crashes()
 
@@ -737,18 +703,15 @@ class _Step:
     # -- what runs
 
     def run_active(self) -> None:
-        """Run the active release anew."""
         self.forget_crashes()
         self.do("active")
 
     def forget_crashes(self) -> None:
-        """Count from here on."""
         update = self.setup.update
         crashes = Crashes(update.max_crashes, update.crash_window_s)
         self.state = replace(self.state, crashes=crashes)
 
     def go_on_with_active(self) -> None:
-        """See what is to be done now that the release before runs."""
         self.prepare_active()
         self.reconcile()
 
@@ -760,25 +723,21 @@ class _Step:
             self.do("prepare", slot=self.slots.active)
 
     def on_failure(self, reason: str) -> None:
-        """The pipeline has said why it ends."""
         if self.state.on_trial:
             self.roll_back(reason)
 
     def on_exited(self, reason: str) -> None:
-        """A release that is not on trial is started again."""
         if self.state.on_trial:
             self.roll_back(reason)
         else:
             self.do("error", reason)
 
     def on_crashed(self, reason: str) -> None:
-        """Give up a live release that crashes in a loop."""
-        was_on_trial, update = self.state.on_trial, self.setup.update
+        if not self.state.on_trial:
+            self.state = replace(self.state, crashes=self.state.crashes.crashed(self.at.now_s))
         self.on_exited(reason)
-        if was_on_trial:
-            return
-        self.state = replace(self.state, crashes=self.state.crashes.crashed(self.at.now_s))
-        if self.state.crashes.loop:
+        if not self.state.on_trial and self.state.crashes.loop:
+            update = self.setup.update
             self.ask_to_fall_back(
                 f"it crashed {update.max_crashes} times within {update.crash_window_s:g} s "
                 f"(max_crashes), the last time: {reason}"
@@ -806,7 +765,6 @@ class _Step:
             self.do("fall_back", reason)
 
     def on_fall_back(self, reason: str) -> None:
-        """The release in the other slot is whole."""
         record, desired = self.record(self.slots.active), self.state.desired
         if self.go("fall_back"):
             if desired is not None and desired.release.blob.sha256 == record.sha256:
@@ -817,7 +775,6 @@ class _Step:
             self.go_on_with_active()
 
     def on_restart(self, _text: str) -> None:
-        """Run the live release anew."""
         if self.ask("restart"):
             if self.slots.active is None:
                 self.do("answer", "there is no release to run")
@@ -825,7 +782,6 @@ class _Step:
                 self.run_active()
 
     def on_stop(self, reason: str) -> None:
-        """Stop the live release."""
         if self.ask("stop"):
             self.do("stop", reason)
 
@@ -838,45 +794,26 @@ GATES: Mapping[v.Stage, Callable[[_Step], None]] = {
     "trial_attempt": _Step.trial_attempt,
 }
 CHECKS: Mapping[str, Callable[[_Step, v.Checked], None]] = {
-    "preparation": _Step.on_prepared,
-    "golden": _Step.on_golden,
-    "shadow": _Step.on_shadow,
-}
+    "preparation": _Step.on_prepared, "golden": _Step.on_golden, "shadow": _Step.on_shadow,
+}  # fmt: skip
 NOTICES: Mapping[str, Callable[[_Step, str], None]] = {
-    "boot": _Step.on_boot,
-    "shut_down": _Step.on_shut_down,
-    "cancel": _Step.on_cancel,
-    "accept": _Step.on_accept,
-    "restart": _Step.on_restart,
-    "stop": _Step.on_stop,
-    "go_back": _Step.on_go_back,
-    "fall_back": _Step.on_fall_back,
-    "failure": _Step.on_failure,
-    "exited": _Step.on_exited,
-    "crashed": _Step.on_crashed,
-    "restart_due": _Step.on_restart_due,
-    "active_changed": _Step.reconcile,
-    "recorded": _Step.on_recorded,
-    "not_recorded": _Step.on_not_recorded,
-    "not_started": _Step.on_not_started,
-    "no_fetch": _Step.on_no_fetch,
-    "fetch_failed": _Step.on_fetch_failed,
-    "complete": _Step.on_complete,
+    "boot": _Step.on_boot, "shut_down": _Step.on_shut_down, "cancel": _Step.on_cancel,
+    "accept": _Step.on_accept, "restart": _Step.on_restart, "stop": _Step.on_stop,
+    "go_back": _Step.on_go_back, "fall_back": _Step.on_fall_back,
+    "failure": _Step.on_failure, "exited": _Step.on_exited, "crashed": _Step.on_crashed,
+    "restart_due": _Step.on_restart_due, "active_changed": _Step.reconcile,
+    "recorded": _Step.on_recorded, "not_recorded": _Step.on_not_recorded,
+    "not_started": _Step.on_not_started, "no_fetch": _Step.on_no_fetch,
+    "fetch_failed": _Step.on_fetch_failed, "complete": _Step.on_complete,
     "unpacked": lambda step, _text: step.enter("unpacked"),
     "whole": lambda step, _text: step.enter("whole"),
-    "damaged": _Step.on_damaged,
-    "unread": _Step.on_unread,
-    "preparing": _Step.on_preparing,
+    "damaged": _Step.on_damaged, "unread": _Step.on_unread, "preparing": _Step.on_preparing,
     "preparation_runs": _Step.on_preparation_runs,
     "nothing_to_prepare": _Step.on_nothing_to_prepare,
-    "no_golden": _Step.on_no_golden,
-    "skip_golden": _Step.on_skip_golden,
+    "no_golden": _Step.on_no_golden, "skip_golden": _Step.on_skip_golden,
     "shadowing": _Step.on_shadowing,
-}
+}  # fmt: skip
 HANDLERS: Mapping[type[v.Event], Callable[[_Step, Any], None]] = {
-    v.DesiredSet: _Step.on_desired,
-    v.Compared: _Step.on_compared,
-    v.Observed: _Step.on_observed,
-    v.Fetched: _Step.on_fetched,
-    v.Checked: _Step.on_checked,
-}
+    v.DesiredSet: _Step.on_desired, v.Compared: _Step.on_compared, v.Observed: _Step.on_observed,
+    v.Fetched: _Step.on_fetched, v.Checked: lambda step, event: CHECKS[event.check](step, event),
+}  # fmt: skip

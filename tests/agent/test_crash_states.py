@@ -124,9 +124,9 @@ class Board:
         )  # fmt: skip
         self.desired = desired
         self.updater.on_desired(desired, TRUSTED)
-        self.updater.downloads.on_part(blob.sha256, "index", index, 0.0)
+        self.updater.downloads.take(blob.sha256, "index", index, 0.0)
         for number, chunk in enumerate(() if sideloaded else chunks):
-            self.updater.downloads.on_part(blob.sha256, str(number), chunk, 0.0)
+            self.updater.downloads.take(blob.sha256, str(number), chunk, 0.0)
         self.updater.advance(Clock.now_s)
         return blob.sha256
 
@@ -199,7 +199,7 @@ class Story:
     def bad_release(self) -> None:
         before = self.board.active
         sha256 = self.board.fetch(next(self.bundles))
-        self.board.updater.on_exit("it died", crashed=True)
+        self.board.updater.ask("crashed", "it died")
         assert self.board.updater.update.phase == "rolled_back"
         self.failed.add(sha256)
         self.promise(before)
@@ -210,7 +210,7 @@ class Story:
         other = state.record(state.idle)
         back_to = other.sha256 if other is not None and other.good else before
         self.promise(before, back_to)
-        self.board.updater.on_exit("it died", crashed=True)
+        self.board.updater.ask("crashed", "it died")
         if back_to != before:
             assert before is not None
             self.failed.add(before)
@@ -340,7 +340,7 @@ def _boots(root: Path, promise: Promise, *, trial: bool = True) -> None:
         if board.updater.state.trial is not None:
             assert board.pipeline.folder is not None
             hash_folder(board.pipeline.folder)
-            board.updater.on_exit("x", crashed=True)
+            board.updater.ask("crashed", "x")
         assert board.active in promise.active
         assert board.pipeline.folder is not None
         assert hash_folder(board.pipeline.folder)[1] == board.active

@@ -84,7 +84,7 @@ class Board:
         asked = Desired(format=DOCUMENT_FORMAT, request=request, release=release, policy=policy)
         self.updater.on_desired(asked, TRUSTED)
         for part, payload in parts.items():
-            self.updater.downloads.on_part(blob.spec.sha256, part, payload, 0.0)
+            self.updater.downloads.take(blob.spec.sha256, part, payload, 0.0)
         return asked
 
     def pump(self) -> None:

@@ -23,7 +23,7 @@ from device.agent.preparation import (
     built_now,
     refusal,
 )
-from device.protocol.messages import Failure, Ready
+from device.protocol.messages import Ready
 from device.trust.exchange import TRUSTED, Unverified
 from device.update import slots
 from device.update.bundle import extract_bundle
@@ -133,7 +133,7 @@ def test_a_prepared_release_is_not_tried_for_a_document_that_nobody_has_checked(
     board.updater.advance(0.0)
     board.updater.on_desired(board.desired("other"), Unverified(reason="no server"))
     prepared.say(READY)
-    prepared.pump(lambda: prepared.preparation.folder is None)
+    prepared.pump(lambda: not prepared.preparation.running)
     assert board.updater.update.phase == "verifying"
     assert board.updater.state.trial is None
     board.updater.on_desired(board.desired("other"), TRUSTED)
@@ -173,7 +173,7 @@ def test_what_runs_is_prepared_at_the_start_and_runs_again_with_new_plans(
         prepared.say(row)
         board.updater.boot()
         assert len(starts) == 1  # it does not wait for TensorRT
-        prepared.pump(lambda: prepared.preparation.folder is None)
+        prepared.pump(lambda: not prepared.preparation.running)
         assert len(starts) == count
         board.pipeline.stop("the test")
 
@@ -223,14 +223,14 @@ def test_what_ran_before_runs_while_a_resumed_trial_is_prepared(prepared: Prepar
     prepared.pump(lambda: pipeline.report.status == "starting")
     assert updater.update.phase == "staging"
     # What happens to it is not the trial's.
-    updater.on_message(Failure(message="the camera is gone"))
+    updater.ask("failure", "the camera is gone")
     assert updater.state.trial == "a"
     prepared.say(READY)
     prepared.pump(lambda: updater.update.phase == "trial")
     prepared.calls.unlink()
-    updater.on_message(Failure(message="the camera is gone"))
+    updater.ask("failure", "the camera is gone")
     assert updater.state.trial is None
-    prepared.pump(lambda: prepared.preparation.folder is None)
+    prepared.pump(lambda: not prepared.preparation.running)
     assert str(folder) in prepared.calls.read_text()  # it may be of before an update of JetPack
 
 
@@ -275,7 +275,7 @@ def test_without_tensorrt_nothing_is_prepared(
     events: list[PreparationEvent] = []
     preparation = Preparation(events.append, tmp_path, timeout_s=1.0, memory_mb=None)
     assert not preparation.start(tmp_path)
-    assert preparation.ended(PreparationEnded(0, None)) is None
+    assert not preparation.running
 
 
 def test_a_preparation_that_cannot_be_watched_is_not_started(
@@ -287,8 +287,7 @@ def test_a_preparation_that_cannot_be_watched_is_not_started(
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         assert not prepared.preparation.start(slot(prepared.answer.parent))
-    assert prepared.preparation.folder is None
-    assert prepared.preparation._child is None  # ended, not left behind
+    assert not prepared.preparation.running  # ended, not left behind
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Board:
         custom = {"min_version_floor": floor} if floor else {}
         self.updater.on_desired(asked, Trusted(custom=custom))
         for part, payload in parts.items():
-            self.updater.downloads.on_part(spec.sha256, part, payload, Clock.now_s)
+            self.updater.downloads.take(spec.sha256, part, payload, Clock.now_s)
         self.updater.advance(Clock.now_s)
         return spec.sha256
 

@@ -35,7 +35,7 @@ from device.update.update_table import UpdateTable
 
 SETUP = v.Setup("p", UpdateTable(max_crashes=2, trial_timeout_s=5.0, confirm_after_s=1.0))
 # stage -> what may be reported in it while the machine waits for an event from outside
-PHASES = {
+PHASES: dict[v.Stage, set[str]] = {
     "idle": {"idle", "live", "rolled_back", "refused"},
     "failed": {"rolled_back", "refused"},
     "verifying": {"verifying"},
@@ -51,7 +51,12 @@ PHASES = {
     "unstarted": {"postponed"},
     "resuming": {"staging"},
 }
-ANSWERED = {"unpacking", "checking", "shadow_attempt", "trial_attempt"}  # before the next event
+ANSWERED: set[v.Stage] = {
+    "unpacking",
+    "checking",
+    "shadow_attempt",
+    "trial_attempt",
+}  # before the next event
 
 
 def test_every_word_has_a_row_or_is_refused_by_name_in_every_stage() -> None:

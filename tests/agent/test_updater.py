@@ -15,7 +15,6 @@ from mqtt_fixtures import PROFILE
 from updater_fixtures import Board
 
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec
-from device.protocol.messages import Failure
 from device.trust.exchange import TRUSTED, Refused, Unverified, Verdict
 from device.update import slots
 from device.update.machine import READ_AGAIN_S
@@ -44,8 +43,8 @@ def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: Board
 
 
 def test_advance_reports_progress(board: Board) -> None:
-    board.updater.downloads.on_part(board.blob.sha256, "index", board.index, 0.0)
-    board.updater.downloads.on_part(board.blob.sha256, "0", board.chunks[0], 0.0)
+    board.updater.downloads.take(board.blob.sha256, "index", board.index, 0.0)
+    board.updater.downloads.take(board.blob.sha256, "0", board.chunks[0], 0.0)
     board.updater.advance(0.0)
     assert board.updater.update.received_bytes == len(board.chunks[0])
 
@@ -70,7 +69,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
 def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.on_message(Failure(message="the camera is gone"))
+    board.updater.ask("failure", "the camera is gone")
     assert board.updater.update.phase == "rolled_back"
     assert board.updater.update.reason == "the camera is gone"
     assert board.updater.state.trial is None
@@ -136,7 +135,7 @@ def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater.on_message(Failure(message="the camera is gone"))
+    board.updater.ask("failure", "the camera is gone")
     desired = board.desired("second", retry=True)
     with monkeypatch.context() as broken:
         broken.setattr("device.files.open_regular", refuse_to_open)
@@ -165,7 +164,7 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
     engine = board.store.slot_folder("a") / "model.engine"
     with monkeypatch.context() as broken:
         broken.setattr("device.files.open_regular", refuse_to_open)
-        board.updater.restart()
+        board.updater.ask("restart")
         assert board.pipeline.report.status == "starting"
         assert "slot a cannot be judged" in board.updater.problems[0]
     os.truncate(engine, 100)
