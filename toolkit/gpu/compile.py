@@ -26,7 +26,6 @@ from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.weights import ALIGNMENT
 from toolkit.gpu.ir.launch import Argument as IrArgument
 from toolkit.gpu.ir.launch import InWeights, KernelLaunch, KernelSpec
-from toolkit.gpu.ir.launch import Tactic as IrTactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.lower import KernelProgram, fit_program
@@ -72,7 +71,7 @@ def compile_segment(
     program = replace(program, ops=ops)
     notes: tuple[str, ...] = ()
     if tactics.timings is not None:
-        keys = _keys(program, compiled, gpu, [dim.opt for dim in dims])
+        keys = _keys(_Compiled(program, compiled, gpu), [dim.opt for dim in dims])
         times = times_for(tactics.timings, gpu, keys)
         notes = (timed_text(name, keys, times, gpu),)
         if times is not None:
@@ -92,37 +91,69 @@ def compile_segment(
         raise BuildError(f"segment {name}: {error}") from error
     used = {launch.spec for op in program.ops for tactic in op.tactics for launch in tactic}
     compiled = {spec: kernel for spec, kernel in compiled.items() if spec in used}
-    return _segment_part(name, program, compiled, gpu, notes)
+    return _segment_part(name, _Compiled(program, compiled, gpu), notes)
 
 
-def _keys(
-    program: KernelProgram,
-    compiled: Mapping[KernelSpec, Compiled],
-    gpu: GpuTarget,
-    point: Sequence[int],
-) -> list[list[str]]:
-    """Return the timing-cache key of every tactic, by operation."""
-    kernels, index = _kernels(compiled, gpu), _index(compiled)
-    sha256 = list(index)
-    return [
-        [
-            tactic_key(_launches(t, compiled, index, program), kernels, sha256.__getitem__, point)
-            for t in op.tactics
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A program with its kernels, as the manifest holds them: each cubin once."""
+
+    program: KernelProgram
+    by_spec: Mapping[KernelSpec, Compiled]
+    gpu: GpuTarget
+
+    @property
+    def cubins(self) -> dict[str, Compiled]:
+        """The kernels by the SHA-256 of their cubin, in the order of the engine."""
+        return {kernel.sha256: kernel for kernel in self.by_spec.values()}
+
+    def kernels(self) -> tuple[CompiledKernel, ...]:
+        """Return the kernels of the engine."""
+        return tuple(
+            CompiledKernel(
+                cubin=_cubin_entry(self.gpu, kernel),
+                function=kernel.function,
+                threads=kernel.threads,
+                shared_bytes=kernel.shared_bytes,
+                registers=kernel.registers,
+                spill_bytes=kernel.spill_bytes,
+                waits=kernel.waits,
+            )
+            for kernel in self.cubins.values()
+        )
+
+    def tactics(self) -> list[list[tuple[Launch, ...]]]:
+        """Return the launches of every tactic, by operation."""
+        index = {sha256: at for at, sha256 in enumerate(self.cubins)}
+        return [
+            [tuple(self._launch(launch, index) for launch in tactic) for tactic in op.tactics]
+            for op in self.program.ops
         ]
-        for op in program.ops
+
+    def _launch(self, launch: KernelLaunch, index: Mapping[str, int]) -> Launch:
+        compiled = self.by_spec[launch.spec]
+        in_cuda = launch.spec.source is not None and launch.spec.source.in_cuda
+        by_name = {n: a for (n, _), a in zip(launch.spec.signature, launch.arguments, strict=True)}
+        arguments = tuple(_argument(by_name[name], self.program) for name in compiled.parameters)
+        return Launch(
+            kernel=index[compiled.sha256],
+            grid=(amount(launch.grid[0]), amount(launch.grid[1]), amount(launch.grid[2])),
+            arguments=arguments + (() if in_cuda else _TRITON_SCRATCH_POINTERS),
+        )
+
+
+def _keys(compiled: _Compiled, point: Sequence[int]) -> list[list[str]]:
+    """Return the timing-cache key of every tactic, by operation."""
+    kernels, sha256 = compiled.kernels(), list(compiled.cubins)
+    return [
+        [tactic_key(launches, kernels, sha256.__getitem__, point) for launches in tactics]
+        for tactics in compiled.tactics()
     ]
 
 
-def _segment_part(
-    name: str,
-    program: KernelProgram,
-    compiled: Mapping[KernelSpec, Compiled],
-    gpu: GpuTarget,
-    notes: tuple[str, ...],
-) -> GpuSegment:
+def _segment_part(name: str, compiled: _Compiled, notes: tuple[str, ...]) -> GpuSegment:
     """Return the implementation and its entries, with equal cubins stored once."""
-    kernels, index = _kernels(compiled, gpu), _index(compiled)
-    cubins = {kernel.sha256: kernel for kernel in compiled.values()}
+    program, gpu, cubins = compiled.program, compiled.gpu, compiled.cubins
     weights = f"cuda/{name}.weights"
     entries: dict[str, Array] = {
         _cubin_entry(gpu, kernel): np.frombuffer(kernel.cubin, np.uint8)
@@ -131,16 +162,10 @@ def _segment_part(
     entries[weights] = np.frombuffer(program.weights.ljust(1, b"\0"), np.uint8)
     implementation = Cuda(
         sm=gpu.sm,
-        kernels=kernels,
+        kernels=compiled.kernels(),
         works=tuple(
-            TunableOp(
-                nodes=op.nodes,
-                tactics=tuple(
-                    Tactic(launches=_launches(tactic, compiled, index, program))
-                    for tactic in op.tactics
-                ),
-            )
-            for op in program.ops
+            TunableOp(nodes=op.nodes, tactics=tuple(Tactic(launches=t) for t in tactics))
+            for op, tactics in zip(program.ops, compiled.tactics(), strict=True)
         ),
         weights=weights,
         workspace_bytes=_aligned(program.workspace_bytes),
@@ -154,49 +179,6 @@ def _segment_part(
         program.workspace_bytes,
         program.largest_live_bytes,
         notes,
-    )
-
-
-def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[CompiledKernel, ...]:
-    """Return the kernels of the engine, each cubin once."""
-    return tuple(
-        CompiledKernel(
-            cubin=_cubin_entry(gpu, kernel),
-            function=kernel.function,
-            threads=kernel.threads,
-            shared_bytes=kernel.shared_bytes,
-            registers=kernel.registers,
-            spill_bytes=kernel.spill_bytes,
-            waits=kernel.waits,
-        )
-        for kernel in {kernel.sha256: kernel for kernel in compiled.values()}.values()
-    )
-
-
-def _index(compiled: Mapping[KernelSpec, Compiled]) -> dict[str, int]:
-    """Return the index of every cubin in `_kernels`, by SHA-256."""
-    return {sha: at for at, sha in enumerate(dict.fromkeys(c.sha256 for c in compiled.values()))}
-
-
-def _launches(
-    tactic: IrTactic,
-    compiled: Mapping[KernelSpec, Compiled],
-    index: Mapping[str, int],
-    program: KernelProgram,
-) -> tuple[Launch, ...]:
-    return tuple(_launch(launch, compiled[launch.spec], index, program) for launch in tactic)
-
-
-def _launch(
-    launch: KernelLaunch, compiled: Compiled, index: Mapping[str, int], program: KernelProgram
-) -> Launch:
-    in_cuda = launch.spec.source is not None and launch.spec.source.in_cuda
-    by_name = {n: a for (n, _), a in zip(launch.spec.signature, launch.arguments, strict=True)}
-    arguments = tuple(_argument(by_name[name], program) for name in compiled.parameters)
-    return Launch(
-        kernel=index[compiled.sha256],
-        grid=(amount(launch.grid[0]), amount(launch.grid[1]), amount(launch.grid[2])),
-        arguments=arguments + (() if in_cuda else _TRITON_SCRATCH_POINTERS),
     )
 
 

@@ -38,8 +38,7 @@ from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.operations import EPILOGUES, OPERATIONS, Emitter
-from toolkit.gpu.passes.chosen_regions import CHOSEN_REGION_RULES
-from toolkit.gpu.passes.composites import COMPOSITE_RULES
+from toolkit.gpu.passes.composites import CHOSEN_REGION_RULES, COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
 from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES

@@ -31,7 +31,6 @@ from toolkit.gpu.emit import (
     normalization,
     pad,
     pooling,
-    quantization,
     reduction,
     resize,
     roi_align,
@@ -327,8 +326,8 @@ OPERATIONS: dict[str, OperatorRow] = {
     "DepthToSpace": OperatorRow(layout.emit_depth_to_space),
     "SpaceToDepth": OperatorRow(layout.emit_space_to_depth),
     "Concat": OperatorRow(concat.emit_concat),
-    "ToIntegers": OperatorRow(quantization.emit_to_integers),
-    "FromIntegers": OperatorRow(quantization.emit_from_integers),
+    "ToIntegers": OperatorRow(layout.emit_to_integers),
+    "FromIntegers": OperatorRow(layout.emit_from_integers),
     # Written as others, or element-wise.
     "BatchNormalization": OperatorRow(None, (_constant(1, 2, 3, 4), _trains)),
     **_rows("Cast CastLike", OperatorRow(None, (_cast_type,))),

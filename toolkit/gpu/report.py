@@ -53,23 +53,19 @@ def report_segment(name: str, segment: GpuSegment) -> GpuReport:
                 nodes.setdefault(launch.kernel, op.nodes)
     kernels = []
     for at, kernel in enumerate(cuda.kernels):
-        residency = (
-            None
-            if kernel.registers is None
-            else occupancy(
-                cuda.sm,
-                threads=kernel.threads,
-                registers=kernel.registers,
-                shared_bytes=kernel.shared_bytes,
+        threads, registers, shared = kernel.threads, kernel.registers, kernel.shared_bytes
+        residency = None
+        if registers is not None:
+            residency = occupancy(
+                cuda.sm, threads=threads, registers=registers, shared_bytes=shared
             )
-        )
         kernels.append(
             KernelReport(
                 function=kernel.function,
                 nodes=nodes.get(at, ()),
-                threads=kernel.threads,
-                shared_bytes=kernel.shared_bytes,
-                registers=kernel.registers,
+                threads=threads,
+                shared_bytes=shared,
+                registers=registers,
                 spill_bytes=kernel.spill_bytes,
                 blocks=residency.blocks if residency else None,
                 occupancy=residency.share if residency else None,

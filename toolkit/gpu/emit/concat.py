@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv1x1_nchw import supports_conv1x1_nchw
 from toolkit.gpu.emit.layout import slice_view
-from toolkit.gpu.ir.network import Network, Operation
+from toolkit.gpu.ir.network import RESHAPES, Network, Operation
 from toolkit.gpu.ir.parameters import slice_of
 from toolkit.gpu.ir.view import View, channels_last, row_major
-from toolkit.gpu.passes.concat_split import RESHAPES
 from toolkit.gpu.passes.fusion import Group
 
 # Roots whose kernels write NHWC to any view.

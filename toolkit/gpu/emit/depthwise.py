@@ -1,16 +1,18 @@
 """Lower depthwise convolutions to `depthwise_int8`, or to `depthwise` where that does not apply."""
 
+from math import prod
+
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import Conv2d
 from toolkit.gpu.emit.depthwise_int8 import depthwise_int8_launches
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.launch import KernelLaunch
-from toolkit.gpu.schedule.tiles import row_tile
-from toolkit.gpu.shapes.sizes import ceil_div, opt
-from toolkit.gpu.target import GpuTarget
+from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows
+from toolkit.gpu.shapes.sizes import ceil_div
 
 _ROWS = (4, 7, 2, 1)  # output rows of a block; of equally good ones the first
+_MAX_TACTICS = 2  # of an engine
 _MIN_TAPS_FOR_ONE_ROW = 50  # from here on a block has one row
 
 
@@ -25,11 +27,10 @@ def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
     weights = ctx.weights.pack(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
 
     def launch(rows: int) -> KernelLaunch:
-        pixel_columns = _pixel_columns(conv, rows)
-        tile = row_tile(pixel_columns, channels)
+        tile, columns = pixel_columns(conv.y.shape, rows)
         return make_launch(
             "depthwise",
-            (ceil_div(pixel_columns, tile.rows), ceil_div(channels, tile.columns), 1),
+            (ceil_div(columns, tile.rows), ceil_div(channels, tile.columns), 1),
             {**conv.operands(), "weights": weights},
             {
                 **conv.constants(),
@@ -43,28 +44,6 @@ def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
             stages=tile.stages,
         )
 
-    return tuple(launch(rows) for rows in _rows_of_block(conv, ctx.gpu))
-
-
-def _pixel_columns(conv: Conv2d, rows: int) -> int:
-    """Return the number of columns of `rows` vertically adjacent output pixels."""
-    return conv.y.shape[0] * ceil_div(conv.y.shape[2], rows) * conv.y.shape[3]
-
-
-def _rows_of_block(conv: Conv2d, gpu: GpuTarget) -> tuple[int, ...]:
-    """Return the output rows per block to try, the best by estimate first.
-
-    More rows load fewer inputs, as long as there are blocks for all SMs and no row is masked.
-    """
-    taps = conv.left.window.kernel
-    if taps[0] * taps[1] >= _MIN_TAPS_FOR_ONE_ROW:
-        return (1,)
-    channels, height = conv.weights.shape[0], opt(conv.y.shape[2])
-
-    def order(rows: int) -> tuple[bool, int, int]:
-        pixel_columns = opt(_pixel_columns(conv, rows))
-        tile = row_tile(pixel_columns, channels)
-        blocks = ceil_div(pixel_columns, tile.rows) * ceil_div(channels, tile.columns)
-        return blocks < gpu.sm_count, -height % rows, _ROWS.index(rows)
-
-    return tuple(sorted(_ROWS, key=order)[: len(_ROWS) if gpu.exhaustive else 2])
+    many = prod(conv.left.window.kernel) >= _MIN_TAPS_FOR_ONE_ROW
+    best = ranked_rows(conv.y.shape, (1,) if many else _ROWS, ctx.gpu.sm_count)
+    return tuple(launch(rows) for rows in best[: None if ctx.gpu.exhaustive else _MAX_TACTICS])

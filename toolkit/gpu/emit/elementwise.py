@@ -8,10 +8,10 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.expressions import extract_scalars
+from toolkit.gpu.ir.network import RESHAPES
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
 
-_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 NHWC_KINDS = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalAveragePool"})  # read NHWC
 
 
@@ -59,7 +59,7 @@ def _is_reshaped_by_copy(ctx: LoweringContext, name: str, strides: Shape) -> boo
     view = View("", "int8", shapes[name], strides)
     readers = [op for op in ctx.network.operations if name in op.inputs]
     copies = (
-        op.kind in _RESHAPES and view.reshaped(shapes[op.outputs[0]]) is None for op in readers
+        op.kind in RESHAPES and view.reshaped(shapes[op.outputs[0]]) is None for op in readers
     )
     return bool(readers) and all(copies)
 

@@ -12,6 +12,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.gemm import DenseLoader, Epilogue, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.loop_order import join_contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +169,10 @@ def _with_batches(ctx: LoweringContext, operands: _Operands) -> _Operands:
 
 def _joined(operands: _Operands) -> _Operands:
     y = operands.y
-    batches: list[tuple[int, tuple[int, ...]]] = []  # sizes, and the strides of all views
-    for at in range(len(y.shape) - 2):
-        size, steps = y.shape[at], tuple(view.strides[at] for view in operands.views)
-        if size == 1:
-            continue
-        if batches and all(o == s * size for o, s in zip(batches[-1][1], steps, strict=True)):
-            batches[-1] = (batches[-1][0] * size, steps)
-        else:
-            batches.append((size, steps))
+    outer = range(len(y.shape) - 2)
+    batches = join_contiguous(
+        (y.shape[at], tuple(view.strides[at] for view in operands.views)) for at in outer
+    )
     tails = [(view.shape[-2:], view.strides[-2:]) for view in operands.views]
     if batches and batches[-1][1][1] == 0 and _rows_join(operands, batches[-1][1]):
         size, steps = batches.pop()

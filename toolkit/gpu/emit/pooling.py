@@ -15,7 +15,7 @@ from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.quantized import ROUND
-from toolkit.gpu.schedule.tiles import Tile, row_tile
+from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows, row_tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Constant
@@ -53,7 +53,8 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         constants |= {"SIZE": shape[2:], "OUT": result[2:], **window_constants(window)}
         if y.scale == x.scale and all(_rounds_to(x.scale, fused) for fused in group.after):
             constants["EPILOGUE"] = ()  # a maximum of INT8 needs no rounding
-        rows_per_block = _rows_per_block(ctx, y) if window.dilations[0] == 1 else (1,)
+        choices = _ROWS_PER_BLOCK if window.dilations[0] == 1 else (1,)
+        rows_per_block = ranked_rows(y.shape, choices, ctx.gpu.sm_count)
         ctx.add_op(
             group.nodes, *((_max_pool(ctx, x, y, constants, rows),) for rows in rows_per_block)
         )
@@ -99,32 +100,11 @@ def _rounds_to(scale: float | None, op: Operation) -> bool:
     return op.kind == ROUND and op.number("scale", 1.0) == scale
 
 
-def _rows_per_block(ctx: LoweringContext, y: View) -> tuple[int, ...]:
-    """Return how many output rows a block computes at a time, the best by estimate first.
-
-    More rows load less, as long as the blocks fill the GPU and no row of a block is empty.
-    """
-
-    def order(rows: int) -> tuple[bool, int, int]:
-        tile, columns = _pixel_columns(y, rows)
-        blocks = ceil_div(opt(columns), tile.rows) * ceil_div(y.shape[1], tile.columns)
-        return blocks < ctx.gpu.sm_count, -opt(y.shape[2]) % rows, -rows
-
-    return tuple(sorted(_ROWS_PER_BLOCK, key=order))
-
-
-def _pixel_columns(y: View, rows: int) -> tuple[Tile, int]:
-    """Return the tile of columns of `rows` output pixels, and the number of columns."""
-    batch, channels, height, width = y.shape
-    columns = batch * ceil_div(height, rows) * width
-    return row_tile(columns, channels), columns
-
-
 def _max_pool(
     ctx: LoweringContext, x: View, y: View, constants: Mapping[str, Constant], rows: int
 ) -> KernelLaunch:
     """Launch max pooling with `rows` output rows per block."""
-    tile, columns = _pixel_columns(y, rows)
+    tile, columns = pixel_columns(y.shape, rows)
     return make_launch(
         "max_pool",
         (ceil_div(columns, tile.rows), ceil_div(y.shape[1], tile.columns), 1),

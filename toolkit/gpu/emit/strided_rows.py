@@ -8,6 +8,7 @@ from types import MappingProxyType
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.view import Shape, View
+from toolkit.gpu.schedule.loop_order import join_contiguous
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
 
@@ -129,17 +130,7 @@ def split_in_three(tile: RowTile, layout: StridedRows) -> RowTile:
 
 def _collapse(views: Sequence[View], dims: Sequence[int]) -> tuple[Shape, list[Shape]]:
     """Collapse dimensions that are contiguous in all views; drop those of size 1."""
-    collapsed: list[tuple[int, tuple[int, ...]]] = []
-    for at in dims:
-        size, strides = views[0].shape[at], tuple(view.strides[at] for view in views)
-        if size == 1:
-            continue
-        if collapsed and all(
-            outer == inner * size for outer, inner in zip(collapsed[-1][1], strides, strict=True)
-        ):
-            collapsed[-1] = (collapsed[-1][0] * size, strides)
-        else:
-            collapsed.append((size, strides))
-    collapsed = collapsed or [(1, (0,) * len(views))]
+    dims_of_views = ((views[0].shape[at], tuple(v.strides[at] for v in views)) for at in dims)
+    collapsed = join_contiguous(dims_of_views) or [(1, (0,) * len(views))]
     shape = tuple(size for size, _ in collapsed)
     return shape, [tuple(strides[at] for _, strides in collapsed) for at in range(len(views))]

@@ -1,6 +1,6 @@
 """A network under construction: operations that are added one by one, new tensors and constants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from toolkit.gpu.ir.network import Array, Attribute, IntegerConstant, Network, Operation, Shape
@@ -49,6 +49,18 @@ class NetworkBuilder:
         name = self._names.take(preferred)
         self.constants[name] = values
         return name
+
+    def repacked(self, name: str, pack: Callable[[Array], Array], axis: int | None = None) -> str:
+        """Add a constant in another order: real numbers, and the integers that they were.
+
+        `axis`: the new one of scales that lie along one; None: it stays.
+        """
+        new = self.constant(f"{name} (packed)", pack(self.constants[name]))
+        given = self.integers.get(name)
+        if given is not None:
+            moved = given.axis if None in (given.axis, axis) else axis
+            self.integers[new] = IntegerConstant(pack(given.values), given.scale, moved)
+        return new
 
     def to_constant(self, name: str, values: Array) -> None:
         """Turn a tensor that an operation would compute into a constant."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,21 @@ class Network:
     constants: Mapping[str, Array]
     integers: Mapping[str, IntegerConstant] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
+
+
+RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+def live(network: Network, kinds: Collection[str] | None = None) -> Network:
+    """Drop operations whose results nothing reads; `kinds`: only of these operators."""
+    names = set(network.outputs)
+    operations: list[Operation] = []
+    for op in reversed(network.operations):
+        if (kinds is None or op.kind in kinds) and names.isdisjoint(op.outputs):
+            continue
+        names.update(op.inputs)
+        operations.append(op)
+    return replace(network, operations=tuple(reversed(operations)))
 
 
 @dataclass(frozen=True, slots=True)

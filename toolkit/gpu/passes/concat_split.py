@@ -20,11 +20,9 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
-from toolkit.gpu.ir.network import Network, Operation
+from toolkit.gpu.ir.network import RESHAPES, Network, Operation, live
 from toolkit.gpu.ir.parameters import UnitSlice, slice_of
 from toolkit.gpu.shapes.sizes import fixed
-
-RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def push_through_concat(network: Network, roots: Collection[str]) -> Network:
@@ -73,7 +71,7 @@ def _without_slices(network: Network) -> Network:
             same[op.outputs[0]] = same.get(tree.name, tree.name)
         else:
             _write(builder, op, tree, op.outputs[0], same)
-    return _live(builder.network())
+    return live(builder.network(), (*RESHAPES, "Concat"))
 
 
 def _part(network: Network, producers: Mapping[str, Operation], piece: UnitSlice) -> _Joined | None:
@@ -156,18 +154,6 @@ def _shape(builder: NetworkBuilder, tree: _Joined) -> tuple[int, ...]:
     shapes = [_shape(builder, part) for part in tree.parts]
     size = sum(shape[tree.axis] for shape in shapes)
     return (*shapes[0][: tree.axis], size, *shapes[0][tree.axis + 1 :])
-
-
-def _live(network: Network) -> Network:
-    """Leave out concatenations and reshapings whose results nobody reads any more."""
-    read_names = set(network.outputs)
-    live_ops: list[Operation] = []
-    for op in reversed(network.operations):
-        if op.kind in (*RESHAPES, "Concat") and read_names.isdisjoint(op.outputs):
-            continue
-        read_names.update(op.inputs)
-        live_ops.append(op)
-    return replace(network, operations=tuple(reversed(live_ops)))
 
 
 def _functions_of_parts(network: Network, roots: Collection[str]) -> Network:

@@ -16,11 +16,10 @@ from itertools import pairwise
 from math import prod
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.network import Network, Operation, Shape
+from toolkit.gpu.ir.network import RESHAPES, Network, Operation, Shape
 from toolkit.gpu.shapes.sizes import Size
 
-_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-_MOVES = _RESHAPES | {"Transpose"}
+_MOVES = RESHAPES | {"Transpose"}
 
 
 def merge_layout_chains(network: Network) -> Network:

@@ -5,7 +5,7 @@ product of the patches, a view of the image with its dimensions split, and the f
 One kernel puts the patches in order, and rounds them; what follows reads rows of tokens.
 """
 
-from toolkit.gpu.ir.network import Array, IntegerConstant, Operation
+from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.space_to_depth import CHANNELS, reads_stored
 from toolkit.gpu.shapes.sizes import fixed
@@ -41,7 +41,7 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
         patched = rewriter.add_again(rounding, patched)
     rows = (*ordered[:3], weights[0].size)
     flat = rewriter.add_new(op, "Reshape", (patched,), rows, dtype, scale=scale)
-    operands = (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:])
+    operands = (flat, rewriter.repacked(op.inputs[1], _columns, axis=1), *op.inputs[2:])
     tokens = rewriter.add_new(op, "MatMul", operands, (*ordered[:3], filters), dtype)
     rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
     return rewriter.replacement(*(() if rounding is None else (rounding,)))
@@ -56,18 +56,6 @@ def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
     plain = op.integers("dilations", (1, 1)) == (1, 1) and not any(op.integers("pads", (0,)))
     whole = all(fixed(n) and n % t == 0 for n, t in zip(shape[2:], taps, strict=True))
     return disjoint and plain and whole and op.text("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-
-
-def _as_columns(rewriter: NetworkRewriter, name: str) -> str:
-    """Add the filters as columns, real numbers and the integers that they were."""
-    columns = rewriter.constant(f"{name} (columns)", _columns(rewriter.constants[name]))
-    quantized = rewriter.integers.get(name)
-    if quantized is not None:
-        axis = None if quantized.axis is None else 1
-        rewriter.integers[columns] = IntegerConstant(
-            _columns(quantized.values), quantized.scale, axis
-        )
-    return columns
 
 
 def _columns(weights: Array) -> Array:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation
+from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph, apply_rules
 from toolkit.gpu.passes.integer_operators import without_integer_operators
 from toolkit.gpu.passes.quantized_general import (
@@ -67,7 +67,7 @@ def read_quantized(network: Network) -> Network:
         return network
     current = _lower_qdq(network)
     while True:
-        simpler = _rounded_early(_rounded_once(apply_rules(_live(current), (rectified_first,))))
+        simpler = _rounded_early(_rounded_once(apply_rules(live(current), (rectified_first,))))
         if simpler.operations == current.operations:
             return current
         current = simpler
@@ -146,17 +146,6 @@ def _quant_params(builder: NetworkBuilder, op: Operation, dtype: str) -> _QuantP
     if not usable or zero_point != SYMMETRIC_ZERO[dtype]:
         return None
     return _QuantParams(float(value), zero_point)
-
-
-def _live(network: Network) -> Network:
-    """Drop operations whose results nothing reads."""
-    live = set(network.outputs)
-    live_ops: list[Operation] = []
-    for op in reversed(network.operations):
-        if not live.isdisjoint(op.outputs):
-            live.update(op.inputs)
-            live_ops.append(op)
-    return replace(network, operations=tuple(reversed(live_ops)))
 
 
 def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:

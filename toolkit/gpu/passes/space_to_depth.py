@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from toolkit.gpu.ir.network import MAX_ELEMENTS, Array, IntegerConstant, Operation
+from toolkit.gpu.ir.network import MAX_ELEMENTS, Array, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.shapes.sizes import fixed, upper_bound
 
@@ -54,7 +54,7 @@ def space_to_depth(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
     )
     if rounding is not None:
         image = rewriter.add_again(rounding, image)
-    inputs = (image, _weights_of_blocks(rewriter, op.inputs[1]), *op.inputs[2:])
+    inputs = (image, rewriter.repacked(op.inputs[1], _in_blocks), *op.inputs[2:])
     rewriter.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
     return rewriter.replacement(*(() if rounding is None else (rounding,)))
 
@@ -85,15 +85,6 @@ def pads_before(
         return op.integers("pads", (0, 0, 0, 0))[:2] if auto == "NOTSET" else (0, 0)
     totals = [max(0, (r - 1) * SIDE + t - n) for r, t, n in zip(result, taps, size, strict=True)]
     return tuple((total + (auto == "SAME_LOWER")) // 2 for total in totals)
-
-
-def _weights_of_blocks(rewriter: NetworkRewriter, name: str) -> str:
-    """Add the weights as taps of blocks, real numbers and the integers that they were."""
-    blocks = rewriter.constant(f"{name} (blocks)", _in_blocks(rewriter.constants[name]))
-    int8 = rewriter.integers.get(name)
-    if int8 is not None:
-        rewriter.integers[blocks] = IntegerConstant(_in_blocks(int8.values), int8.scale, int8.axis)
-    return blocks
 
 
 def _in_blocks(weights: Array) -> Array:

@@ -1,6 +1,6 @@
 """The order in which an element-wise kernel goes over tensors: as few dimensions as possible."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from toolkit.gpu.ir.view import Shape
@@ -90,6 +90,22 @@ def tiles_of(order: Order) -> Tiles | None:
             column_strides=tuple(s[last] for s in order.strides),
         )
     return None
+
+
+def join_contiguous(dims: Iterable[tuple[int, Shape]]) -> list[tuple[int, Shape]]:
+    """Join adjacent dimensions that are contiguous in all tensors; drop those of size 1.
+
+    `dims`: the size of each, and its stride in every tensor.
+    """
+    joined: list[tuple[int, Shape]] = []
+    for size, strides in dims:
+        if size == 1:
+            continue
+        if joined and _joins(joined[-1][1], strides, size):
+            joined[-1] = (joined[-1][0] * size, strides)
+        else:
+            joined.append((size, strides))
+    return joined
 
 
 def _joins(outer: Sequence[int], inner: Sequence[int], size: int) -> bool:

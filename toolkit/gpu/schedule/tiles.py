@@ -1,8 +1,10 @@
 """Tiles of a matrix product, ranked by an estimate of their time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.ir.gemm import GemmShape
+from toolkit.gpu.ir.view import Shape
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import WARP, GpuTarget
 
@@ -170,6 +172,28 @@ def row_tile(rows: int, columns: int) -> Tile:
     block_n = min(max(power_of_two(columns), 8), 64)
     block_m = max(1, min(power_of_two(rows), _MEMORY_BOUND_ELEMENTS // block_n))
     return Tile(block_m, block_n, 0, 4, 1)
+
+
+def pixel_columns(y: Shape, rows: int) -> tuple[Tile, int]:
+    """Return the tile of columns of `rows` output pixels of (N, C, H, W), and their number."""
+    batch, channels, height, width = y
+    columns = batch * ceil_div(height, rows) * width
+    return row_tile(columns, channels), columns
+
+
+def ranked_rows(y: Shape, choices: Sequence[int], sm_count: int) -> list[int]:
+    """Return how many output rows a block may compute at a time, the best by estimate first.
+
+    More rows load less, as long as blocks fill the GPU and no row of a block is empty; of equally
+    good ones the first.
+    """
+
+    def order(rows: int) -> tuple[bool, int]:
+        tile, columns = pixel_columns(y, rows)
+        blocks = ceil_div(opt(columns), tile.rows) * ceil_div(y[1], tile.columns)
+        return blocks < sm_count, -opt(y[2]) % rows
+
+    return sorted(choices, key=order)
 
 
 def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> bool:
