@@ -192,12 +192,17 @@ def _planned(
     (member,) = request.members
     opened = _open(member, request, report)
     opened = replace(opened, model=run_passes(opened.model, SIZELESS_PASSES)[0])
-    single = _sized(member, opened)
+
+    def sized_copy(batch: int) -> ImportedModel:
+        """Return the model at a batch; all share the weights."""
+        return _sized(member, replace(opened, model=opened.model.clone()), batch)
+
+    single = sized_copy(1)
 
     def plan_at(
         batch: int, options: PlanOptions
     ) -> tuple[tuple[tuple[LoadedModel, ...], SharedPlan], Plan]:
-        imported = single if batch == 1 else _sized(member, opened, batch)
+        imported = single if batch == 1 else sized_copy(batch)
         loaded, shared = plan_all((imported,), options, Batching(batch))
         return (loaded, shared), shared.plans[0]
 
@@ -269,10 +274,8 @@ def _open(member: PlanMember, request: PlanRequest, report: Report) -> OpenModel
 
 
 def _sized(member: PlanMember, opened: OpenModel, batch: int = 1) -> ImportedModel:
-    """Return a copy of the model at a batch; copies share the weights."""
     with about(source_path(member.source).name):
-        copy = replace(opened, model=opened.model.clone())
-        return sized(copy, shapes=member.shapes, batch=batch)
+        return sized(opened, shapes=member.shapes, batch=batch)
 
 
 def _load(
