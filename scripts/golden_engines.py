@@ -47,7 +47,6 @@ from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
 from toolkit.gpu.frames import compile_frames
-from toolkit.gpu.generations import kernel_modules
 from toolkit.gpu.ir.launch import (
     KERNELS,
     Argument,
@@ -590,7 +589,7 @@ def kernels_of(goldens: Mapping[str, Golden]) -> dict[str, int]:
 
 
 def _table() -> list[str]:
-    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in (*KERNELS, *kernel_modules())]
+    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in KERNELS]
 
 
 def check_coverage(goldens: Mapping[str, Golden]) -> None:
