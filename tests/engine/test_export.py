@@ -431,11 +431,11 @@ def test_what_a_board_sets_is_in_the_api_of_its_releases(profile: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["dla", "gpu"])
-def test_what_a_convolution_writes_for_a_silu_has_its_range(
+def test_what_a_convolution_writes_for_a_silu_or_as_an_output_has_its_range(
     place: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """Without one, a release that takes ranges runs the convolution in FP16."""
-    sizes = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 3, 3)}
+    sizes = {"w0": (8, 3, 3, 3), **{f"w{n}": (8, 8, 3, 3) for n in range(1, 5)}}
     weights = {name: rng.normal(size=s).astype(np.float32) * 0.2 for name, s in sizes.items()}
     nodes = []
     for n, source in enumerate(("x", "m0", "m1")):
@@ -444,8 +444,14 @@ def test_what_a_convolution_writes_for_a_silu_has_its_range(
             helper.make_node("Sigmoid", [f"c{n}"], [f"s{n}"], name=f"sigmoid{n}"),
             helper.make_node("Mul", [f"c{n}", f"s{n}"], [f"m{n}"], name=f"mul{n}"),
         ]
+    nodes += [
+        helper.make_node("Conv", ["m2", "w3"], ["y"], name="last", pads=[1] * 4),
+        helper.make_node("Conv", ["m2", "w4"], ["before_z"], name="before_relu", pads=[1] * 4),
+        helper.make_node("Relu", ["before_z"], ["z"], name="relu"),
+    ]
     shape = [1, 3, 32, 32]
-    model = save(tmp_path / "m.onnx", nodes, {"x": shape}, {"m2": [1, 8, 32, 32]}, weights)
+    results = {name: [1, 8, 32, 32] for name in ("m2", "y", "z")}
+    model = save(tmp_path / "m.onnx", nodes, {"x": shape}, results, weights)
     data = samples(rng)
     forced = Forced(dla=("all",)) if place == "dla" else Forced(gpu=("all",))
     options = BuildOptions(
@@ -456,19 +462,21 @@ def test_what_a_convolution_writes_for_a_silu_has_its_range(
     with open_engine(tmp_path / "m.engine") as opened:
         forms = [i for s in opened.manifest.segments for i in s.implementations]
     ranges = {n: a for form in forms if hasattr(form, "ranges") for n, a in form.ranges.items()}
-    assert {"c0", "c1", "c2"} <= ranges.keys()
+    written = ["c0", "c1", "c2", "y", "z"]
+    assert {*written, "before_z"} <= ranges.keys()
     export_trtexec(tmp_path / "m.engine", tmp_path / "out")
     text = (tmp_path / "out/implicit/calibration-10.3.0.cache").read_text()
     scales = decode_cache(text, "the cache").scales
     outputs = onnx.load(model)
-    for n in range(3):
-        outputs.graph.output.append(helper.make_tensor_value_info(f"c{n}", 1, None))
+    del outputs.graph.output[:]
+    for name in written:
+        outputs.graph.output.append(helper.make_tensor_value_info(name, 1, None))
     onnx.save(outputs, tmp_path / "all.onnx")
-    results = [run(tmp_path / "all.onnx", feeds)[1:] for feeds in data]
-    for n in range(3):
-        largest = max(np.abs(row[n]).max() for row in results)
-        assert ranges[f"c{n}"] == pytest.approx(127 * scales[f"c{n}"], rel=1e-6)
-        assert 0.4 * largest < ranges[f"c{n}"] <= 1.01 * largest
+    rows = [run(tmp_path / "all.onnx", feeds) for feeds in data]
+    for n, name in enumerate(written):
+        largest = max(np.abs(row[n]).max() for row in rows)
+        assert ranges[name] == pytest.approx(127 * scales[name], rel=1e-6)
+        assert 0.4 * largest < ranges[name] <= 1.01 * largest
     # The typed form has no Q/DQ there: it computes the SiLU of what the convolution gives.
     typed = onnx.load(tmp_path / "out/explicit/model.onnx").graph
     assert not [

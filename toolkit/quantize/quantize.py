@@ -16,8 +16,8 @@ segment that reads it. Within a segment the same values are stored as UINT8 with
 (stored + 128), for which onnxruntime has integer kernels on every CPU.
 
 What an INT8 node writes for readers in floating point alone, such as the SiLU behind a convolution,
-is not rounded, and keeps its range as metadata: TensorRT with ranges runs a layer in INT8 only if
-its result has one.
+or as an output of the model, is not rounded, and keeps its range as metadata: TensorRT with ranges
+runs a layer in INT8 only if its result has one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -308,14 +308,22 @@ class _Inserter:
                     node.replace_input_with(index, source)
 
     def keep_ranges(self, int8_nodes: Iterable[ir.Node]) -> None:
-        """Note the range of each INT8 node's result that no Q holds and no reader tells."""
+        """Note the ranges of INT8 nodes' results that no Q holds and no reader tells."""
         for node in int8_nodes:
-            value = node.outputs[0]
-            limit = self.amax.get(str(value.name))
-            if limit is None or value in self._uses or value.is_graph_output():
-                continue
-            if any(use.node.op_type not in SCALE_MOVING_OPS for use in value.uses()):
-                value.metadata_props[RESULT_AMAX] = repr(float(limit))
+            for value in self._read_in_float(node.outputs[0]):
+                limit = self.amax.get(str(value.name))
+                if limit is not None:
+                    value.metadata_props[RESULT_AMAX] = repr(float(limit))
+
+    def _read_in_float(self, value: ir.Value) -> tuple[ir.Value, ...]:
+        """A result that floating point reads, or who runs the model, and what makes it of it."""
+        if value in self._uses:
+            return ()
+        readers = [use.node for use in value.uses()]
+        moves = [node for node in readers if node.op_type in SCALE_MOVING_OPS]
+        moved = [v for node in moves for v in self._read_in_float(node.outputs[0])]
+        is_read = value.is_graph_output() or len(moves) < len(readers)
+        return (value, *moved) if is_read or moved else ()
 
     def _keep_scale_before(self, value: ir.Value, scale: float) -> None:
         """Quantize the operand of a scale-keeping producer with the same scale."""
