@@ -43,15 +43,6 @@ def _apply(v, STEP: tl.constexpr, scalars):
 
 
 @triton.jit
-def load_scalars(scalars, COUNT: tl.constexpr):
-    """Return the first COUNT numbers for `evaluate`, so that a loop does not load them again."""
-    values = ()
-    for i in tl.static_range(COUNT):
-        values = values + (tl.load(scalars + i),)
-    return values
-
-
-@triton.jit
 def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape.
 
@@ -60,23 +51,6 @@ def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
     for i in tl.static_range(len(EPILOGUE)):
         v = v + (_apply(v, EPILOGUE[i], scalars),)
     return v[len(v) - 1]
-
-
-@triton.jit
-def evaluate_operand(v, EPILOGUE: tl.constexpr, scalars):
-    """Return what the last step is applied to: the value that its index names."""
-    for i in tl.static_range(len(EPILOGUE) - 1):
-        v = v + (_apply(v, EPILOGUE[i], scalars),)
-    return v[EPILOGUE[len(EPILOGUE) - 1][1]]
-
-
-@triton.jit
-def first_sums(bias, column, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return what sums of INT8 begin with, [ROWS, WIDTH]: the bias of each column, or 0."""
-    sums = tl.zeros((ROWS, WIDTH), tl.int32)
-    if bias is not None:
-        sums += load_columns(bias, column, COLUMNS)[None, :]
-    return sums
 
 
 @triton.jit
