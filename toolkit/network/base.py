@@ -94,21 +94,11 @@ class NetworkBase:
         array = weights_as(layer, what, values, shape, like.dtype)
         return self._draft.constant(f"{layer}_{what}", array)
 
-    def _weights(
-        self,
-        layer: str,
-        like: Tensor,
-        kernel: npt.ArrayLike,
-        shape: Sequence[int],
-        *,
-        bias: npt.ArrayLike | None,
-        outputs: int,
+    def _bias(
+        self, layer: str, values: npt.ArrayLike | None, outputs: int, like: Tensor
     ) -> list[Tensor]:
-        """Add the kernel of a layer and the bias of its outputs, if it has one."""
-        weights = [self._weight(layer, "kernel", kernel, shape, like)]
-        if bias is not None:
-            weights.append(self._weight(layer, "bias", bias, (outputs,), like))
-        return weights
+        """Add the bias of a layer, if it has one."""
+        return [] if values is None else [self._weight(layer, "bias", values, (outputs,), like)]
 
     def _sizes(self, name: str, values: Sequence[int]) -> Tensor:
         """Add a list of sizes or axes."""

@@ -42,10 +42,9 @@ class WeightedLayers(NetworkBase):
         window = Window(
             name, kernel_shape, stride_nd, padding_nd, post_padding, dilation_nd, padding_mode
         )
-        weights = self._weights(name, source, kernel, shape, bias=bias, outputs=num_output_maps)
-        return DilatedLayer(
-            *self._windowed("Conv", [source, *weights], window, {"group": num_groups})
-        )
+        weight = self._weight(name, "kernel", kernel, shape, source)
+        operands = [source, weight, *self._bias(name, bias, num_output_maps, source)]
+        return DilatedLayer(*self._windowed("Conv", operands, window, {"group": num_groups}))
 
     def add_deconvolution_nd(
         self,
@@ -66,9 +65,10 @@ class WeightedLayers(NetworkBase):
         channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (channels, num_output_maps // num_groups, *kernel_shape)
         window = Window(name, kernel_shape, stride_nd, padding_nd, post_padding)
-        weights = self._weights(name, source, kernel, shape, bias=bias, outputs=num_output_maps)
+        weight = self._weight(name, "kernel", kernel, shape, source)
+        operands = [source, weight, *self._bias(name, bias, num_output_maps, source)]
         return WindowLayer(
-            *self._windowed("ConvTranspose", [source, *weights], window, {"group": num_groups})
+            *self._windowed("ConvTranspose", operands, window, {"group": num_groups})
         )
 
     def add_fully_connected(
@@ -89,10 +89,9 @@ class WeightedLayers(NetworkBase):
                 f"layer {name!r} has one weight for each input value, but its input "
                 f"{source.name!r} is {source.sizes()}; fix all sizes but the first"
             )
-        weights = self._weights(
-            name, source, kernel, (num_outputs, width), bias=bias, outputs=num_outputs
-        )
-        return self._layer(name, "Gemm", [flat, *weights], {"transB": 1})
+        weight = self._weight(name, "kernel", kernel, (num_outputs, width), source)
+        operands = [flat, weight, *self._bias(name, bias, num_outputs, source)]
+        return self._layer(name, "Gemm", operands, {"transB": 1})
 
     def add_matrix_multiply(
         self,
