@@ -10,6 +10,8 @@ such as those of Gemm, is not built: no format of the DLA takes them at a border
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from device.board_files import tensorrt_version
 from device.errors import SessionError
 from device.runtime.tensorrt.build_dla import configure, serialize
@@ -24,6 +26,7 @@ from device.runtime.tensorrt.network import (
 from device.runtime.tensorrt.releases import Release, find_release
 from device.selftest.kit import Kit, KitError, unpack
 from device.selftest.report import RuleRow
+from device.selftest.steps import rule_row
 
 NODE = "node"
 """What the node of a case is called; layers of TensorRT have its name in theirs."""
@@ -48,18 +51,8 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
     name = f"cases/{case.name}.half.onnx" if typed else f"cases/{case.name}.onnx"
     unpack(kit_folder, (name,), folder)
     supported, built, reason = _ask(release, folder / name, int8=precision == "int8")
-    return RuleRow(
-        item=item,
-        rule=case.rule,
-        side=case.side,
-        op=case.op,
-        precision=precision,
-        certainty=case.certainty,
-        expected=case.expected,
-        asked=supported,
-        built=built,
-        said=reason,
-    )
+    row = rule_row(kit, item)
+    return structs.replace(row, precision=precision, asked=supported, built=built, said=reason)
 
 
 def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool | None, str]:

@@ -36,7 +36,8 @@ class Step:
     share: float
 
 
-def _rule_row(kit: Kit, item: str, problem: str) -> RuleRow:
+def rule_row(kit: Kit, item: str, problem: str = "") -> RuleRow:
+    """Return the row of a case of a rule before it is tried."""
     case = next(case for case in kit.rules if case.name == item)
     return RuleRow(
         item=item,
@@ -50,7 +51,8 @@ def _rule_row(kit: Kit, item: str, problem: str) -> RuleRow:
     )
 
 
-def _network_row(kit: Kit, item: str, problem: str) -> NetworkRow:
+def network_row(kit: Kit, item: str, problem: str = "") -> NetworkRow:
+    """Return the row of a network before it runs."""
     case = next(case for case in kit.networks if case.name == item)
     return NetworkRow(
         item=item,
@@ -79,10 +81,10 @@ STEPS: tuple[Step, ...] = (
     Step("dla", _on("dla"), RecordedRow, _plain_row(RecordedRow), item_s=100.0, share=0.06),
     Step("demo", lambda kit: ("demo",) if kit.demo else (), DemoRow, _plain_row(DemoRow),
          item_s=60.0, share=0.03),
-    Step("rules", lambda kit: tuple(case.name for case in kit.rules), RuleRow, _rule_row,
+    Step("rules", lambda kit: tuple(case.name for case in kit.rules), RuleRow, rule_row,
          item_s=30.0, share=0.30),
     Step("networks", lambda kit: tuple(case.name for case in kit.networks), NetworkRow,
-         _network_row, item_s=150.0, share=0.47),
+         network_row, item_s=150.0, share=0.47),
 )  # fmt: skip
 
 
