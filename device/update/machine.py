@@ -19,15 +19,7 @@ from device.update import slots
 from device.update.admission import FLOOR, below_floor, waits_for_window
 from device.update.decisions import decide, update_of, update_of_record, update_of_slots
 from device.update.liveness import MAX_LATE_S, PipelineHealth
-from device.update.slots import (
-    MAX_ATTEMPTS,
-    MAX_POSTPONED,
-    MAX_REASON,
-    Slot,
-    SlotFailure,
-    SlotRecord,
-    SlotState,
-)
+from device.update.slots import MAX_ATTEMPTS, MAX_REASON, Slot, SlotRecord, SlotState
 from device.update.trial import Crashes, Trial, Verdict, judge, trial_limits
 
 READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
@@ -60,8 +52,7 @@ DECISIONS: Mapping[Word, v.Stage] = {
 STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     **{(stage, word): target for stage in RESTING for word, target in DECISIONS.items()},
     **{(stage, "fall_back"): "failed" for stage in RESTING},
-    **{(stage, "restart"): stage for stage in RESTING},
-    **{(stage, "stop"): stage for stage in RESTING},
+    **{(stage, word): stage for stage in RESTING for word in ("restart", "stop")},
     **{(stage, "roll_back"): "failed" for stage in ON_TRIAL},
     **{(stage, "again"): "checking" for stage in ("unread", "window", "postponed")},
     **{(stage, "passed"): "window" for stage in ("window", "preparing", "golden", "shadow")},
@@ -81,8 +72,7 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("idle", "resume"): "resuming",
     ("downloading", "complete"): "unpacking",
     ("downloading", "no_fetch"): "failed",
-    ("downloading", "fetch_failed"): "failed",
-    ("unpacking", "fetch_failed"): "failed",
+    **{(stage, "fetch_failed"): "failed" for stage in ("downloading", "unpacking")},
     ("unpacking", "unpacked"): "window",
     ("checking", "whole"): "window",
     ("checking", "damaged"): "downloading",
@@ -92,14 +82,12 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("golden", "next"): "shadow_attempt",
     ("shadow_attempt", "next"): "trial_attempt",
     ("shadow_attempt", "recorded"): "shadow",
-    ("shadow_attempt", "not_recorded"): "failed",
     ("trial_attempt", "recorded"): "trial",
-    ("trial_attempt", "not_recorded"): "failed",
+    **{(stage, "not_recorded"): "failed" for stage in ("shadow_attempt", "trial_attempt")},
     ("trial", "recorded"): "live",
     ("trial", "not_recorded"): "trial",
     ("trial", "not_started"): "unstarted",
-    ("trial", "postpone"): "postponed",
-    ("unstarted", "postpone"): "postponed",
+    **{(stage, "postpone"): "postponed" for stage in ("trial", "unstarted")},
     ("unstarted", "restart_due"): "trial",
     ("resuming", "next"): "trial",
 }
@@ -263,7 +251,7 @@ class _Step:
         if update != self.state.update:
             self.do("error", f"refused {desired.release.name}: {reason}")
         if final:
-            failure = SlotFailure(
+            failure = slots.SlotFailure(
                 sha256=update.sha256, request=update.request, phase="refused",
                 reason=reason[:MAX_REASON], at=self.at.utc,
             )  # fmt: skip
@@ -621,7 +609,7 @@ class _Step:
     def on_away(self, verdict: Verdict) -> None:
         """Go back to the release before until a source works; without one, wait here."""
         record, earlier = self.record(self.slots.trial), self.slots.postponed
-        again = earlier is not None and earlier.count + 1 >= MAX_POSTPONED
+        again = earlier is not None and earlier.count + 1 >= slots.MAX_POSTPONED
         if self.slots.active is None:
             if self.state.update.phase != "postponed":
                 self.wait_on(verdict.reason)
