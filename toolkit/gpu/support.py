@@ -2,6 +2,14 @@
 
 A node is asked the checks of its operator's row in `toolkit.gpu.operations`. Where they refuse a
 node that ONNX defines by others, its definition is asked instead, level by level.
+
+What more than the node decides is refused in lowering or compiling, for these reasons:
+
+* storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
+* numbers: weights that do not fit the storage type;
+* the cut: the types and the memory of tensors at the border of a segment;
+* dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
+* tactics: what plugins and the compiler say.
 """
 
 from collections.abc import Collection, Mapping, Sequence
