@@ -21,12 +21,10 @@ from scripts.networks import NETWORKS
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.constants import Constant, load_costs
 from toolkit.partition.costs.fusion import fuse
-from toolkit.partition.costs.gpu import launch_us
+from toolkit.partition.costs.gpu import LAUNCH_OF, launch_us
 from toolkit.partition.costs.hardware import Clocks, at_clocks, hardware
-from toolkit.partition.costs.launches import LAUNCH_OF
 from toolkit.partition.costs.measured import load_measured
-from toolkit.partition.costs.memory import slowdown
-from toolkit.partition.costs.model import CostModel, gpu_parameters
+from toolkit.partition.costs.model import CostModel, gpu_parameters, slowdown
 
 ORIN = load_profile("agx-orin-64gb")
 XAVIER = load_profile("agx-xavier-32gb")
