@@ -37,8 +37,7 @@ from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
 from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.loading import loading
-from pipelines.message_channel import claim_stdout
+from pipelines.message_channel import claim_stdout, loading
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of

@@ -22,8 +22,7 @@ from pipelines.decode_config import DecodeConfig
 from pipelines.model_config import PipelineModel
 from pipelines.results import Decoded, ModelRun
 from pipelines.runtime.feed import Arrays, DeviceFeed, Feed, HostFeed, Picture, Placed
-from pipelines.stages.decode import View, decode, view_of
-from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.decode import View, constant_inputs, decode, view_of
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.fit import EngineFacts
 

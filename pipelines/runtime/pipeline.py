@@ -18,8 +18,8 @@ from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.model_config import frame_models
+from pipelines.rate import FrameRate
 from pipelines.runtime.batch import BatchRunner, Model, Tap
-from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.heartbeat import Dropper, HeartbeatSender
 from pipelines.runtime.in_flight import run_frames
 from pipelines.runtime.load_control import LoadControl

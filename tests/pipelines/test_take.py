@@ -23,8 +23,8 @@ from device.engine.manifest import DimRange, TensorInfo
 from device.errors import ConfigError, PipelineError, SourceError
 from pipelines.config import PipelineConfig, SourceConfig, load_pipeline
 from pipelines.frame import Away, Frame, Stamp
+from pipelines.rate import FrameRate
 from pipelines.runtime.batch import Model
-from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting

@@ -235,10 +235,9 @@ def decode_blazeface(outputs: Outputs, config: Blazeface, view: View) -> Detecti
     """Return faces."""
     scores = sigmoid(output_of(outputs, config.scores)[0, :, 0])
     faces = best_of(scores, config.score_threshold)
-    size = (view.input_width, view.input_height)
     centres = np.concatenate(
         [
-            cells_of((stride,), *size, 0.5, number)[0]
+            cells_of((stride,), view.input_width, view.input_height, anchors=number)[0]
             for stride, number in zip(config.strides, config.anchors, strict=True)
         ]
     )

@@ -46,7 +46,8 @@ def decode_segmentation(outputs: Outputs, config: Segmentation, view: View) -> S
     """Return the class of each point of the frame."""
     values = output_of(outputs, config.output)[0]
     if config.values == "classes":
-        return SegmentationMap(*_shown(values, view))
+        classes, region = _shown(values, view)
+        return SegmentationMap(classes, region)
     if config.layout == "nhwc":
         values = values.transpose(2, 0, 1)
     if config.values == "binary":
