@@ -1,4 +1,4 @@
-"""Time the DLA emulation against onnxruntime's INT8, in one run, on one thread by default.
+"""CPU time of the DLA emulation and of onnxruntime's INT8, in one run, on one thread by default.
 
     python -m scripts.bench_emulator [--threads 1] [--runs 20] [--networks robot-objects ...]
 
@@ -155,14 +155,14 @@ def _subjects(engine: Engine, segment: Segment, threads: int) -> dict[str, Run]:
 
 
 def _medians(subjects: Mapping[str, Run], feeds: Arrays, runs: int) -> dict[str, float]:
-    """Return each subject's median time in seconds; runs alternate between subjects."""
+    """Return each subject's median CPU time in seconds; runs alternate between subjects."""
     times: dict[str, list[float]] = {subject: [] for subject in subjects}
     for number in range(runs + 2):
         for subject, run in subjects.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run(feeds)
             if number >= 2:
-                times[subject].append(time.perf_counter() - start)
+                times[subject].append(time.process_time() - start)
     return {subject: float(np.median(values)) for subject, values in times.items()}
 
 

@@ -47,7 +47,6 @@ from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
 from toolkit.gpu.frames import compile_frames
-from toolkit.gpu.generations import kernel_modules
 from toolkit.gpu.ir.launch import (
     KERNELS,
     Argument,
@@ -249,9 +248,8 @@ CASES = (
 class Golden:
     """The expected results of a case: counts to read, then hashes.
 
-    `kernels`: launches of each kernel in all tactics. `mma_layout`: those that store accumulators
-    in the MMA layout. `processors`: planned segments of each. `portable`: GPU segments that
-    have no kernels.
+    `kernels`: launches of each kernel in all tactics. `processors`: planned segments of each.
+    `portable`: GPU segments that have no kernels.
     """
 
     processors: dict[str, int]
@@ -260,7 +258,6 @@ class Golden:
     operations: int
     tactics: int
     kernels: dict[str, int]
-    mma_layout: dict[str, int]
     plan: str
     segments: str
     weights: str
@@ -293,7 +290,6 @@ def measure(case: Case) -> Golden:
     tactics = [tactic for op in operations for tactic in op.tactics]
     calls = [call for tactic in tactics for call in tactic]
     kernels = Counter(_kernel(call) for call in calls)
-    mma_layout = Counter(_kernel(call) for call in calls if _has_mma_layout(call))
     processors = Counter(segment.processor for segment in plan.segments)
     numbers = {name: _allocation_numbers(program) for name, program in programs.items()}
     return Golden(
@@ -303,7 +299,6 @@ def measure(case: Case) -> Golden:
         operations=len(operations),
         tactics=len(tactics),
         kernels=dict(sorted(kernels.items())),
-        mma_layout=dict(sorted(mma_layout.items())),
         plan=_sha(_plan_text(plan)),
         segments=_sha(_segments_text(built)),
         weights=_sha(_weights_text(built, programs)),
@@ -496,10 +491,6 @@ def _constants(call: KernelLaunch) -> list[tuple[str, str]]:
     return [(_parameter(name), _value(value)) for name, value in call.spec.constants]
 
 
-def _has_mma_layout(call: KernelLaunch) -> bool:
-    return dict(_constants(call)).get("MMA_WARPS", "0") not in ("0", "False", "None")
-
-
 def _parameter(name: str) -> str:
     """Return the name of a parameter in the golden file; "SHAPE.1" is renamed with "SHAPE"."""
     whole, dot, member = name.partition(".")
@@ -590,7 +581,7 @@ def kernels_of(goldens: Mapping[str, Golden]) -> dict[str, int]:
 
 
 def _table() -> list[str]:
-    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in (*KERNELS, *kernel_modules())]
+    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in KERNELS]
 
 
 def check_coverage(goldens: Mapping[str, Golden]) -> None:
@@ -600,7 +591,6 @@ def check_coverage(goldens: Mapping[str, Golden]) -> None:
     assert missing == set(NOT_COVERED), f"kernels of no case: {sorted(missing)}"
     assert any(golden.rewrites for golden in goldens.values()), "nothing is rewritten for the DLA"
     assert any(golden.portable for golden in goldens.values()), "no segment is covered in part"
-    assert any(golden.mma_layout for golden in goldens.values()), "no kernel stores the MMA layout"
 
 
 def _check(cases: Sequence[Case], measured: Mapping[str, Golden]) -> bool:

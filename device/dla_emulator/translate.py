@@ -6,7 +6,7 @@ Pooling, bounds and moves have the scale of their input. All else computes in fl
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from device.dla_emulator import float_ops
 from device.dla_emulator.arithmetic import layers, normalization, pooling
+from device.dla_emulator.arithmetic.convolution import Geometry
 from device.dla_emulator.arithmetic.layers import Activation, Sums
 from device.dla_emulator.arithmetic.rounding import Floats
 from device.dla_emulator.arithmetic.scales import ScaleError
@@ -21,9 +22,9 @@ from device.dla_emulator.builder import EmulatedSegment, Function, OperationBuil
 from device.dla_emulator.epilogue import Epilogue, activation_of, find_epilogue
 from device.dla_emulator.forms import QuantizedBuffer, QuantizedConstant
 from device.dla_emulator.options import Emulation
-from device.dla_emulator.pooling import window_of
 from device.dla_emulator.products import product_of
 from device.dla_emulator.segment_graph import Node, SegmentGraph
+from device.padding import is_same
 
 Array = NDArray[Any]
 
@@ -265,7 +266,7 @@ def _magnitude(arrays: Sequence[Array]) -> Array:
 
 def _pool(builder: OperationBuilder, node: Node) -> None:
     """Pooling keeps the scale of its input."""
-    form, window = builder.form(node.inputs[0]), window_of(node)
+    form, window = builder.form(node.inputs[0]), _window_of(node)
     if isinstance(window, str):
         raise builder.refusal(node, window)
     which: Literal["max", "average"] = "average" if "Average" in node.op else "max"
@@ -292,6 +293,48 @@ def _pool(builder: OperationBuilder, node: Node) -> None:
     else:
         run = average if which == "average" else extreme
         builder.add_same_scale(node, (form.buffer,), form.scale, run)
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolingNode:
+    """A window that may depend on the input: with `size` None it covers all of it."""
+
+    size: tuple[int, int] | None
+    strides: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    ceil_mode: bool
+    auto_pad: str
+    count_padding: bool
+
+    def at(self, shape: tuple[int, ...]) -> pooling.Window:
+        """Return the window on an input of the shape (batch, channels, height, width)."""
+        size = self.size if self.size is not None else (shape[2], shape[3])
+        pads = self.pads
+        if is_same(self.auto_pad):
+            pads = Geometry(size, self.strides).same(shape, self.auto_pad).pads
+        return pooling.Window(size, self.strides, pads, self.ceil_mode)
+
+
+def _window_of(node: Node) -> _PoolingNode | str:
+    """Return a pooling node's window, or why the DLA has none such."""
+    if node.op.startswith("Global"):
+        return _PoolingNode(None, (1, 1), (0, 0, 0, 0), False, "NOTSET", True)
+    size = node.integers("kernel_shape", ())
+    if len(size) != 2:
+        return f"the DLA pools in 2 dimensions, this one in {len(size)}"
+    if any(dilation != 1 for dilation in node.integers("dilations", (1, 1))):
+        return "the DLA has no pooling with dilation"
+    if len(node.outputs) > 1 and node.outputs[1]:
+        return "the DLA gives no indices of maxima"
+    strides, pads = node.integers("strides", (1, 1)), node.integers("pads", (0, 0, 0, 0))
+    return _PoolingNode(
+        (size[0], size[1]),
+        (strides[0], strides[1]),
+        (pads[0], pads[1], pads[2], pads[3]),
+        bool(node.integer("ceil_mode", 0)),
+        node.text("auto_pad", "NOTSET"),
+        not any(pads) or bool(node.integer("count_include_pad", 0)),
+    )
 
 
 def _normalize(builder: OperationBuilder, node: Node) -> None:

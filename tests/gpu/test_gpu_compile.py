@@ -228,26 +228,6 @@ def test_depthwise_windows_of_int8_stay_in_registers(
     assert [one.spill_bytes for one in kernels if one is not None and one.spill_bytes] == []
 
 
-@needs_compiler
-@pytest.mark.parametrize(
-    ("channels", "filters"), [(80, 80), pytest.param(64, 128, marks=pytest.mark.slow)]
-)
-def test_pixels_of_int8_fit_in_registers_where_weights_stay(
-    channels: int, filters: int, rng: np.random.Generator
-) -> None:
-    gpu = GpuTarget(90, 8)
-    graph = Graph(rng, {"x": (32, channels, 20, 20)})
-    weights = (filters, channels, 3, 3)
-    y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", pads=[1] * 4)
-    segment = graph.case(graph.rounded(graph.add("Relu", y))).lower("int8", gpu)
-    specs = {call.spec for call in segment.launches if call.spec.title == "persistent_conv"}
-    (kernel,) = compile_kernels(sorted(specs, key=str), gpu)
-    assert kernel is not None
-    assert not kernel.spill_bytes
-    compiled_ops = -(-9 * channels // 64) * 64 * filters
-    assert kernel.shared_bytes < compiled_ops + 8192  # pixels do not go through shared memory
-
-
 SLOW_COMPILER = """
 import sys, time
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message

@@ -125,7 +125,7 @@ def test_maxima_of_another_scale_are_requantized(rng: np.random.Generator) -> No
 
 
 INDEX_CASES = {
-    "direct_conv": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
+    "apart": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
     "columns first": ((2, 3, 8, 9), (3, 2), {"strides": [2, 2], "storage_order": 1}),
     "overlapping": ((1, 4, 9, 8), (3, 3), {"pads": [1, 1, 1, 1]}),
     "signal": ((2, 3, 12), (3,), {"strides": [2]}),

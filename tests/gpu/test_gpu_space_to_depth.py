@@ -10,7 +10,6 @@ from gpu_graphs import Case, convolution, node
 from int8_graphs import Graph
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of
 from toolkit.gpu.target import GpuTarget
@@ -110,22 +109,6 @@ def pooled(name: str, rng: np.random.Generator, between: str = "Relu") -> Case:
     )
 
 
-@pytest.mark.parametrize("name", POOLED)
-def test_a_first_convolution_takes_the_pooling_after_it(
-    name: str, rng: np.random.Generator
-) -> None:
-    case = pooled(name, rng)
-    program = case.lower("fp16", HOPPER)
-    assert kernels(program)[:2] == ["space_to_depth", "conv_max_pool"]
-    assert "max_pool" not in kernels(program)
-    assert {name for op in program.ops for name in op.nodes} == {n.name for n in case.nodes}
-    (at,) = [at for at, call in enumerate(program.ops) if "conv" in call.tactics[0][0].spec.title]
-    for tactic in program.ops[at].tactics:
-        ops = [*program.ops]
-        ops[at] = TunableOp(ops[at].nodes, (tactic,))
-        check(replace(program, ops=tuple(ops)), case, LIMITS["fp16"], rng)
-
-
 @pytest.mark.parametrize(
     ("name", "gpu"),
     [
@@ -136,7 +119,6 @@ def test_a_first_convolution_takes_the_pooling_after_it(
     ],
 )
 def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
-    """The steps after the sums are done once for each pooled pixel, and give the same bits."""
     shape, filters, taps, attributes, window = POOLED[name]
     graph = Graph(rng, {"x": shape})
     sums = graph.product(
@@ -147,9 +129,7 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
     outer = graph.rounded(graph.add("MaxPool", inner, **POOL, **window), np.float32(0.13))
     case = graph.case(graph.product("Conv", outer, (4, filters, 1, 1)))
     program = case.lower("int8", gpu)
-    taken = gpu is HOPPER
-    assert kernels(program)[:2] == ["space_to_depth", "conv_max_pool" if taken else "gemm im2col"]
-    assert "max_pool" not in kernels(program) if taken else "max_pool" in kernels(program)
+    assert kernels(program)[:3] == ["space_to_depth", "gemm im2col", "max_pool"]
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(program, feeds)
     for output, truth in int8_reference.run(case.model(), feeds).items():
@@ -171,41 +151,7 @@ def test_windows_of_any_offset_and_size_are_pooled(rng: np.random.Generator) -> 
         shape, filters = (int(rng.integers(1, 4)), 3, height, width), int(rng.integers(1, 80))
         case = convolution(rng, shape, filters, taps, *after, strides=[2, 2], pads=pads)
         program = case.lower("fp16", HOPPER)
-        assert "conv_max_pool" in kernels(program)
         check(program, case, LIMITS["fp16"], rng)
-
-
-NOT_FUSED = {
-    "another window": ("Relu", {"kernel_shape": [2, 2], "strides": [2, 2]}),
-    "another stride": ("Relu", {"kernel_shape": [3, 3], "strides": [1, 1]}),
-    "pixels apart": ("Relu", {**POOL, "dilations": [2, 2]}),
-    "what falls again": ("Abs", POOL),
-    "an exponential": ("Sigmoid", POOL),
-}
-
-
-@pytest.mark.parametrize("name", NOT_FUSED)
-def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Generator) -> None:
-    between, window = NOT_FUSED[name]
-    after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
-    case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
-    program = case.lower("fp16", HOPPER)
-    assert {"gemm im2col", "direct_conv"} & set(kernels(program))
-    assert "max_pool" in kernels(program)
-    check(program, case, LIMITS["fp16"], rng)
-
-
-def test_sums_that_others_read_are_not_pooled_away(rng: np.random.Generator) -> None:
-    after = (
-        node("Relu", "c", "r"),
-        node("MaxPool", "r", "p", **POOL),
-        node("GlobalAveragePool", "r", "g"),
-        node("Add", "p g", "y"),
-    )
-    case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
-    program = case.lower("fp16", HOPPER)
-    assert "max_pool" in kernels(program)
-    check(program, case, LIMITS["fp16"], rng)
 
 
 def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
@@ -226,7 +172,6 @@ def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
     batch = DimRange(name="batch", min=1, opt=2, max=5)
     piece = case.segment()
     program = lower_segment(piece.model, gpu=HOPPER, precision="fp16", traces=traces_of([batch]))
-    assert "conv_max_pool" in kernels(program)
     for size in (1, 2, 5):
         feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}
         found = gpu_interpreter.run(program, feeds, (size,))

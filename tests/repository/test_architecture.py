@@ -129,7 +129,7 @@ def test_an_action_takes_the_options_of_its_command(name: str) -> None:
     assert command is not None
     for one in commands_below(command):
         if isinstance(one.callback, partial):
-            options, action = one.callback.args
+            options, action, _ = one.callback.args
             module, _, function = action.partition(":")
             hints = get_type_hints(
                 getattr(import_module(f"toolkit.cli.actions.{module}"), function)

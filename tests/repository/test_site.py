@@ -272,7 +272,8 @@ def test_every_error_message_of_the_faq_is_in_the_code() -> None:
 
 def test_the_figures_of_the_page_on_costs_are_those_of_the_report() -> None:
     report = set(cost_report.summary(read_fit()).splitlines())
-    rows = [line for line in text_of("COSTS.md").splitlines() if line.startswith("| ")]
+    pages = text_of("COSTS.md") + text_of("COSTS_INTERVALS.md")
+    rows = [line for line in pages.splitlines() if line.startswith("| ")]
     assert len(rows) > 20
     assert set(rows) <= report
 

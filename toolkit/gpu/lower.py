@@ -26,12 +26,9 @@ from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.generation import NO_GENERATION, Generation
 from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.plugins import plugin_emitters
-from toolkit.gpu.emit.tiled_gemm import TILED
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.generations import parts
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
@@ -165,19 +162,16 @@ def _lower(
     plugins: Sequence[Plugin],
     exact: frozenset[str],
 ) -> KernelProgram:
-    generation = _generation(gpu)
     lowerings = {kind: row.lower for kind, row in OPERATIONS.items() if row.lower}
-    emitters = {**lowerings, **generation.emitters, **plugin_emitters(plugins)}
-    network = _rewritten(read_network(segment, emitters, trace), generation, precision)
+    emitters = {**lowerings, **plugin_emitters(plugins)}
+    network = _rewritten(read_network(segment, emitters, trace))
     _check(network)
-    groups = group_operations(network, {**EPILOGUES, **generation.epilogues})
+    groups = group_operations(network, EPILOGUES)
     ctx = LoweringContext(
         network,
         gpu,
         _FLOAT_TYPES[precision],
         exact,
-        schedules=(*generation.preferred, TILED, *generation.alternatives),
-        mma_warps=generation.mma_warps,
     )
     inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
     ctx.views.update(inputs)
@@ -188,7 +182,7 @@ def _lower(
         outputs[name] = _output(ctx, name, {view.base for view in outputs.values()})
     sizes = {base: upper_bound(size) for base, size in ctx.allocations.items()}
     return fit_program(
-        generation.fuse(ctx, ctx.ops),
+        tuple(ctx.ops),
         sizes,
         inputs,
         outputs,
@@ -197,25 +191,15 @@ def _lower(
     )
 
 
-def _generation(gpu: GpuTarget) -> Generation:
-    """Return what the generation of this GPU adds, nothing for most."""
-    rows: list[Generation] = [part.GENERATION for part in parts("generation")]
-    return next((row for row in rows if row.applies(gpu)), NO_GENERATION)
-
-
-def _rewritten(network: Network, generation: Generation, precision: Precision) -> Network:
+def _rewritten(network: Network) -> Network:
     """Run all rewrites, quantized operators first."""
-    reduced_precision = precision != "fp32"
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
     )
     network = apply_rules(network, CHOSEN_REGION_RULES)
     network = push_through_concat(network, EPILOGUES)
-    network = apply_rules(network, generation.early_rules if reduced_precision else ())
-    return apply_rules(
-        network, (*SPACE_TO_DEPTH_RULES, *(generation.stem_rules if reduced_precision else ()))
-    )
+    return apply_rules(network, SPACE_TO_DEPTH_RULES)
 
 
 def _check(network: Network) -> None:

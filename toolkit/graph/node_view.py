@@ -181,12 +181,18 @@ def _tensor(value: ir.Value, shapes: Mapping[str, Shape]) -> TensorView:
     shape = shapes.get(str(value.name), shape)
     constant = _constant(value)
     dtype = "unknown" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name.lower())
-    values = None
-    if constant is not None and constant.size <= SMALL_CONSTANT and _numeric(constant.dtype):
-        values = tuple(constant.numpy().reshape(-1).astype(np.float64).tolist())
+    values = None if constant is None else _values(constant)  # type: ignore[arg-type]
     if shape is None and constant is not None:
         shape = tuple(_dim(dim) for dim in constant.shape)
     return TensorView(value.name or "", dtype, shape, constant is not None, values)
+
+
+@lru_cache(maxsize=4096)  # copies of a graph share their constants, hashed by identity
+def _values(constant: ir.TensorProtocol) -> tuple[float, ...] | None:
+    """Return the values of a small constant."""
+    if constant.size > SMALL_CONSTANT or not _numeric(constant.dtype):
+        return None
+    return tuple(constant.numpy().reshape(-1).astype(np.float64).tolist())
 
 
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
@@ -230,7 +236,7 @@ def _all_int(dims: Iterable[Dim]) -> bool:
 
 
 def _attributes(node: ir.Node, opset: int | None) -> tuple[tuple[str, Attribute], ...]:
-    attributes: dict[str, Attribute] = _defaults(node.op_type, node.domain, opset)
+    attributes = dict(_defaults(node.op_type, node.domain, opset))
     for name, attr in node.attributes.items():
         if attr.type in _PLAIN:
             value = attr.value
@@ -244,7 +250,8 @@ _PLAIN = frozenset(
 )
 
 
-def _defaults(op: str, domain: str, opset: int | None) -> dict[str, Attribute]:
+@lru_cache(maxsize=1024)
+def _defaults(op: str, domain: str, opset: int | None) -> Mapping[str, Attribute]:
     try:
         newest = onnx.defs.onnx_opset_version()
         schema = onnx.defs.get_schema(op, opset or newest, domain)

@@ -26,7 +26,6 @@ from device.start.command import module_command
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
-from toolkit.gpu.generations import source_files
 from toolkit.gpu.ir.launch import KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget
 
@@ -218,7 +217,7 @@ def _common_key(gpu: GpuTarget) -> bytes:
             "Triton is not installed, so there are no GPU kernels; " + pip_install("gpu-build")
         ) from error
     digest = hashlib.sha256(f"triton {triton} sm_{gpu.sm}".encode())
-    for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER, *source_files()):
+    for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
 

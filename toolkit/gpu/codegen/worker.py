@@ -25,7 +25,6 @@ from toolkit.gpu.codegen.early_start import can_wait, waits, with_wait
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError
-from toolkit.gpu.generations import parts
 from toolkit.plugins import Constant
 
 _WARP = 32  # threads
@@ -111,16 +110,8 @@ def _waiting_stages(
     """Extend Triton's stage from LLVM to PTX; without stages, return a name for the cache."""
     if stages is not None:
         compile_ptx = stages["ptx"]
-        stages["ptx"] = lambda source, metadata: with_wait(
-            _with_overlap(compile_ptx(source, metadata))
-        )
-    return "wait, overlap", "wait, overlap"
-
-
-def _with_overlap(ptx: str) -> str:
-    for part in parts("overlap"):
-        ptx = part.with_overlap(ptx)
-    return ptx
+        stages["ptx"] = lambda source, metadata: with_wait(compile_ptx(source, metadata))
+    return "wait", "wait"
 
 
 def _path(name: str, parameters: list[str]) -> tuple[int, ...]:

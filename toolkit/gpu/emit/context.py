@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from toolkit.gpu.emit.elementwise_launch import elementwise_launch
-from toolkit.gpu.emit.schedule import MmaWarps, Schedule, no_mma_layout
 from toolkit.gpu.emit.weights import WeightPacker
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
@@ -48,8 +47,6 @@ class LoweringContext:
     allocations: dict[str, int] = field(default_factory=dict)
     ops: list[TunableOp] = field(default_factory=list)
     weights: WeightPacker = field(default_factory=WeightPacker)
-    schedules: Sequence[Schedule] = ()  # of matrix products, in the order of their tactics
-    mma_warps: MmaWarps = no_mma_layout
     _dequantized: dict[str, View] = field(default_factory=dict)
 
     @property

@@ -3,7 +3,7 @@
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
-from toolkit.gpu.emit.schedule import add_gemm
+from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, GemmShape, MatrixStrides

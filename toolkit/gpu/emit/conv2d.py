@@ -4,15 +4,11 @@ from dataclasses import dataclass
 from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext, Numbers
-from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue
+from toolkit.gpu.emit.epilogue import read_epilogue
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.ir.gemm import (
     Epilogue,
-    GemmProblem,
-    GemmShape,
     Im2colLoader,
-    Loader,
-    MatrixStrides,
 )
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
@@ -79,25 +75,3 @@ def read_filters(ctx: LoweringContext, group: Group, x_scale: float | None = Non
     int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=x_scale)
     epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)
     return Filters(int8.values if int8 else weights, int8 is not None, epilogue, residual)
-
-
-def pixel_product(
-    left: Loader, right: View, y: View, epilogue: Epilogue, depth: int
-) -> GemmProblem:
-    """Return a product whose rows are the pixels of `y`, and whose columns are its channels."""
-    return GemmProblem(
-        shape=GemmShape(
-            rows=y.shape[0] * y.shape[2] * y.shape[3],
-            columns=y.shape[1],
-            depth=depth,
-            unshared_depth=depth,
-            item_bytes=right.item_bytes,
-            stored_bytes=y.item_bytes,
-        ),
-        left=left,
-        right=right,
-        right_strides=MatrixStrides(*right.strides),
-        y=y,
-        y_strides=MatrixStrides(pixel_pitch(y)),
-        epilogue=epilogue,
-    )

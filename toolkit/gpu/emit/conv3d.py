@@ -7,7 +7,7 @@ import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue, weight_matrix
-from toolkit.gpu.emit.schedule import add_gemm
+from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.emit.windows import (
     read_transposed_window,
     read_window,

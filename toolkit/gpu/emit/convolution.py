@@ -6,9 +6,9 @@ from toolkit.gpu.emit.conv2d import Conv2d, read_filters
 from toolkit.gpu.emit.conv3d import emit_conv3d
 from toolkit.gpu.emit.depthwise import emit_depthwise
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
-from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
+from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
@@ -106,5 +106,4 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         epilogue=conv.epilogue,
         residual=conv.residual,
         residual_strides=MatrixStrides(conv.r_pitch),
-        filters=conv.weights,
     )

@@ -7,7 +7,7 @@ from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.epilogue import read_epilogue, weight_matrix
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
-from toolkit.gpu.emit.schedule import add_gemm
+from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.gemm import DenseLoader, Epilogue, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.view import Shape, View, like, row_major

@@ -1,4 +1,4 @@
-"""The generic schedule: a block computes a tile of y, for every loader and on every GPU.
+"""A matrix product by tiles: a block computes a tile of y, for every loader and on every GPU.
 
 Tiles that share the depth among blocks (split-K) are ranked with the others.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
-from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
 from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import (
@@ -19,7 +18,7 @@ from toolkit.gpu.ir.gemm import (
     Im2colLoader,
     MatrixStrides,
 )
-from toolkit.gpu.ir.launch import KernelLaunch, Tactic
+from toolkit.gpu.ir.launch import KernelLaunch, Tactic, TunableOp
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
@@ -31,22 +30,17 @@ _NCHW_ROWS, _NCHW_WARPS = 128, 4
 _MIN_COLUMNS, _MAX_COLUMNS = 16, 64
 
 
-def _refusal(problem: GemmProblem, _: GpuTarget) -> str | None:
-    if isinstance(problem.left, (DenseLoader, Im2colLoader, Im2col3dLoader)):
-        return None
-    return f"{type(problem.left).__name__} has a kernel of its own"
+def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem) -> None:
+    """Add the matrix product that `nodes` compute, with a tactic for each of the best tiles."""
+    ctx.ops.append(TunableOp(nodes, _tactics(ctx, problem)))
 
 
-def tiled_tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
-    """Return a tactic for each of the best tiles."""
+def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
     tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k)
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
-
-
-TILED = Schedule("tiled", _refusal, tiled_tactics)
 
 
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
@@ -83,7 +77,6 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
             "EPILOGUE": problem.epilogue.ops,
             "WHOLE_BLOCKS": fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0,
             "SPLIT_K": tile.split_k,
-            "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
             "TAIL_N": tile.tail_columns,
             **tile_constants(problem, tile, ctx.gpu),
         },

@@ -3,15 +3,14 @@
     y[i, m, n] = epilogue(sum_k left[i, m, k] right[i, k, n], residual[i, m, n])
 
 The loader of `left` reads a matrix, or the im2col matrix of a convolution, which is never stored.
-Emitters describe an operator once, as a `GemmProblem`; `toolkit.gpu.emit.schedule` turns it into
+Emitters describe an operator once, as a `GemmProblem`; `toolkit.gpu.emit.tiled_gemm` turns it into
 launches.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from toolkit.gpu.ir.elementwise_ops import ExprOp
-from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.graph.window import Window
 from toolkit.plugins import Constant
@@ -152,8 +151,6 @@ class GemmProblem:
 
     `inner`: matrices of a group, where the batch has two dimensions. `layout` of y: "rows" has
     columns side by side, "nchw" has any strides. `residual_strides` matter with a residual alone.
-    `filters`: constant weights of a 2-D convolution, (filter, channel, row, column), for schedules
-    with a packing of their own.
     """
 
     shape: GemmShape
@@ -167,7 +164,6 @@ class GemmProblem:
     residual_strides: MatrixStrides = MatrixStrides(0)
     layout: Literal["rows", "nchw"] = "rows"
     inner: int = 1
-    filters: Array | None = field(default=None, compare=False, repr=False)
 
     def epilogue_operands(self) -> dict[str, View | None]:
         """Return what the epilogue reads, by the names of a kernel's parameters."""

@@ -4,13 +4,11 @@ Launches refer to allocations by name, and an op may have several tactics. `tool
 turns them into the launches of an engine once the workspace is planned.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from toolkit.gpu.ir.gemm import GemmProblem
 from toolkit.plugins import Constant
 
-# The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in. A GPU
-# generation has others (`toolkit.gpu.generations.kernel_modules`).
+# The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in.
 _MODULES = {
     "gemm": ("gemm", "split_k_reduce"),
     "max_pooling": ("max_pool",),
@@ -110,13 +108,11 @@ Tactic = tuple[KernelLaunch, ...]
 class TunableOp:
     """What the ONNX nodes `nodes` compute; the first tactic is the cost model's choice.
 
-    All tactics give the same result, up to the order of floating-point sums. `problem`: the matrix
-    product that it is, where it is one.
+    All tactics give the same result, up to the order of floating-point sums.
     """
 
     nodes: tuple[str, ...]
     tactics: tuple[Tactic, ...]
-    problem: GemmProblem | None = field(default=None, compare=False, repr=False)
 
     @property
     def touched(self) -> tuple[str, ...]:

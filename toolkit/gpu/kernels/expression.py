@@ -14,6 +14,7 @@ import triton.language as tl
 
 from toolkit.gpu.kernels.int8 import as_float
 from toolkit.gpu.kernels.primitives import primitive, reads_scalar
+from toolkit.gpu.kernels.strided_rows import in_bounds
 
 
 @triton.jit
@@ -43,15 +44,6 @@ def _apply(v, STEP: tl.constexpr, scalars):
 
 
 @triton.jit
-def load_scalars(scalars, COUNT: tl.constexpr):
-    """Return the first COUNT numbers for `evaluate`, so that a loop does not load them again."""
-    values = ()
-    for i in tl.static_range(COUNT):
-        values = values + (tl.load(scalars + i),)
-    return values
-
-
-@triton.jit
 def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape.
 
@@ -63,23 +55,6 @@ def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
 
 
 @triton.jit
-def evaluate_operand(v, EPILOGUE: tl.constexpr, scalars):
-    """Return what the last step is applied to: the value that its index names."""
-    for i in tl.static_range(len(EPILOGUE) - 1):
-        v = v + (_apply(v, EPILOGUE[i], scalars),)
-    return v[EPILOGUE[len(EPILOGUE) - 1][1]]
-
-
-@triton.jit
-def first_sums(bias, column, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return what sums of INT8 begin with, [ROWS, WIDTH]: the bias of each column, or 0."""
-    sums = tl.zeros((ROWS, WIDTH), tl.int32)
-    if bias is not None:
-        sums += load_columns(bias, column, COLUMNS)[None, :]
-    return sums
-
-
-@triton.jit
 def load_columns(scalars, column, COLUMNS: tl.constexpr):
     """Return a number for each column, 0 where there is none; COLUMNS None: there are all."""
     if COLUMNS is None:
@@ -87,15 +62,6 @@ def load_columns(scalars, column, COLUMNS: tl.constexpr):
     else:
         values = tl.load(scalars + column, mask=column < COLUMNS, other=0)
     return values
-
-
-@triton.jit
-def _in_bounds(row, column, rows, COLUMNS: tl.constexpr):
-    """Return the mask of the elements of a block that exist."""
-    inside = (row < rows)[:, None]
-    if COLUMNS is not None:
-        inside = inside & (column < COLUMNS)[None, :]
-    return inside
 
 
 @triton.jit
@@ -119,7 +85,7 @@ def load_residual(
     A kernel loads it before its products, so that memory answers while they are made.
     """
     if residual is not None:
-        inside = _in_bounds(row, column, rows, COLUMNS)
+        inside = in_bounds(row, rows, column, COLUMNS)
         offset = row[:, None] * R_PITCH + column[None, :]
         residual = tl.load(residual + offset, mask=inside, other=0)
     return residual
@@ -153,7 +119,7 @@ def store_with_epilogue(
     `residual` is what `load_residual` returns. `bias`, `scale` and `residual` may be None. A pitch
     is the distance of two rows in elements.
     """
-    inside = _in_bounds(row, column, rows, COLUMNS)
+    inside = in_bounds(row, rows, column, COLUMNS)
     total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars)
     offset = row[:, None] * Y_PITCH + column[None, :]
     tl.store(y + offset, total.to(y.dtype.element_ty), mask=inside)

@@ -31,10 +31,6 @@ With TAIL_N a block has BLOCK_N + TAIL_N columns: 80 are 64 and 16, for tiles ar
 
 With SPLIT_K over 1 each of as many blocks sums a share of k, and y holds the partial sums,
 [part, row, group, column] in FP32 or INT32; `split_k_reduce` adds them.
-
-With MMA_WARPS, the number of warps, rows and columns are multiplied in the order of
-`sm90.kernels.mma_layout`, so that INT8 results need not go through shared memory; BLOCK_N is 64 or
-128.
 """
 
 import triton
@@ -43,11 +39,9 @@ import triton.language as tl
 from toolkit.gpu.kernels.expression import (
     add_product,
     apply_epilogue,
-    first_sums,
     load_residual,
     store_with_epilogue,
 )
-from toolkit.gpu.kernels.mma_layout import load_mma_residual, mma_columns, mma_rows, store_mma
 
 
 @triton.jit
@@ -59,7 +53,7 @@ def gemm(
     A_STRIDES: tl.constexpr, B_STRIDES: tl.constexpr,
     Y_STRIDES: tl.constexpr, Y_COLUMN: tl.constexpr, R_STRIDES: tl.constexpr,
     EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
-    SPLIT_K: tl.constexpr, MMA_WARPS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows x blocks of columns, products or groups, SPLIT_K or phases).
@@ -72,7 +66,6 @@ def gemm(
         y   (group, product, row), and residual; Y_COLUMN of columns, None if they are contiguous
     """
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N + TAIL_N - 1) // (BLOCK_N + TAIL_N)
-    LIMIT: tl.constexpr = None if MMA_WARPS and COLUMNS % BLOCK_N == 0 else COLUMNS
     ACCUMULATOR: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
     BLOCKS: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + SPLIT_K - 1) // SPLIT_K
     IS_3D: tl.constexpr = LOADER == "im2col_3d" or LOADER == "transposed"
@@ -83,28 +76,23 @@ def gemm(
     first = tile % COLUMN_BLOCKS * (BLOCK_N + TAIL_N)
     m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     n = first + tl.arange(0, BLOCK_N)
-    row = m
-    column = n
-    if MMA_WARPS:
-        row = tile // COLUMN_BLOCKS * BLOCK_M + mma_rows(BLOCK_M, MMA_WARPS)
-        column = first + mma_columns(BLOCK_N)
     k = tl.arange(0, BLOCK_K)
 
     if LOADER == "strided":
-        a = _strided(a, group, inner, row[:, None], k[None, :], A_STRIDES)
+        a = _strided(a, group, inner, m[:, None], k[None, :], A_STRIDES)
         if TAIL_N:
             tail_n = first + BLOCK_N + tl.arange(0, TAIL_N)
             tail_b = _strided(b, group, inner, k[:, None], tail_n[None, :], B_STRIDES)
-        b = _strided(b, group, inner, k[:, None], column[None, :], B_STRIDES)
+        b = _strided(b, group, inner, k[:, None], n[None, :], B_STRIDES)
     elif LOADER == "im2col":
         rows = batch * OUT[0] * OUT[1]
         a, b, window = _im2col(
-            a, b, row, column, k, rows, group, A_STRIDES[0], B_STRIDES[3], COLUMNS, SIZE, OUT,
+            a, b, m, n, k, rows, group, A_STRIDES[0], B_STRIDES[3], COLUMNS, SIZE, OUT,
             CHANNELS, TAPS, STRIDE, DILATION, PAD, BLOCK_K,
         )  # fmt: skip
     else:
         rows = batch * OUT[0] * OUT[1] * OUT[2]
-        window = _im2col_3d(row, part, batch, OUT, STRIDE, PAD, LOADER == "transposed")
+        window = _im2col_3d(m, part, batch, OUT, STRIDE, PAD, LOADER == "transposed")
         a += group * CHANNELS
         b += part * B_STRIDES[0] + group * B_STRIDES[1]
 
@@ -115,13 +103,9 @@ def gemm(
             bias += group * COLUMNS
         if scale is not None:
             scale += group * COLUMNS
-    if MMA_WARPS:
-        residual = load_mma_residual(residual, m, first, rows, LIMIT, R_STRIDES[2], BLOCK_N)
-        total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
-    else:
-        if not IS_3D:
-            residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
-        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    if not IS_3D:
+        residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     if TAIL_N:
         tail = tl.zeros((BLOCK_M, TAIL_N), ACCUMULATOR)
 
@@ -129,16 +113,16 @@ def gemm(
     end = tl.minimum(begin + BLOCKS * BLOCK_K, DEPTH) if SPLIT_K > 1 else DEPTH
     for start in range(begin, end, BLOCK_K):
         if LOADER == "strided":
-            a_tile = _load_a(a, row, k, start, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS)
-            b_tile = _load_b(b, column, k, start, DEPTH, COLUMNS, B_STRIDES[2], WHOLE_BLOCKS)
+            a_tile = _load_a(a, m, k, start, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS)
+            b_tile = _load_b(b, n, k, start, DEPTH, COLUMNS, B_STRIDES[2], WHOLE_BLOCKS)
         elif LOADER == "im2col":
             a_tile, b_tile = _load_im2col(
-                a, b, window, column, k, start, A_STRIDES[0], DEPTH, COLUMNS, SIZE, CHANNELS, TAPS,
+                a, b, window, n, k, start, A_STRIDES[0], DEPTH, COLUMNS, SIZE, CHANNELS, TAPS,
                 DILATION, BLOCK_K, WHOLE_BLOCKS, COLUMNS % BLOCK_N == 0,
             )  # fmt: skip
         else:
             a_tile, b_tile = _load_im2col_3d(
-                a, b, window, column, start + k, A_STRIDES, B_STRIDES[3], DEPTH, COLUMNS, SIZE,
+                a, b, window, n, start + k, A_STRIDES, B_STRIDES[3], DEPTH, COLUMNS, SIZE,
                 CHANNELS, TAPS, DILATION,
             )  # fmt: skip
         total = add_product(total, a_tile, b_tile, PRECISION)
@@ -152,13 +136,7 @@ def gemm(
     if IS_3D:
         m = _output_row(window, rows, OUT)
         residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
-    if MMA_WARPS:
-        tl.static_assert(Y_COLUMN is None and TAIL_N == 0)
-        store_mma(
-            total, scale, residual, y, m, first, rows, LIMIT, Y_STRIDES[2], EPILOGUE, scalars,
-            BLOCK_M, BLOCK_N, MMA_WARPS,
-        )  # fmt: skip
-    elif Y_COLUMN is None:
+    if Y_COLUMN is None:
         store_with_epilogue(
             total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_STRIDES[2], EPILOGUE, scalars
         )

@@ -50,21 +50,32 @@ def propagate_shapes(model: ir.Model) -> None:
     except INFERENCE_ERRORS as err:
         LOG.debug("shape inference of the whole model failed: %s", err)
         return
-    for graph, known in zip(model.graphs(), ir.from_proto(inferred).graphs(), strict=True):
+    for graph, known in zip(model.graphs(), _graphs(inferred.graph), strict=True):
         _take_types(graph, known)
 
 
-def _take_types(graph: ir.Graph, inferred: ir.Graph) -> None:
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and those inside it, as `ir.Model.graphs` has them."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(inner)
+
+
+def _take_types(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     """Give the values of a graph the shapes and types of those of equal names."""
-    known = ir.convenience.create_value_mapping(inferred)
+    rows = (*inferred.value_info, *inferred.input, *inferred.output)
+    known = {info.name: info.type for info in rows}
     for name, value in ir.convenience.create_value_mapping(graph).items():
-        source = known.get(name)
-        if source is None:
+        if name not in known:
             continue
-        if source.shape is not None and source.shape != value.shape:
-            value.shape = source.shape
-        if source.dtype is not None and source.dtype != value.dtype:
-            value.dtype = source.dtype
+        shape = ir.serde.deserialize_type_proto_for_shape(known[name])
+        kind = ir.serde.deserialize_type_proto_for_type(known[name])
+        if shape is not None and shape != value.shape:
+            value.shape = shape
+        if kind is not None and kind.dtype is not None and kind.dtype != value.dtype:
+            value.dtype = kind.dtype
 
 
 @dataclass(frozen=True, slots=True)

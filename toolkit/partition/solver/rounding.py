@@ -70,7 +70,7 @@ class Rating:
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem = problem
         self._core = problem.processors[1]
-        self._parents = network.graph.parents
+        self._readers = [row for row in enumerate(network.graph.parents) if row[1]]
         rank = {task.name: index for index, task in enumerate(network.tasks, start=1)}
         flows = [flow for flow in network.flows if flow.targets or flow.output]
         # Column 0 stands for the memory of the GPU, where inputs and outputs are.
@@ -139,10 +139,11 @@ class Rating:
     def _entries(self, here: OnDla) -> Figures:
         """Return how often a path enters a processor, at most over all paths."""
         inside = np.ascontiguousarray(here.T)
-        depth = inside.astype(np.int32)
-        for index, parents in enumerate(self._parents):
-            if parents:
-                enters = depth[list(parents)] + (inside[index] & ~inside[list(parents)])
-                depth[index] = enters.max(axis=0)
+        outside, depth = ~inside, inside.astype(np.int32)
+        for index, (first, *others) in self._readers:
+            np.add(depth[first], inside[index] & outside[first], out=depth[index])
+            for parent in others:
+                enters = depth[parent] + (inside[index] & outside[parent])
+                np.maximum(depth[index], enters, out=depth[index])
         entries: Figures = depth.max(axis=0, initial=0).astype(np.float64)
         return entries

@@ -1,1 +1,0 @@
-"""Rewrites whose results only kernels for sm_90 compute."""
