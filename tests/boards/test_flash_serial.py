@@ -472,16 +472,19 @@ def started(folder: Path, wire: Cable, confirm_after_s: float) -> Iterator[Agent
 def test_a_release_goes_live_by_cable_and_the_next_one_comes_as_a_difference(
     tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator
 ) -> None:
-    way, weights = f"serial://{wire.host}?framing=raw", rng.normal(size=200_000).astype(np.float32)
+    address, weights = (
+        f"serial://{wire.host}?framing=raw",
+        rng.normal(size=200_000).astype(np.float32),
+    )
     first = bundle_of(tmp_path / "in", engine_of(weights), "1")
-    result = flash(way, first)
+    result = flash(address, first)
     assert (result.phase, result.device) == ("live", bench.device), bench.log()
     assert result.measured is not None
     assert result.measured.first_latency_ms > 0.0
-    assert flash(way, first).phase == "same"
+    assert flash(address, first).phase == "same"
     tuned = weights + rng.normal(scale=1e-6, size=weights.size).astype(np.float32)
     second = bundle_of(tmp_path / "in", engine_of(tuned), "2")  # its base lies beside it
-    result = flash(way, second)
+    result = flash(address, second)
     assert result.phase == "live"
     assert result.sent_bytes < 0.7 * result.total_bytes
     assert client_of(bench).ask(AskProgress()).slots[1].version == "2"
@@ -629,9 +632,9 @@ class PeakBytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["serial", "ssh"])
+@pytest.mark.parametrize("address", ["serial", "ssh"])
 def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
-    tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, way: str
+    tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, address: str
 ) -> None:
     agent = (sys.executable, "-m", "device.agent", "control", "--config", str(bench.config))
     first, second = (
@@ -642,7 +645,7 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
         peak = PeakBytes(bench.state_dir)
         delivery = Delivery(bundle, None)
         try:
-            if way == "serial":
+            if address == "serial":
                 board.deliver(delivery, lambda _progress: None)
             else:
                 ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
@@ -658,8 +661,8 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
 def test_ctrl_c_in_a_trial_leaves_the_old_release(
     tmp_path: Path, wire: Cable, bench: AgentBox
 ) -> None:
-    way = f"serial://{wire.host}?framing=raw"
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = f"serial://{wire.host}?framing=raw"
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
 
     def stop(progress: Progress) -> None:
@@ -667,7 +670,7 @@ def test_ctrl_c_in_a_trial_leaves_the_old_release(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        flash(way, slow, stop)
+        flash(address, slow, stop)
     wait_for(lambda: roles(bench) == {"1": "active", "2": "idle"}, bench)
 
 
@@ -688,7 +691,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, wire: Cable) -> None:
         client_of(box).close()
         for number, line in enumerate(lines):
             words = [stands_for.get(word, word) for word in shlex.split(line)]
-            if "rescue" in line:  # tests/boards/test_flash_rescue.py takes this way
+            if "console=" in line:  # tests/boards/test_flash_console.py does this
                 assert isinstance(open_board(parse_address(words[-1])), ConsoleBoard)
                 continue
             bundle = make_bundle(tmp_path / "in", version=str(number))

@@ -29,7 +29,7 @@ from toolkit.fleet.transports.transport import (
     TransportError,
 )
 
-FOLDER = "tandem-rescue"  # in the home of the user
+FOLDER = "tandem-install"  # in the home of the user
 INSTALLER = "install.sh"
 INSTALL_S = 900.0  # a board may build segments with TensorRT meanwhile
 MISSING = 127  # exit status of a shell: there is no such program

@@ -18,7 +18,7 @@ from toolkit.fleet.transports.transport import (
 
 def flash_board(
     board: Board,
-    way: str,
+    address: str,
     delivery: Delivery,
     *,
     on_facts: Callable[[BoardFacts], None],
@@ -43,7 +43,7 @@ def flash_board(
     live: Phase = "trial" if delivered.waits else "live"
     final: Phase = "same" if same else "written" if facts is None else live
     return Flashed(
-        way=way,
+        address=address,
         device="" if facts is None else facts.answer.device,
         name=delivery.info.name,
         version=delivery.info.version,

@@ -90,13 +90,13 @@ def ssh_arguments(address: Address) -> tuple[str, ...]:
     return (*(() if config is None else ("-F", config)), *port)
 
 
-def advice_for(address: Address, said: str) -> str:
+def advice_for(address: Address, stderr: str) -> str:
     """Return what to do about what ssh said, "" where nothing is known of it."""
-    advice = next((advice for words, advice in CAUSES if words in said), "")
+    advice = next((advice for words, advice in CAUSES if words in stderr), "")
     destination, port = destination_of(address), address.port
     words = shlex.join((*ssh_arguments(address), destination))
     known = address.host if port in (None, SSH_PORT) else f"[{address.host}]:{port}"
-    offending = _OFFENDING.search(said)
+    offending = _OFFENDING.search(stderr)
     file = () if offending is None else ("-f", offending[1])
     return advice.format(
         place=destination if port is None else f"{destination}:{port}",

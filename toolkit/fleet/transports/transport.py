@@ -1,8 +1,10 @@
-"""The interface of a way to a board, and what it says."""
+"""The interface of a transport to a board, and what it says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from device.control.upload_request import BoardFacts
 from device.errors import TandemError
@@ -39,12 +41,11 @@ class Progress:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Flashed:
+class Flashed(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick;
     "trial": it works, and stays once it is committed."""
 
-    way: str
+    address: str = msgspec.field(name="way")
     device: str
     name: str
     version: str
@@ -69,7 +70,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Board(Protocol):
-    """One board behind one way. All raise TransportError; `close` it."""
+    """One board behind one transport. All raise TransportError; `close` it."""
 
     name: str
 
@@ -93,7 +94,7 @@ class Board(Protocol):
 
 @runtime_checkable
 class Cancels(Protocol):
-    """A way by which another thread ends an update."""
+    """A transport by which another thread ends an update."""
 
     def cancel(self, request: str) -> None:
         """End the update of this request, unless it is live; TransportError."""
