@@ -23,17 +23,15 @@ from flash_fixtures import (
     run,
     site,  # noqa: F401  (fixtures)
 )
-from mqtt_fixtures import PROFILE, WAIT_S, AgentBox, Mosquitto, free_port, make_bundle
+from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, free_port, make_bundle
 from ssh_fixtures import ROOT, Sshd
 
-from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer, AskProgress
-from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Update
-from device.update.bundle import BundleInfo
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.transports import ssh
 from toolkit.fleet.transports.addresses import parse_address
-from toolkit.fleet.transports.checks import FlashOptions, refusal
+from toolkit.fleet.transports.checks import lacks_room
+from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
     Progress,
@@ -162,7 +160,7 @@ def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
     board._device = "board-1"
     delivery = Delivery(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
     with pytest.raises(RefusedError, match="disk failed: No space left on device"):
-        board.deliver(delivery, lambda _progress: None)
+        deliver(board, delivery, lambda _progress: None)
     delivery.close()
 
 
@@ -344,27 +342,12 @@ def test_the_page_has_every_cause_of_ssh(words: str) -> None:
     assert words in (ROOT / "docs/FLASHING.md").read_text()
 
 
-REPORTED = Reported(
-    agent="1",
-    profile=PROFILE,
-    dev=True,
-    warning="",
-    session=1,
-    running=None,
-    pipeline=PipelineReport(status="stopped"),
-    update=Update(phase="idle"),
-)
-
-
 @pytest.mark.parametrize(
     ("free_mb", "size", "words"),
     [(216, 100 << 20, ""), (215, 100 << 20, "needs 216 MiB on the board"), (0, 100 << 20, "")],
 )
 def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> None:
-    info = BundleInfo(format=1, name="robot", version="1", profile=PROFILE, files=())
-    answer = Answer(device="b", reported=REPORTED)
-    facts = BoardFacts(facts=DeviceFacts(free_mb=free_mb), answer=answer)
-    reason = refusal(facts, info, size, FlashOptions(signed=False))
+    reason = lacks_room(free_mb, size)
     assert (words in reason, bool(reason)) == (True, bool(words))
 
 

@@ -32,6 +32,7 @@ from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.bases import difference_encoder
 from toolkit.fleet.transports.console import ConsoleBoard
+from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp import SmpBoard
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
@@ -57,10 +58,10 @@ def board(tmp_path: Path) -> Board:
 def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = None) -> int:
     """Send a bundle as `tandem flash` does; return the bytes that were sent for it."""
     delivery, client = Delivery(bundle, None), SmpClient(line)
-    sender = smp_board._Sender(client, delivery, on_progress or (lambda _progress: None))
+    sender = smp_board.Sender(client, delivery, b"{}", on_progress or (lambda _progress: None))
     try:
         client.connect()
-        sender.send(b"{}")
+        sender.run()
         return sender.sent_bytes
     finally:
         client.close()
@@ -356,7 +357,9 @@ def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None
     delivery, flasher = Delivery(bundle, None), SmpBoard(ServiceLine(answer))
     try:
         flasher._client.connect()
-        flasher._send_patiently(delivery, b"{}", lambda _progress: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(smp_board, "_statement", lambda *_: b"{}")  # one message
+            flasher.send(delivery, lambda _progress: None)
     finally:
         delivery.close()
 
@@ -430,10 +433,9 @@ def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: B
 
     delivery = Delivery(make_bundle(tmp_path / "in"), None)
     flasher = SmpBoard(ServiceLine(answer))
-    flasher._device = "cam"
     flasher._client.connect()
     with pytest.raises(KeyboardInterrupt):
-        flasher.deliver(delivery, lambda _progress: None)
+        deliver(flasher, delivery, lambda _progress: None)
     delivery.close()
     assert asked_to_install
 
@@ -641,16 +643,14 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
         bundle_of(tmp_path / "in", rng.bytes(size * MEGABYTE), str(size)) for size in (1, 12)
     )
     for bundle in (first, second):
-        board = SmpBoard(SerialLine(wire.host, 115200, "raw"))
+        board: SmpBoard | ControlBoard = SmpBoard(SerialLine(wire.host, 115200, "raw"))
+        if address == "ssh":
+            board = ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent)
         peak = PeakBytes(bench.state_dir)
         delivery = Delivery(bundle, None)
         try:
-            if address == "serial":
-                board.deliver(delivery, lambda _progress: None)
-            else:
-                ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
-                    delivery, lambda _progress: None
-                )
+            board.facts()
+            deliver(board, delivery, lambda _progress: None)
         finally:
             delivery.close()
             board.close()

@@ -15,9 +15,8 @@ from device.protocol.documents import InstallPolicy
 from toolkit.fleet.boards.discovery import FoundBoard
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
-from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deploy import DEFAULT_POLICY
-from toolkit.fleet.transports.transport import Cancels, Flashed, Progress
+from toolkit.fleet.transports.delivery import DEFAULT_POLICY, Delivery
+from toolkit.fleet.transports.transport import Flashed, Progress
 
 MAX_AT_ONCE = 16
 INTERRUPTED = 130
@@ -131,7 +130,7 @@ class ManyFlasher:
         self._stopped.set()
         for address, request in dict(self._requests).items():
             with contextlib.closing(open_board(parse_address(address))) as board:
-                if isinstance(board, Cancels):
+                if board.shared:
                     with contextlib.suppress(TandemError):  # the thread says how it ended
                         board.cancel(request)
 
