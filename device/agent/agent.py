@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from device.agent.child_task import TaskEnded
+from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig, load_agent_config
 from device.agent.control_socket import Asked, ControlSocket, slot_rows
@@ -269,6 +269,15 @@ class Agent:
         if message:
             self._forward(message)
 
+    def _on_command(self, event: CommandEvent) -> None:
+        self._remote.commands.on_event(event, time.monotonic())
+
+    def _on_source(self, event: SourceEvent) -> None:
+        self._updater.downloads.on_source(event, time.monotonic())
+
+    def _on_smp_install(self, event: SmpInstall) -> None:
+        self._on_desired(event.document, event.repository, sideloaded=True)
+
     def _on_verification(self, event: VerificationEvent) -> None:
         self._on_verdict(self._verification.on_event(event, time.monotonic()))
 
@@ -441,23 +450,13 @@ HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
     Preparing: lambda agent, event: agent._updater.on_preparing(event),
     PreparationEnded: lambda agent, event: agent._updater.on_prepared(event),
     GoldenEnded: lambda agent, event: agent._updater.on_golden(event),
-    ShadowSaid: Agent._on_shadow,
-    ShadowEnded: Agent._on_shadow,
-    **dict.fromkeys(
-        (CommandCheck, TaskEnded),
-        lambda agent, event: agent._remote.commands.on_event(event, time.monotonic()),
-    ),
-    **dict.fromkeys((MetadataAsked, VerificationEnded), Agent._on_verification),
-    **dict.fromkeys(
-        (SourcePart, SourceEnded),
-        lambda agent, event: agent._updater.downloads.on_source(event, time.monotonic()),
-    ),
-    SmpInstall: lambda agent, event: agent._on_desired(
-        event.document, event.repository, sideloaded=True
-    ),
-    SmpRestart: Agent._on_smp_restart,
+    ShadowSaid: Agent._on_shadow, ShadowEnded: Agent._on_shadow,
+    CommandCheck: Agent._on_command, TaskEnded: Agent._on_command,
+    MetadataAsked: Agent._on_verification, VerificationEnded: Agent._on_verification,
+    SourcePart: Agent._on_source, SourceEnded: Agent._on_source,
+    SmpInstall: Agent._on_smp_install, SmpRestart: Agent._on_smp_restart,
     Asked: Agent._on_asked,
-}
+}  # fmt: skip
 ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {
     Install: Agent._install,
     Cancel: Agent._cancel,

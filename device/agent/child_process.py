@@ -18,7 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Any
+
+import msgspec
 
 from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
@@ -190,13 +192,13 @@ class OneChild:
         """Whether a child runs."""
         return self._child is not None
 
-    def is_current(self, event: "OfRun") -> bool:
-        """Whether an event is of the last child."""
-        return event.run == self._run
+    def is_current(self, run: int) -> bool:
+        """Whether it is the number of the last child."""
+        return run == self._run
 
-    def ended(self, event: "OfRun") -> bool:
-        """Take the end of the child; return whether it is that of the last one."""
-        if not self.is_current(event):
+    def ended(self, run: int) -> bool:
+        """Take the end of a child; return whether it is that of the last one."""
+        if run != self._run:
             return False
         self._child = None
         self._run += 1
@@ -208,14 +210,6 @@ class OneChild:
         self._run += 1
         if child is not None:
             child.stop()
-
-
-class OfRun(Protocol):
-    """An event of a child."""
-
-    @property
-    def run(self) -> int:
-        """The number of its run."""
 
 
 def read_tail(stream: IO[bytes], tail: "deque[str]", on_line: Callable[[str], None]) -> None:
@@ -247,3 +241,52 @@ def _write(pipe: IO[bytes], written: "queue.Queue[bytes | None]") -> None:
             pipe.flush()
     with contextlib.suppress(OSError):
         pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """The child of a command has ended. `result` None: without one, `problem` says how."""
+
+    id: str
+    result: dict[str, Any] | None
+    problem: str = ""
+
+
+def start_task(
+    command_id: str,
+    command: tuple[str, ...],
+    put: Callable[[TaskEnded], None],
+    *,
+    limit_s: float,
+    max_bytes: int,
+) -> Callable[[], None]:
+    """Start a child; return what ends it. Start it from the main thread (`device.start.guard`).
+
+    `put` takes its end, from another thread.
+    """
+    output = bytearray()
+
+    def on_line(line: bytes) -> None:
+        if len(output) <= max_bytes:
+            output.extend(line)
+
+    def on_exit(exit_: ChildExit) -> None:
+        if exit_.cause:
+            put(TaskEnded(command_id, None, exit_.cause))
+            return
+        if len(output) > max_bytes:
+            put(TaskEnded(command_id, None, f"its result has more than {max_bytes} bytes"))
+            return
+        try:
+            result = msgspec.json.decode(output, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            put(TaskEnded(command_id, None, exit_.reason))
+        else:
+            put(TaskEnded(command_id, result))
+
+    limits = ChildLimits(seconds=limit_s, too_long=f"it took longer than {limit_s:g} s")
+    try:
+        return ChildProcess(command, on_line, on_exit, limits=limits).end
+    except OSError as error:
+        put(TaskEnded(command_id, None, str(error.strerror)))
+        return lambda: None

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from device.agent.child_task import TaskEnded, start_task
+from device.agent.child_process import TaskEnded, start_task
 from device.agent.command_journal import CommandJournal, boot_id
 from device.agent.config import CommandsTable
 from device.agent.operations import (

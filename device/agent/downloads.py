@@ -7,14 +7,17 @@ from pathlib import Path
 
 from device.agent.config import AgentConfig
 from device.agent.slot_state_cache import SlotStateCache
-from device.errors import TandemError
+from device.errors import BundleError, TandemError
 from device.protocol.documents import Desired
+from device.update import slots
+from device.update.bundle import read_bundle_info
 from device.update.events import Event, Fetched, Notice
 from device.update.fetching import Fetching, FetchOptions
 from device.update.slot_store import SlotStore
+from device.update.slots import SlotRecord
 from device.update.sources.reader import SourceEvent
 from device.update.sources.source import file_names
-from device.update.update_table import UpdateTable
+from device.update.trial import UpdateTable
 
 LOG = logging.getLogger("tandem.agent")
 
@@ -86,9 +89,24 @@ class Downloads(Fetching):
         return Fetched(self.received_bytes, self.complaint)
 
     def unpack(self, desired: Desired) -> Event:
-        """Check the whole bundle and unpack it into the idle slot."""
+        """Check the whole bundle and unpack it into the idle slot; what was there is lost."""
+        blob, profile = desired.release.blob, self._config.profile
         try:
-            self._kept.stage(self.finish(), desired, self._config.profile)
+            bundle = self.finish()
+            info = read_bundle_info(bundle)
+            # The desired document names a profile too, but it is not what was built.
+            if info.profile != profile:
+                raise BundleError(
+                    f"the engine in the bundle is built for {info.profile}, this device is "
+                    f"{profile}: build an engine for {profile}"
+                )
+            record = SlotRecord(
+                sha256=blob.sha256, bytes=blob.bytes, name=info.name, version=info.version,
+                request=desired.request,
+            )  # fmt: skip
+            self._kept.save(slots.clear(self._kept.state))
+            self._store.populate(self._kept.state.idle, bundle, record)
+            self._kept.save(slots.stage(self._kept.state, record))
         except (TandemError, OSError) as error:
             return self._give_up(_reason(error))
         self.remove()

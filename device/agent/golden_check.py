@@ -18,6 +18,10 @@ from device.update.bundle import read_folder_info
 
 LOG = logging.getLogger("tandem.agent")
 MIN_AGREEMENT = 0.95  # where the policy says nothing
+MISSING = (
+    "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "
+    "write it with `tandem bundle --golden`"
+)
 _VALUES = module_command("device.runtime.golden")
 _TASKS = module_command("pipelines.golden")
 
@@ -91,7 +95,7 @@ def golden_refusal(event: GoldenEnded, policy: InstallPolicy) -> str | None:
 
 
 class GoldenCheck(OneChild):
-    """See `OneChild`."""
+    """The child that runs golden inputs; see `OneChild`."""
 
     def __init__(
         self,

@@ -66,11 +66,6 @@ PIPELINE = ProcessRow(
 )
 
 
-def command_of(row: ProcessRow, values: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the formatted command line of a row."""
-    return (*row.prefix, *(argument.format_map(values) for argument in row.arguments))
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineOutput:
     """A message of the child, which came at `at_s` of `time.monotonic()`."""

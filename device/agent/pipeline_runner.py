@@ -21,7 +21,6 @@ from device.agent.pipeline_process import (
     PipelineProcess,
     ProcessRow,
     Restarts,
-    command_of,
 )
 from device.agent.preparation import PLANS
 from device.agent.shadow_process import TAP
@@ -267,7 +266,8 @@ class PipelineRunner:
             "data_mb": str(config.pipeline.data_mb),
             "tap": str(Path(config.state_dir) / TAP),
         }
-        return command_of(self._row, values)
+        row = self._row
+        return (*row.prefix, *(argument.format_map(values) for argument in row.arguments))
 
     def _environment(self) -> dict[str, str]:
         """Return what holds credentials: all users can read a command line, only this one an

@@ -84,7 +84,7 @@ def built_now(rows: tuple[Row, ...]) -> bool:
 
 
 class Preparation(OneChild):
-    """See `OneChild`."""
+    """The child that finishes the segments of a slot; see `OneChild`."""
 
     def __init__(
         self,

@@ -12,8 +12,7 @@ from pathlib import Path
 from device.agent.config import AgentConfig, tls_files
 from device.agent.event_sender import EventSender
 from device.agent.outbox import Outbox
-from device.agent.report_counter import ReportCounter
-from device.agent.reporter import Reporter
+from device.agent.reporter import ReportCounter, Reporter
 from device.protocol.device_key import ReportSigner
 from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will

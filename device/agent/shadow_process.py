@@ -89,7 +89,7 @@ def shadow_refusal(event: ShadowEnded, policy: InstallPolicy, min_frames: int) -
 
 
 class ShadowProcess(OneChild):
-    """See `OneChild`."""
+    """The child that runs a release in shadow; see `OneChild`."""
 
     def __init__(
         self,

@@ -2,16 +2,14 @@
 
 import logging
 import time
-from pathlib import Path
 
-from device.errors import BundleError, StateError
-from device.protocol.documents import Desired
-from device.update import slots
+import msgspec
+
+from device.errors import StateError
 from device.update.boot import boot_state
-from device.update.bundle import read_bundle_info
 from device.update.machine import RETRY_S
 from device.update.slot_store import SlotStore
-from device.update.slots import SlotRecord, SlotState
+from device.update.slots import SlotState
 
 LOG = logging.getLogger("tandem.agent")
 
@@ -44,6 +42,7 @@ class SlotStateCache:
 
     def save(self, state: SlotState) -> None:
         """Change the state only if the disk keeps it; StateError otherwise."""
+        state = msgspec.structs.replace(state, generation=self.state.generation)
         self.state = self._store.save(state)
         self._unsaved = ""
 
@@ -62,29 +61,6 @@ class SlotStateCache:
         """Write a state that the disk lacks, if that is due."""
         if self._unsaved and now_s >= self._retry_at_s:
             self.note(self.state)
-
-    def stage(self, bundle: Path, desired: Desired, profile: str) -> None:
-        """Unpack a fetched bundle into the idle slot.
-
-        Raises BundleError, StateError or OSError; what was in the slot may be lost by then.
-        """
-        info = read_bundle_info(bundle)
-        # The desired document names a profile too, but it is not what was built.
-        if info.profile != profile:
-            raise BundleError(
-                f"the engine in the bundle is built for {info.profile}, this device is {profile}: "
-                f"build an engine for {profile}"
-            )
-        record = SlotRecord(
-            sha256=desired.release.blob.sha256,
-            bytes=desired.release.blob.bytes,
-            name=info.name,
-            version=info.version,
-            request=desired.request,
-        )
-        self.save(slots.clear(self.state))
-        self._store.populate(self.state.idle, bundle, record)
-        self.save(slots.stage(self.state, record))
 
 
 def utc_now() -> str:

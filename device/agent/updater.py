@@ -13,7 +13,7 @@ from pathlib import Path
 
 from device.agent.config import AgentConfig
 from device.agent.downloads import Downloads
-from device.agent.golden_check import GoldenCheck, GoldenEnded, golden_refusal
+from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded, golden_refusal
 from device.agent.pipeline_runner import PipelineRunner
 from device.agent.preparation import Preparation, PreparationEnded, Preparing, built_now, refusal
 from device.agent.shadow_process import (
@@ -67,7 +67,7 @@ class Updater:
         the device.
         """
         self._config = config.update
-        self._setup = v.Setup(config.profile, config.update, shadow=shadow is not None)
+        self._setup = v.Setup(config.profile, config.update)
         self._state = v.State()
         self._store = store
         self._kept = SlotStateCache(store)
@@ -153,13 +153,13 @@ class Updater:
 
     def on_preparing(self, event: Preparing) -> None:
         """Take the progress of a build."""
-        if self._preparation is not None and self._preparation.is_current(event):
+        if self._preparation is not None and self._preparation.is_current(event.run):
             text = f"TensorRT builds segment {event.segment}, {event.seconds:.0f} s so far"
             self.ask("preparing", text)
 
     def on_prepared(self, event: PreparationEnded) -> None:
         """Take the end of a preparation."""
-        if self._preparation is None or not self._preparation.ended(event):
+        if self._preparation is None or not self._preparation.ended(event.run):
             return
         if event.rows is None:
             LOG.error("the segments were not prepared: %s", event.problem)
@@ -171,7 +171,7 @@ class Updater:
 
     def on_golden(self, event: GoldenEnded) -> None:
         """Take the end of golden inputs."""
-        if self._golden is not None and self._golden.ended(event):
+        if self._golden is not None and self._golden.ended(event.run):
             problem = golden_refusal(event, self._policy)
             agreement = 0.0 if event.result is None else event.result.agreement
             self._take(v.Checked("golden", problem, event.passing, agreement))
@@ -181,13 +181,13 @@ class Updater:
         if self._shadow is None:
             return None
         if isinstance(event, ShadowEnded):
-            if self._shadow.ended(event):
+            if self._shadow.ended(event.run):
                 problem = shadow_refusal(event, self._policy, self._config.shadow_frames)
                 result = event.result or Shadow(frames=0, agreement=0.0, counted=0)
                 agreement, frames = result.agreement, result.frames
                 self._take(v.Checked("shadow", problem, event.passing, agreement, frames))
             return None
-        if not self._shadow.is_current(event):
+        if not self._shadow.is_current(event.run):
             return None
         said = event.message
         text = f"{said.frames} live frames compared with the live release, {said.agreement:.2%} "
@@ -214,14 +214,10 @@ class Updater:
     def _moment(self, now_s: float) -> v.Moment:
         local, pipeline = self._local_time(), self._pipeline
         return v.Moment(
-            now_s=now_s,
-            utc=utc_now(),
-            hour=local.tm_hour,
-            minute=local.tm_min,
-            around=self._around(now_s),
-            unread=frozenset(self._store.unread),
+            now_s=now_s, utc=utc_now(), hour=local.tm_hour, minute=local.tm_min,
+            around=self._around(now_s), unread=frozenset(self._store.unread),
             stopped=pipeline.report.status == "stopped" and pipeline.restart_at_s is None,
-        )
+        )  # fmt: skip
 
     def _carry_out(self, effect: v.Effect) -> v.Event | str | None:
         if isinstance(effect, v.Save):
@@ -277,17 +273,19 @@ class Updater:
 
     def _prepare(self, effect: v.Do) -> v.Event:
         runs = self._preparation is not None and self._preparation.start(self._folder(effect))
-        return v.Notice("preparation_runs" if runs else "nothing_to_prepare")
+        return v.Notice("preparation_runs") if runs else v.Checked("preparation")
 
     def _run_golden(self, effect: v.Do) -> v.Event | None:
-        if self._golden is None:
-            return v.Notice("skip_golden")
+        least = self._policy.min_golden_agreement
         try:
-            runs = self._golden.start(self._folder(effect), self._policy.min_golden_agreement)
+            if self._golden is None:
+                return v.Checked("golden")
+            if self._golden.start(self._folder(effect), least):
+                return None
         except BundleError as error:  # the slot is verified before each trial
             LOG.error("%s", error)
-            return v.Notice("skip_golden")
-        return None if runs else v.Notice("no_golden")
+            return v.Checked("golden")
+        return v.Checked("golden", None if least is None else MISSING)
 
     def _run_shadow(self, effect: v.Do) -> None:
         assert self._shadow is not None
@@ -330,16 +328,11 @@ EFFECTS: Mapping[v.DoWord, Callable[[Updater, v.Do], v.Event | str | None]] = {
     "fetch": lambda updater, _effect: updater.downloads.fetch(updater._desired),
     "pause_fetch": lambda updater, _effect: updater.downloads.pause(),
     "unpack": lambda updater, _effect: updater.downloads.unpack(updater._desired),
-    "verify": Updater._verify,
-    "fall_back": Updater._verify,
-    "prepare": Updater._prepare,
+    "verify": Updater._verify, "fall_back": Updater._verify, "prepare": Updater._prepare,
     "golden": Updater._run_golden,
-    "shadow": Updater._run_shadow,
-    "stop_shadow": Updater._stop_shadow,
-    "trial": Updater._run_trial,
-    "trial_again": Updater._run_trial,
-    "active": Updater._run_active,
-    "active_again": Updater._run_active,
+    "shadow": Updater._run_shadow, "stop_shadow": Updater._stop_shadow,
+    "trial": Updater._run_trial, "trial_again": Updater._run_trial,
+    "active": Updater._run_active, "active_again": Updater._run_active,
     "check_active": Updater._run_active,
     "stop": lambda updater, effect: updater._pipeline.stop(effect.text),
-}
+}  # fmt: skip

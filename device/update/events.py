@@ -8,8 +8,7 @@ from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update.admission import BoardState
 from device.update.liveness import PipelineHealth
 from device.update.slots import Slot, SlotState
-from device.update.trial import Crashes, Environment, Trial
-from device.update.update_table import UpdateTable
+from device.update.trial import Crashes, Environment, Trial, UpdateTable
 
 # unread: the disk does not give the idle slot. An attempt is written to the disk before it begins.
 # unstarted: on trial, and the system starts no process. resuming: a trial that was interrupted
@@ -23,8 +22,7 @@ NoticeWord = Literal[
     "boot", "shut_down", "cancel", "accept", "restart", "stop", "go_back", "fall_back",
     "failure", "exited", "crashed", "restart_due", "active_changed", "recorded", "not_recorded",
     "not_started", "no_fetch", "fetch_failed", "complete", "unpacked", "whole", "damaged",
-    "unread", "preparing", "preparation_runs", "nothing_to_prepare", "no_golden", "skip_golden",
-    "shadowing",
+    "unread", "preparing", "preparation_runs", "shadowing",
 ]  # fmt: skip
 DoWord = Literal[
     "compare", "fetch", "pause_fetch", "unpack", "verify", "fall_back", "prepare", "golden",
@@ -33,18 +31,15 @@ DoWord = Literal[
 ]  # fmt: skip
 NO_SLOTS = SlotState()
 NOWHERE = Environment()
-NO_CRASHES = Crashes(0, 0.0)
 IDLE = Update(phase="idle")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a board is: its profile and [update] of agent.toml. `shadow`: releases can run beside
-    the live one."""
+    """What a board is: its profile and [update] of agent.toml."""
 
     profile: str
     update: UpdateTable
-    shadow: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ class State:
     commit_at_s: float = 0.0
     read_again_s: float = 0.0
     source_worked: bool = False
-    crashes: Crashes = NO_CRASHES
+    crashes: Crashes | None = None
 
     @property
     def trusted(self) -> Desired | None:
@@ -162,7 +157,7 @@ class Checked:
     check: Literal["preparation", "golden", "shadow"]
     problem: str | None = None
     passing: bool = False
-    agreement: float = 0.0
+    agreement: float | None = None
     frames: int = 0
     built: bool = False
 

@@ -19,23 +19,11 @@ from device.update import slots
 from device.update.admission import FLOOR, below_floor, waits_for_window
 from device.update.decisions import decide, update_of, update_of_record, update_of_slots
 from device.update.liveness import MAX_LATE_S, PipelineHealth
-from device.update.slots import (
-    MAX_ATTEMPTS,
-    MAX_POSTPONED,
-    MAX_REASON,
-    Slot,
-    SlotFailure,
-    SlotRecord,
-    SlotState,
-)
-from device.update.trial import Crashes, Postpone, RollBack, Trial, Wait, judge, trial_limits
+from device.update.slots import MAX_ATTEMPTS, MAX_REASON, Slot, SlotRecord, SlotState
+from device.update.trial import Crashes, Trial, Verdict, judge, trial_limits
 
 READ_AGAIN_S = 10.0  # between two tries to read a slot that the disk does not give
 RETRY_S = 1.0  # between two tries to write to a disk that took nothing
-MISSING = (
-    "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "
-    "write it with `tandem bundle --golden`"
-)
 NO_RELEASE = (
     "the policy asks how well live frames agree with the running release (min_shadow_agreement), "
     "and none runs on this board: roll it out here without that limit"
@@ -64,8 +52,7 @@ DECISIONS: Mapping[Word, v.Stage] = {
 STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     **{(stage, word): target for stage in RESTING for word, target in DECISIONS.items()},
     **{(stage, "fall_back"): "failed" for stage in RESTING},
-    **{(stage, "restart"): stage for stage in RESTING},
-    **{(stage, "stop"): stage for stage in RESTING},
+    **{(stage, word): stage for stage in RESTING for word in ("restart", "stop")},
     **{(stage, "roll_back"): "failed" for stage in ON_TRIAL},
     **{(stage, "again"): "checking" for stage in ("unread", "window", "postponed")},
     **{(stage, "passed"): "window" for stage in ("window", "preparing", "golden", "shadow")},
@@ -85,8 +72,7 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("idle", "resume"): "resuming",
     ("downloading", "complete"): "unpacking",
     ("downloading", "no_fetch"): "failed",
-    ("downloading", "fetch_failed"): "failed",
-    ("unpacking", "fetch_failed"): "failed",
+    **{(stage, "fetch_failed"): "failed" for stage in ("downloading", "unpacking")},
     ("unpacking", "unpacked"): "window",
     ("checking", "whole"): "window",
     ("checking", "damaged"): "downloading",
@@ -96,14 +82,12 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("golden", "next"): "shadow_attempt",
     ("shadow_attempt", "next"): "trial_attempt",
     ("shadow_attempt", "recorded"): "shadow",
-    ("shadow_attempt", "not_recorded"): "failed",
     ("trial_attempt", "recorded"): "trial",
-    ("trial_attempt", "not_recorded"): "failed",
+    **{(stage, "not_recorded"): "failed" for stage in ("shadow_attempt", "trial_attempt")},
     ("trial", "recorded"): "live",
     ("trial", "not_recorded"): "trial",
     ("trial", "not_started"): "unstarted",
-    ("trial", "postpone"): "postponed",
-    ("unstarted", "postpone"): "postponed",
+    **{(stage, "postpone"): "postponed" for stage in ("trial", "unstarted")},
     ("unstarted", "restart_due"): "trial",
     ("resuming", "next"): "trial",
 }
@@ -241,14 +225,11 @@ class _Step:
         self.state = replace(self.state, update=update_of_slots(self.slots))
 
     def on_compared(self, event: v.Compared) -> None:
+        setup = self.setup
         decision = decide(
-            self.desired,
-            self.slots,
-            profile=self.setup.profile,
-            verdict=self.state.verdict,
-            board=event.board,
-            min_version=self.setup.update.min_version,
-        )
+            self.desired, self.slots, profile=setup.profile, verdict=self.state.verdict,
+            board=event.board, min_version=setup.update.min_version,
+        )  # fmt: skip
         self.go(decision.word)
         if decision.word == "fetch":
             self.do("fetch")
@@ -270,7 +251,7 @@ class _Step:
         if update != self.state.update:
             self.do("error", f"refused {desired.release.name}: {reason}")
         if final:
-            failure = SlotFailure(
+            failure = slots.SlotFailure(
                 sha256=update.sha256, request=update.request, phase="refused",
                 reason=reason[:MAX_REASON], at=self.at.utc,
             )  # fmt: skip
@@ -375,11 +356,13 @@ class _Step:
     def golden(self) -> None:
         """Run the golden inputs, unless they run or have run to their end."""
         sha256, state = self.desired.release.blob.sha256, self.state
-        if state.golden_of == sha256 and state.golden_agreement is not None:
+        is_asked_for = self.desired.policy.min_golden_agreement is not None
+        has_run = state.golden_of == sha256 and not state.golden_runs
+        if has_run and (state.golden_agreement is not None or not is_asked_for):
             self.enter("next")
             return
         self.tell("staging", "the golden inputs of the bundle run")
-        if state.golden_of != sha256 or not state.golden_runs:
+        if state.golden_of != sha256 or has_run:
             self.state = replace(
                 self.state, golden_of=sha256, golden_runs=True, golden_agreement=None
             )
@@ -391,7 +374,7 @@ class _Step:
         policy, request = self.desired.policy, self.desired.request
         record, active = self.record(self.slots.idle), self.slots.active
         compared = record.shadow_request == request and record.shadow_agreement is not None
-        if not policy.shadow_s or not self.setup.shadow:
+        if not policy.shadow_s:
             self.enter("next")
         elif active is None and policy.min_shadow_agreement is not None:
             self.reject(NO_RELEASE)
@@ -427,14 +410,10 @@ class _Step:
         verdict = self.state.verdict
         floor = verdict.custom.get(FLOOR) if isinstance(verdict, Trusted) else None
         trial = slots.begin_trial(
-            self.slots,
-            self.desired.request,
-            self.desired.policy,
-            floor=floor if isinstance(floor, str) else "",
-            online=self.at.around.online,
-            sideloaded=self.state.sideloaded,
-            golden_agreement=self.state.golden_agreement,
-        )
+            self.slots, self.desired.request, self.desired.policy,
+            floor=floor if isinstance(floor, str) else "", online=self.at.around.online,
+            sideloaded=self.state.sideloaded, golden_agreement=self.state.golden_agreement,
+        )  # fmt: skip
         self.effects.append(v.Save(trial, first=True, reserve=True))
 
     @property
@@ -465,7 +444,8 @@ class _Step:
         sha256, desired = self.state.preparing, self.state.trusted
         self.state = replace(self.state, preparing="")
         if self.state.stage == "resuming":
-            self.keep(slots.resume(self.slots))
+            if self.state.update.phase == "staging":  # its attempt did not count meanwhile
+                self.keep(slots.resume(self.slots))
             if event.problem is None:
                 self.start("next")
             else:
@@ -484,14 +464,14 @@ class _Step:
 
     def on_golden(self, event: v.Checked) -> None:
         desired, sha256 = self.state.trusted, self.state.golden_of
-        self.state = replace(self.state, golden_runs=False)
+        self.state = replace(self.state, golden_of="", golden_runs=False)
         if desired is None or desired.release.blob.sha256 != sha256:
-            return
-        if event.problem is not None:
-            self.reject(event.problem, passing=event.passing)
-        elif self.slots.trial is None:
-            self.state = replace(self.state, golden_agreement=event.agreement)
+            return  # they run again once somebody may want the result
+        if event.problem is None:
+            self.state = replace(self.state, golden_of=sha256, golden_agreement=event.agreement)
             self.enter("passed")
+        else:
+            self.reject(event.problem, passing=event.passing)
 
     def on_shadow(self, event: v.Checked) -> None:
         desired, request = self.state.desired, self.state.shadow
@@ -499,8 +479,9 @@ class _Step:
         if desired is None or desired.request != request or not self.is_idle:
             return
         if event.problem is None:
-            self.do("info", f"on {event.frames} live frames {event.agreement:.2%} agree")
-            self.keep(slots.end_shadow(self.slots, event.agreement, event.frames))
+            agreement = event.agreement or 0.0
+            self.do("info", f"on {event.frames} live frames {agreement:.2%} agree")
+            self.keep(slots.end_shadow(self.slots, agreement, event.frames))
             self.enter("passed")
             return
         if event.passing:
@@ -512,26 +493,6 @@ class _Step:
         if self.state.stage == "resuming":
             self.keep(slots.suspend(self.slots))
             self.tell_record(self.record(self.slots.trial), "staging")
-
-    def on_nothing_to_prepare(self, _text: str) -> None:
-        """No TensorRT is here, or the slot is left to the pipeline, which says what is wrong."""
-        self.state = replace(self.state, preparing="")
-        if self.state.stage == "resuming":
-            self.start("next")
-        elif self.state.stage == "preparing":
-            self.enter("next")
-
-    def on_skip_golden(self, _text: str) -> None:
-        self.state = replace(self.state, golden_runs=False)
-        if self.state.stage == "golden":
-            self.enter("next")
-
-    def on_no_golden(self, _text: str) -> None:
-        if self.desired.policy.min_golden_agreement is None:
-            self.on_skip_golden("")
-        else:
-            self.state = replace(self.state, golden_runs=False)
-            self.reject(MISSING)
 
     # -- the trial
 
@@ -624,16 +585,16 @@ class _Step:
         self.state = replace(self.state, trial=trial, looked_s=now_s)
         policy = self.record(self.slots.trial).policy
         verdict = judge(trial, trial_limits(self.setup.update, policy), now_s)
-        if isinstance(verdict, Wait):
+        if verdict.word == "wait":
             self.wait(verdict)
-        elif isinstance(verdict, RollBack):
+        elif verdict.word == "roll_back":
             self.roll_back(verdict.reason)
-        elif isinstance(verdict, Postpone):
+        elif verdict.word == "postpone":
             self.on_away(verdict)
         elif now_s >= self.state.commit_at_s:
             self.effects.append(v.Save(slots.confirm(self.slots, self.at.utc), first=True))
 
-    def wait(self, verdict: Wait) -> None:
+    def wait(self, verdict: Verdict) -> None:
         """Go on, and say what the trial of a release that works waits for."""
         self.state = replace(self.state, judge_at_s=verdict.until_s)
         if verdict.endless and not self.state.endless:  # it has not harmed the agent
@@ -645,10 +606,10 @@ class _Step:
             update = altered(update, waits_for_commit=verdict.commit)
             self.state = replace(self.state, update=update)
 
-    def on_away(self, verdict: Postpone) -> None:
+    def on_away(self, verdict: Verdict) -> None:
         """Go back to the release before until a source works; without one, wait here."""
         record, earlier = self.record(self.slots.trial), self.slots.postponed
-        again = earlier is not None and earlier.count + 1 >= MAX_POSTPONED
+        again = earlier is not None and earlier.count + 1 >= slots.MAX_POSTPONED
         if self.slots.active is None:
             if self.state.update.phase != "postponed":
                 self.wait_on(verdict.reason)
@@ -689,8 +650,7 @@ class _Step:
         self.run_active()
 
     def end_trial(self) -> None:
-        self.state = replace(self.state, trial=None, judge_at_s=None, commit_at_s=0.0)
-        self.forget_crashes()
+        self.state = replace(self.state, trial=None, judge_at_s=None, commit_at_s=0.0, crashes=None)
 
     def on_accept(self, _text: str = "") -> None:
         """Commit the release on trial as soon as it works; nobody is waited for any more, though a
@@ -703,13 +663,8 @@ class _Step:
     # -- what runs
 
     def run_active(self) -> None:
-        self.forget_crashes()
+        self.state = replace(self.state, crashes=None)
         self.do("active")
-
-    def forget_crashes(self) -> None:
-        update = self.setup.update
-        crashes = Crashes(update.max_crashes, update.crash_window_s)
-        self.state = replace(self.state, crashes=crashes)
 
     def go_on_with_active(self) -> None:
         self.prepare_active()
@@ -733,11 +688,14 @@ class _Step:
             self.do("error", reason)
 
     def on_crashed(self, reason: str) -> None:
-        if not self.state.on_trial:
-            self.state = replace(self.state, crashes=self.state.crashes.crashed(self.at.now_s))
+        was_on_trial, update = self.state.on_trial, self.setup.update
         self.on_exited(reason)
-        if not self.state.on_trial and self.state.crashes.loop:
-            update = self.setup.update
+        if was_on_trial:
+            return
+        crashes = self.state.crashes or Crashes(update.max_crashes, update.crash_window_s)
+        crashes = crashes.crashed(self.at.now_s)
+        self.state = replace(self.state, crashes=crashes)
+        if crashes.loop:
             self.ask_to_fall_back(
                 f"it crashed {update.max_crashes} times within {update.crash_window_s:g} s "
                 f"(max_crashes), the last time: {reason}"
@@ -787,12 +745,9 @@ class _Step:
 
 
 GATES: Mapping[v.Stage, Callable[[_Step], None]] = {
-    "window": _Step.window,
-    "preparing": _Step.prepare,
-    "golden": _Step.golden,
-    "shadow_attempt": _Step.shadow_attempt,
-    "trial_attempt": _Step.trial_attempt,
-}
+    "window": _Step.window, "preparing": _Step.prepare, "golden": _Step.golden,
+    "shadow_attempt": _Step.shadow_attempt, "trial_attempt": _Step.trial_attempt,
+}  # fmt: skip
 CHECKS: Mapping[str, Callable[[_Step, v.Checked], None]] = {
     "preparation": _Step.on_prepared, "golden": _Step.on_golden, "shadow": _Step.on_shadow,
 }  # fmt: skip
@@ -809,8 +764,6 @@ NOTICES: Mapping[str, Callable[[_Step, str], None]] = {
     "whole": lambda step, _text: step.enter("whole"),
     "damaged": _Step.on_damaged, "unread": _Step.on_unread, "preparing": _Step.on_preparing,
     "preparation_runs": _Step.on_preparation_runs,
-    "nothing_to_prepare": _Step.on_nothing_to_prepare,
-    "no_golden": _Step.on_no_golden, "skip_golden": _Step.on_skip_golden,
     "shadowing": _Step.on_shadowing,
 }  # fmt: skip
 HANDLERS: Mapping[type[v.Event], Callable[[_Step, Any], None]] = {

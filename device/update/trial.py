@@ -6,10 +6,54 @@ source gives nothing is postponed: the source is not its fault. Times are second
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from device.protocol.documents import InstallPolicy
 from device.update.liveness import NO_SIGNS, Liveness, PipelineHealth
-from device.update.update_table import UpdateTable
+from device.update.versions import VERSION_PATTERN
+
+Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table: frozen, and unknown keys are refused."""
+
+
+class UpdateTable(Table, frozen=True, kw_only=True):
+    """[update]: how a release is fetched and tried.
+
+    `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
+    its source is away. One during which the broker is away for `broker_timeout_s`, and was not
+    before, gives way to the release before. It is live after it has run for `confirm_after_s`
+    without a break, with `confirm_frames` frames, of which no more than `max_error_rate` failed,
+    while the broker is reachable. A live release that
+    crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
+    chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
+    `min_version`: the oldest version that is taken, over every way; empty: any.
+    In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
+    second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
+    https, file) or a path. `ca`: a file with CAs that vouch for https sources, besides the
+    system's. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    """
+
+    trial_timeout_s: Seconds = 30.0
+    broker_timeout_s: Seconds = 300.0
+    confirm_after_s: Seconds = 10.0
+    confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
+    crash_window_s: Seconds = 300.0  # several times what a trial lets pass
+    shadow_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 30
+    shadow_max_hz: Annotated[float, Meta(gt=0.0, le=1000.0)] = 10.0
+    window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
+    max_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
+    sources: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("mqtt",)
+    ca: Annotated[str, Meta(min_length=1)] | None = None
+    stop_grace_s: Seconds = 5.0
+    min_version: Annotated[str, Meta(max_length=64, pattern=VERSION_PATTERN)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +100,20 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """The trial goes on; it is judged again at `until_s`, or when its health changes.
+class Verdict:
+    """What becomes of a trial. It is judged again at `until_s`, or when its health changes.
 
-    `reason`: what a release that works waits for. `endless`: for as long as that takes; `commit`:
-    for somebody to say that it stays.
+    `reason`: what a release that works waits for, or why it does not stay. postpone: the source
+    gave nothing, or the broker is away (`broker`); that may not be the release's fault. `endless`:
+    it waits for as long as that takes; `commit`: for somebody to say that it stays.
     """
 
-    until_s: float
+    word: Literal["wait", "confirm", "roll_back", "postpone"]
     reason: str = ""
+    until_s: float = 0.0
     endless: bool = False
     commit: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """The release has shown what it had to."""
-
-
-@dataclass(frozen=True, slots=True)
-class RollBack:
-    """The release failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Postpone:
-    """The source gave nothing, or the broker is away: that may not be the release's fault."""
-
-    reason: str
     broker: bool = False
-
-
-Verdict = Wait | Confirm | RollBack | Postpone
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +181,20 @@ class Trial:
 def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial."""
     if trial.broken:
-        return RollBack(trial.reason or "the pipeline failed and gave no reason")
+        return Verdict("roll_back", trial.reason or "the pipeline failed and gave no reason")
     too_hot = _too_hot(trial, limits)
     if too_hot is not None:
-        return RollBack(too_hot)
+        return Verdict("roll_back", too_hot)
     if trial.away_s is not None:
         return _judge_source(trial, trial.away_s + limits.timeout_s, limits, now_s)
     if trial.healthy_s is not None and now_s >= trial.healthy_s + limits.confirm_after_s:
         total = trial.frames + trial.errors
         if trial.errors > limits.max_error_rate * total:
             why = f": {trial.reason}" if trial.reason else ""
-            return RollBack(
+            return Verdict(
+                "roll_back",
                 f"{trial.errors} of {total} frames failed, a trial allows "
-                f"{limits.max_error_rate:.0%} (max_error_rate){why}"
+                f"{limits.max_error_rate:.0%} (max_error_rate){why}",
             )
         if trial.frames >= limits.confirm_frames:
             return (
@@ -208,16 +233,18 @@ def _judge_latency(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict |
         healthy_s = now_s if trial.healthy_s is None else trial.healthy_s
         until_s = healthy_s + limits.confirm_after_s + limits.timeout_s
         if now_s < until_s:
-            return Wait(until_s, "its latency is not measured yet")
-        return RollBack(
+            return Verdict("wait", "its latency is not measured yet", until_s)
+        return Verdict(
+            "roll_back",
             "the pipeline has not measured its latency, which the policy limits "
-            "(max_latency_p95_ms)"
+            "(max_latency_p95_ms)",
         )
     if actual_ms <= limit_ms:
         return None
-    return RollBack(
+    return Verdict(
+        "roll_back",
         f"95 % of the last frames took up to {actual_ms:.1f} ms, the policy allows {limit_ms:g} ms "
-        "(max_latency_p95_ms)"
+        "(max_latency_p95_ms)",
     )
 
 
@@ -233,11 +260,13 @@ def _judge_broker(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict | 
         return None
     if not trial.was_online:
         reason = "it works, and is live once the broker is reachable, which it was not before"
-        return Wait(now_s + limits.timeout_s, reason, endless=True)
+        return Verdict("wait", reason, now_s + limits.timeout_s, endless=True)
     until_s = trial.offline_s + limits.broker_timeout_s
     if now_s < until_s:
-        return Wait(until_s, "it works, and is live once the broker is reachable again")
-    return Postpone(
+        reason = "it works, and is live once the broker is reachable again"
+        return Verdict("wait", reason, until_s)
+    return Verdict(
+        "postpone",
         f"the broker was reachable before its trial, and not for the last "
         f"{limits.broker_timeout_s:g} s of it (broker_timeout_s)",
         broker=True,
@@ -251,26 +280,26 @@ def _judge_now(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     """
     healthy_s = now_s if trial.healthy_s is None else trial.healthy_s
     if trial.signs.works(now_s) and trial.signs.frame_s >= healthy_s + limits.confirm_after_s:
-        return Confirm()
+        return Verdict("confirm")
     return _judge_silence(trial, limits, now_s)
 
 
-def _judge_manual(limits: TrialLimits, now_s: float) -> Wait | None:
+def _judge_manual(limits: TrialLimits, now_s: float) -> Verdict | None:
     """Let a release that works wait for somebody, if it has to."""
     if not limits.manual:
         return None
     reason = (
         "it works, and is live once it is committed (`tandem flash --commit`); a restart goes back"
     )
-    return Wait(now_s + limits.timeout_s, reason, endless=True, commit=True)
+    return Verdict("wait", reason, now_s + limits.timeout_s, endless=True, commit=True)
 
 
 def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: float) -> Verdict:
     """Return what becomes of a trial whose source is away."""
     if now_s < until_s:
-        return Wait(until_s)
+        return Verdict("wait", until_s=until_s)
     why = f": {trial.reason}" if trial.reason else ""
-    return Postpone(f"its source gave no frame for {limits.timeout_s:g} s{why}")
+    return Verdict("postpone", f"its source gave no frame for {limits.timeout_s:g} s{why}")
 
 
 def _judge_silence(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
@@ -279,9 +308,12 @@ def _judge_silence(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     until_s = trial.frame_s + patience_s
     if now_s >= until_s:
         what = "no result" if trial.frames == 0 else f"no frame after {trial.frames}"
-        return RollBack(f"the pipeline gave {what} within {patience_s:g} s (trial_timeout_s)")
+        return Verdict(
+            "roll_back", f"the pipeline gave {what} within {patience_s:g} s (trial_timeout_s)"
+        )
     healthy_at_s = until_s if trial.healthy_s is None else trial.healthy_s + limits.confirm_after_s
-    return Wait(min(until_s, healthy_at_s) if now_s < healthy_at_s else until_s)
+    soon_s = min(until_s, healthy_at_s) if now_s < healthy_at_s else until_s
+    return Verdict("wait", until_s=soon_s)
 
 
 @dataclass(frozen=True, slots=True)

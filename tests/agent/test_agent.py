@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
+from device.agent.agent import HANDLERS, Event, _Stop
 from device.agent.config import load_agent_config
 from device.agent.pipeline_process import (
     MAX_RESTARTS,
@@ -711,3 +713,7 @@ def test_desired_documents_of_a_newer_host_are_read() -> None:
         },
     }
     assert msgspec.json.decode(msgspec.json.encode(document), type=Desired).request == "r"
+
+
+def test_every_event_of_the_agent_has_a_handler() -> None:
+    assert set(HANDLERS) == {*get_args(Event)} - {_Stop}

@@ -14,8 +14,9 @@ from device.agent.child_process import (
     ChildExit,
     ChildLimits,
     ChildProcess,
+    TaskEnded,
+    start_task,
 )
-from device.agent.child_task import TaskEnded, start_task
 
 WAIT_S = 60.0
 

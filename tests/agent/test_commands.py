@@ -22,7 +22,7 @@ from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 from video_fixtures import scene, write_video
 
-from device.agent.child_task import TaskEnded, start_task
+from device.agent.child_process import TaskEnded, start_task
 from device.agent.command_journal import JOURNAL, CommandJournal, Taken, boot_id
 from device.agent.commands import (
     INTERRUPTED,

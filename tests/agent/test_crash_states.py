@@ -43,7 +43,7 @@ from device.update.bundle import hash_folder
 from device.update.part_file import Fetch
 from device.update.slot_store import SlotStore
 from device.update.slots import SLOTS
-from device.update.update_table import UpdateTable
+from device.update.trial import UpdateTable
 
 CHUNK_BYTES = 4096
 
@@ -63,10 +63,10 @@ class Shadow:
     def stop(self) -> None:
         self.running = False
 
-    def is_current(self, event: ShadowEnded) -> bool:
-        return event.run == self.number
+    def is_current(self, run: int) -> bool:
+        return run == self.number
 
-    def ended(self, event: ShadowEnded) -> bool:
+    def ended(self, run: int) -> bool:
         self.running = False
         return True
 

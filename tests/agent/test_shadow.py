@@ -41,7 +41,7 @@ from device.update.bundle import write_bundle
 from device.update.events import Checked, Do, Moment, Notice, Setup, State
 from device.update.machine import step
 from device.update.slots import SlotRecord, SlotState
-from device.update.update_table import UpdateTable
+from device.update.trial import UpdateTable
 from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 
@@ -330,7 +330,7 @@ def test_what_could_not_be_started_does_not_end_the_next_one(
     process.start(tmp_path, ShadowLimits(600.0, 1, 1.0, 1.0))
     stale = events.get(timeout=LONG_S)
     assert isinstance(stale, ShadowEnded)
-    assert not process.ended(stale)
+    assert not process.ended(stale.run)
     assert process.running
     process.stop()
 

@@ -21,15 +21,12 @@ from device.trust.exchange import Trusted
 from device.update.liveness import Liveness
 from device.update.slot_store import SlotStore
 from device.update.trial import (
-    Confirm,
     Environment,
-    Postpone,
     Trial,
-    Wait,
+    UpdateTable,
     judge,
     trial_limits,
 )
-from device.update.update_table import UpdateTable
 from toolkit.fleet.bundles.blob import Blob
 
 
@@ -227,8 +224,8 @@ def test_what_was_brought_to_a_board_without_a_broker_waits_for_none() -> None:
         signs=Liveness(2.0, 2.0),
     )
     limits = trial_limits(UpdateTable(confirm_after_s=1.0))
-    assert isinstance(judge(brought, limits, 2.0), Confirm)
+    assert judge(brought, limits, 2.0).word == "confirm"
     # One that cuts off a board which had a broker gives way all the same.
     cut_off = replace(brought, was_online=True)
-    assert isinstance(judge(cut_off, limits, 2.0), Wait)
-    assert isinstance(judge(cut_off, limits, 1e4), Postpone)
+    assert judge(cut_off, limits, 2.0).word == "wait"
+    assert judge(cut_off, limits, 1e4).word == "postpone"

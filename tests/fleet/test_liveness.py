@@ -15,7 +15,7 @@ from fleet_server_fixtures import device_row, release, report, write_fleet
 from mqtt_fixtures import AgentBox, Mosquitto, Watcher
 from rich.console import Console
 
-from device.agent.report_counter import COUNTERS_A_STRETCH, ReportCounter
+from device.agent.reporter import COUNTERS_A_STRETCH, ReportCounter
 from device.protocol import documents
 from device.protocol.documents import (
     Beat,

@@ -237,3 +237,19 @@ def test_weights_that_a_recurrence_computes_are_refused(rng: Rng) -> None:
     ]
     case = Case(nodes, {"x": (2, 1, 4), "v": (1, 12, 4)}, weights)
     assert asked(case) == {"l": "node 'l' (LSTM) has weights that are not constant"}
+
+
+def test_weights_that_a_model_dequantizes_are_constant() -> None:
+    weights = {
+        "q": np.ones((2, 2, 1, 1), np.int8),
+        "s": np.array(0.5, np.float32),
+    }
+    nodes = [node("DequantizeLinear", "q s", "w"), node("ConvTranspose", "x w", "y")]
+    assert not asked(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
+
+
+def test_weights_that_nodes_make_of_constants_are_not() -> None:
+    nodes = [node("Neg", "v", "w"), node("ConvTranspose", "x w", "y")]
+    weights = {"v": np.ones((2, 2, 1, 1), np.float32)}
+    reasons = asked(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
+    assert "has weights that are not constant ('w')" in reasons["ConvTranspose:y"]

@@ -152,8 +152,8 @@ def test_the_child_says_what_it_measured_or_why_it_could_not(slot: Path, tmp_pat
         while not events:
             assert time.monotonic() < end_s
             time.sleep(0.05)
-        assert check.ended(events[0])
-        assert not check.ended(events[0])  # it is known
+        assert check.ended(events[0].run)
+        assert not check.ended(events[0].run)  # it is known
         return events[0]
 
     good = run(slot)

@@ -111,6 +111,46 @@ def small(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+def segment_model() -> ir.Model:
+    """A rectifier between INT8 borders, whose result leaves in floating point too."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s", "z"], ["d"], name="restore"),
+        helper.make_node("Relu", ["d"], ["y"], name="relu"),
+        helper.make_node("QuantizeLinear", ["y", "s", "z"], ["y_int8"], name="store"),
+    ]
+    constants = {"s": np.array(0.5, np.float32), "z": np.int8(0)}
+    proto = small(nodes, constants, {"x": [2, 3]}, {"y": [2, 3], "y_int8": [2, 3]})
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.INT8
+    return ir.from_proto(proto)
+
+
+def test_int8_borders_become_floats_under_their_names() -> None:
+    found = import_qdq(segment_model(), int8_borders=True)
+    graph = found.model.graph
+    borders = {str(value.name): value.dtype for value in (*graph.inputs, *graph.outputs)}
+    assert borders == dict.fromkeys(("x", "y", "y_int8"), ir.DataType.FLOAT)
+    assert [node.op_type for node in graph] == ["Relu", "Identity"]
+    assert {found.amax[name] for name in ("x", "y")} == {127 * 0.5}
+
+
+def test_int8_borders_of_a_model_are_refused() -> None:
+    model = segment_model()
+    with pytest.raises(ImportModelError, match="gives integers to the model's output"):
+        import_qdq(model)
+    model.graph.outputs.pop(1)
+    with pytest.raises(ImportModelError, match="'x', made by an input of the model"):
+        import_qdq(model)
+
+
+def test_an_int8_border_without_a_scale_is_refused() -> None:
+    model = segment_model()
+    model.graph.outputs[0].dtype = ir.DataType.INT8
+    model.graph.outputs.pop(1)
+    with pytest.raises(ImportModelError, match="scale of the INT8 tensor 'y'"):
+        import_qdq(model, int8_borders=True)
+
+
 @pytest.mark.parametrize("activations", [QuantType.QInt8, QuantType.QUInt8])
 def test_a_model_of_onnxruntimes_quantizer_is_taken(
     tmp_path: Path, rng: np.random.Generator, activations: QuantType

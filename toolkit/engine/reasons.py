@@ -138,7 +138,7 @@ def _gpu() -> tuple[Entry, ...]:
     return tuple(
         Entry(
             row.id, "GPU: why there is no kernel", "", row.what, row.do, "GPU segments",
-            "`toolkit/gpu/support.py`",
+            "`toolkit/gpu/operations.py`",
         )
         for row in GPU_REASONS
     )  # fmt: skip

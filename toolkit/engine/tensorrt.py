@@ -25,7 +25,7 @@ from toolkit.gpu.ports import PortCompiler, Way
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
-from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize, quant_params_of
+from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
 from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
@@ -115,72 +115,23 @@ def plain_segment(piece: ExtractedSegment) -> PlainSegment:
 
     Raises BuildError: Q/DQ that no range can say.
     """
+    stored = {name: StoredWeight(name) for name in piece.weights}
     if not any(is_dequantize(node) or is_quantize(node) for node in piece.model.graph):
-        stored = {name: StoredWeight(name) for name in piece.weights}
         return PlainSegment(piece.model, stored=stored)
-    model = piece.model.clone()
-    _float_borders(piece.name, model.graph)
     try:
-        plain = import_qdq(model, any_weight_scale=True)
+        plain = import_qdq(piece.model, any_weight_scale=True, int8_borders=True)
     except ImportModelError as error:
         raise BuildError(f"Segment {piece.name} cannot be written for TensorRT: {error}") from error
-    return PlainSegment(plain.model, plain.amax, plain.float_nodes, _stored(piece), plain.results)
-
-
-def _float_borders(segment: str, graph: ir.Graph) -> None:
-    """Give INT8 inputs a Q before them, and INT8 outputs a DQ behind them, under their names."""
-    for value in [v for v in graph.inputs if v.dtype == ir.DataType.INT8]:
-        reader = next((use.node for use in value.uses() if is_dequantize(use.node)), None)
-        if reader is None:
-            raise _no_scale(segment, value)
-        real = ir.Value(
-            name=str(value.name), shape=value.shape, type=ir.TensorType(ir.DataType.FLOAT)
-        )
-        graph.inputs[list(graph.inputs).index(value)] = real
-        stored = _node("QuantizeLinear", [real, *reader.inputs[1:]], f"{value.name}_stored")
-        for use in list(value.uses()):
-            use.node.replace_input_with(use.idx, stored.outputs[0])
-        stored.outputs[0].type, stored.outputs[0].shape = value.type, value.shape
-        graph.insert_before(graph[0], stored)
-    for value in [v for v in graph.outputs if v.dtype == ir.DataType.INT8]:
-        writer = value.producer()
-        if writer is None or not is_quantize(writer):
-            raise _no_scale(segment, value)
-        name = str(value.name)
-        value.name = f"{name}_stored"
-        restored = _node("DequantizeLinear", [value, *writer.inputs[1:]], name)
-        restored.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        restored.outputs[0].shape = value.shape
-        graph.append(restored)
-        graph.outputs[list(graph.outputs).index(value)] = restored.outputs[0]
-
-
-def _no_scale(segment: str, value: ir.Value) -> BuildError:
-    return BuildError(
-        f"Segment {segment} cannot be written for TensorRT: no Q/DQ beside it says the scale of "
-        f"the INT8 tensor {value.name!r}."
-    )
+    for name, (entry, params) in plain.integers.items():
+        # UINT8 has a zero point, which `Weight` does not: it stays inside the ONNX.
+        if entry in piece.weights and piece.weights[entry].dtype == np.int8:
+            axis = params.axis if params.scale.ndim else None
+            stored[name] = StoredWeight(entry, params.scale.astype(np.float32), axis)
+    return PlainSegment(plain.model, plain.amax, plain.float_nodes, stored, plain.results)
 
 
 def _node(op: str, inputs: Sequence[ir.Value | None], output: str) -> ir.Node:
     return ir.Node("", op, inputs, outputs=[ir.Value(name=output)], name=f"{op}_{output}")
-
-
-def _stored(piece: ExtractedSegment) -> dict[str, StoredWeight]:
-    """The large weights of a segment by the name of their DQ's output."""
-    stored = {name: StoredWeight(name) for name in piece.weights}
-    for node in piece.model.graph:
-        source = node.inputs[0] if is_dequantize(node) else None
-        if source is None or str(source.name) not in piece.weights:
-            continue
-        params = quant_params_of(node)
-        assert params is not None  # a build writes constant scales
-        if piece.weights[str(source.name)].dtype != np.int8:
-            continue  # UINT8 has a zero point, which `Weight` does not: it stays inside the ONNX
-        axis = params.axis if params.scale.ndim else None
-        scales = params.scale.astype(np.float32)
-        stored[str(node.outputs[0].name)] = StoredWeight(str(source.name), scales, axis)
-    return stored
 
 
 def _ports(

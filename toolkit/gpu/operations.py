@@ -6,14 +6,7 @@ other operators. The shapes of results are ONNX's; operators that compute with s
 `toolkit.gpu.shapes.shape_rules`.
 
 Checks read one ONNX node, with the shapes, types and constants of its tensors, and refuse only what
-no lowering computes. What more than the node decides is refused in lowering or compiling, for these
-reasons:
-
-* storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
-* numbers: weights that do not fit the storage type;
-* the cut: the types and the memory of tensors at the border of a segment;
-* dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
-* tactics: what plugins and the compiler say.
+no lowering computes (`toolkit.gpu.support`).
 """
 
 from collections.abc import Callable
@@ -312,8 +305,10 @@ OPERATIONS: dict[str, OperatorRow] = {
         "InstanceNormalization GroupNormalization",
         OperatorRow(normalization.emit_group_normalization, epilogue=0),
     ),
-    "MeanVarianceNormalization": OperatorRow(normalization.emit_mean_variance, epilogue=0),
-    "LpNormalization": OperatorRow(normalization.emit_lp_normalization, epilogue=0),
+    **_rows(
+        "MeanVarianceNormalization LpNormalization",
+        OperatorRow(normalization.emit_plain_normalization, epilogue=0),
+    ),
     "LRN": OperatorRow(normalization.emit_local_normalization, epilogue=0),
     "Identity": OperatorRow(layout.emit_same),
     "BitCast": OperatorRow(layout.emit_bit_cast),
@@ -323,8 +318,7 @@ OPERATIONS: dict[str, OperatorRow] = {
     "Split": OperatorRow(layout.emit_split),
     "Expand": OperatorRow(layout.emit_expand),
     "Tile": OperatorRow(layout.emit_tile),
-    "DepthToSpace": OperatorRow(layout.emit_depth_to_space),
-    "SpaceToDepth": OperatorRow(layout.emit_space_to_depth),
+    **_rows("DepthToSpace SpaceToDepth", OperatorRow(layout.emit_depth_to_space)),
     "Concat": OperatorRow(concat.emit_concat),
     "ToIntegers": OperatorRow(layout.emit_to_integers),
     "FromIntegers": OperatorRow(layout.emit_from_integers),

@@ -2,6 +2,14 @@
 
 A node is asked the checks of its operator's row in `toolkit.gpu.operations`. Where they refuse a
 node that ONNX defines by others, its definition is asked instead, level by level.
+
+What more than the node decides is refused in lowering or compiling, for these reasons:
+
+* storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
+* numbers: weights that do not fit the storage type;
+* the cut: the types and the memory of tensors at the border of a segment;
+* dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
+* tactics: what plugins and the compiler say.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -93,14 +101,25 @@ def _refusals(
     if dynamic:
         nodes = [node for node in nodes if _is_computed(node, tensors)]
         tensors = replace(tensors, unknown={})
-    else:  # what is no constant now will be none in lowering
-        tensors = replace(tensors, computed=frozenset(tensors.shapes))
+    else:
+        tensors = replace(tensors, computed=frozenset(tensors.shapes) - _folded(tensors))
     reasons: dict[str, Reason] = {}
     for node in nodes:
         reason = supports(node, tensors, plugged)
         if reason is not None:
             reasons.setdefault(str(node.name), reason)
     return reasons
+
+
+def _folded(tensors: SegmentTensors) -> set[str]:
+    """Return the tensors that lowering turns into constants: those with Q/DQ of constants."""
+    constants = set(tensors.constants)
+    for node in tensors.nodes:
+        source = node.inputs[0] if node.inputs else None
+        of_constant = source is not None and source.name in constants
+        if of_constant and node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            constants.update(str(value.name) for value in node.outputs)
+    return constants
 
 
 def _is_computed(node: ir.Node, tensors: SegmentTensors) -> bool:

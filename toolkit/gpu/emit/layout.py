@@ -109,34 +109,21 @@ def emit_tile(ctx: LoweringContext, group: Group) -> None:
 
 
 def emit_depth_to_space(ctx: LoweringContext, group: Group) -> None:
-    """Lower DepthToSpace: b x b channels of a pixel become b x b pixels."""
+    """Lower DepthToSpace and SpaceToDepth: b x b channels of a pixel are b x b pixels, or back."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
-    side = op.integer("blocksize", 1)
+    side, depth_first = op.integer("blocksize", 1), op.text("mode", "DCR") == "DCR"
     n, c, h, w = view.shape
-    depth = c // (side * side)
-    if op.text("mode", "DCR") == "DCR":
-        shape, order = (n, side, side, depth, h, w), (0, 3, 4, 1, 5, 2)
+    if op.kind == "SpaceToDepth":
+        shape: Shape = (n, c, h // side, side, w // side, side)
+        order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+    elif depth_first:
+        shape, order = (n, side, side, c // (side * side), h, w), (0, 3, 4, 1, 5, 2)
     else:
-        shape, order = (n, depth, side, side, h, w), (0, 1, 4, 2, 5, 3)
-    _reshape(ctx, group, _split_dims(view, shape).permuted(order))
-
-
-def emit_space_to_depth(ctx: LoweringContext, group: Group) -> None:
-    """Lower SpaceToDepth: b x b pixels become b x b channels of one."""
-    op = group.root_operation
-    view = ctx.read(op.inputs[0])
-    side = op.integer("blocksize", 1)
-    n, c, h, w = view.shape
-    shape = (n, c, h // side, side, w // side, side)
-    order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
-    _reshape(ctx, group, _split_dims(view, shape).permuted(order))
-
-
-def _split_dims(view: View, shape: Shape) -> View:
+        shape, order = (n, c // (side * side), side, side, h, w), (0, 1, 4, 2, 5, 3)
     split = view.reshaped(shape)
     assert split is not None  # splitting dimensions needs no copy
-    return split
+    _reshape(ctx, group, split.permuted(order))
 
 
 def _reshape(ctx: LoweringContext, group: Group, view: View) -> None:

@@ -109,22 +109,17 @@ def emit_group_normalization(ctx: LoweringContext, group: Group) -> None:
     )
 
 
-def emit_mean_variance(ctx: LoweringContext, group: Group) -> None:
-    """Lower MeanVarianceNormalization."""
+def emit_plain_normalization(ctx: LoweringContext, group: Group) -> None:
+    """Lower MeanVarianceNormalization and LpNormalization."""
     op = group.root_operation
     x = ctx.read(op.inputs[0], "float")
     y = ctx.output_like(group.result, x)
-    along = [axis % len(x.shape) for axis in op.integers("axes", (0, 2, 3))]
-    _normalize(ctx, group, _Normalization(x, y, along, "variance", _DEVIATION_EPSILON**2))
-
-
-def emit_lp_normalization(ctx: LoweringContext, group: Group) -> None:
-    """Lower LpNormalization."""
-    op = group.root_operation
-    x = ctx.read(op.inputs[0], "float")
-    y = ctx.output_like(group.result, x)
-    along = [op.integer("axis", -1) % len(x.shape)]
-    _normalize(ctx, group, _Normalization(x, y, along, f"l{op.integer('p', 2)}"))
+    axes: Sequence[int] = (op.integer("axis", -1),)
+    mode, epsilon = f"l{op.integer('p', 2)}", 0.0
+    if op.kind == "MeanVarianceNormalization":
+        axes, mode, epsilon = op.integers("axes", (0, 2, 3)), "variance", _DEVIATION_EPSILON**2
+    along = [axis % len(x.shape) for axis in axes]
+    _normalize(ctx, group, _Normalization(x, y, along, mode, epsilon))
 
 
 def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:

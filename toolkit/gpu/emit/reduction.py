@@ -48,9 +48,7 @@ def emit_reduce(ctx: LoweringContext, group: Group) -> None:
         ctx.views[group.result] = x
         return
     along = axes or tuple(range(len(x.shape)))
-    y = _broadcast_result(
-        ctx.output_view(group.result), x.shape, along, op.integer("keepdims", 1) == 1
-    )
+    y = _result(ctx, group, x.shape, along)
     _reduce(ctx, group, (x, y), along, _MODES[op.kind])
 
 
@@ -59,7 +57,7 @@ def emit_global_pool(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x = ctx.read(op.inputs[0], "float")
     along = tuple(range(2, len(x.shape)))
-    y = _broadcast_result(ctx.output_view(group.result), x.shape, along, True)
+    y = _result(ctx, group, x.shape, along)
     _reduce(ctx, group, (x, y), along, _POOLS[op.kind], power=float(op.integer("p", 2)))
 
 
@@ -68,9 +66,7 @@ def emit_arg_reduce(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x = ctx.read(op.inputs[0], "float or integer")
     along = (op.integer("axis", 0) % len(x.shape),)
-    y = _broadcast_result(
-        ctx.output_view(group.result), x.shape, along, op.integer("keepdims", 1) == 1
-    )
+    y = _result(ctx, group, x.shape, along)
     is_max = op.kind == "ArgMax"
     constants: dict[str, Constant] = {
         "IS_MAX": is_max,
@@ -109,8 +105,10 @@ def _axes(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     return tuple(sorted(axis % rank for axis in axes))
 
 
-def _broadcast_result(view: View, shape: Shape, along: Sequence[int], keepdims: bool) -> View:
+def _result(ctx: LoweringContext, group: Group, shape: Shape, along: Sequence[int]) -> View:
     """Return the result broadcast along the reduced dimensions to the operand's shape."""
+    view = ctx.output_view(group.result)
+    keepdims = group.root_operation.integer("keepdims", 1) == 1  # global pooling has no flag
     reduced = {at for at in range(len(shape)) if at in along}
     remaining = range(len(shape)) if keepdims else sorted(set(range(len(shape))) - reduced)
     by_dim = dict(zip(remaining, view.strides, strict=True))

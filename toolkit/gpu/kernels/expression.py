@@ -14,6 +14,7 @@ import triton.language as tl
 
 from toolkit.gpu.kernels.int8 import as_float
 from toolkit.gpu.kernels.primitives import primitive, reads_scalar
+from toolkit.gpu.kernels.strided_rows import in_bounds
 
 
 @triton.jit
@@ -64,15 +65,6 @@ def load_columns(scalars, column, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _in_bounds(row, column, rows, COLUMNS: tl.constexpr):
-    """Return the mask of the elements of a block that exist."""
-    inside = (row < rows)[:, None]
-    if COLUMNS is not None:
-        inside = inside & (column < COLUMNS)[None, :]
-    return inside
-
-
-@triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr):
     """Return total + a b; products of INT8 are exact sums in INT32."""
     if PRECISION == "int8":
@@ -93,7 +85,7 @@ def load_residual(
     A kernel loads it before its products, so that memory answers while they are made.
     """
     if residual is not None:
-        inside = _in_bounds(row, column, rows, COLUMNS)
+        inside = in_bounds(row, rows, column, COLUMNS)
         offset = row[:, None] * R_PITCH + column[None, :]
         residual = tl.load(residual + offset, mask=inside, other=0)
     return residual
@@ -127,7 +119,7 @@ def store_with_epilogue(
     `residual` is what `load_residual` returns. `bias`, `scale` and `residual` may be None. A pitch
     is the distance of two rows in elements.
     """
-    inside = _in_bounds(row, column, rows, COLUMNS)
+    inside = in_bounds(row, rows, column, COLUMNS)
     total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars)
     offset = row[:, None] * Y_PITCH + column[None, :]
     tl.store(y + offset, total.to(y.dtype.element_ty), mask=inside)

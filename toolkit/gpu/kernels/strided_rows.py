@@ -31,7 +31,8 @@ def index_along(i, SHAPE: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _inside(row, rows, column, COLUMNS: tl.constexpr):
+def in_bounds(row, rows, column, COLUMNS: tl.constexpr):
+    """Return the mask of the elements of a block that exist; COLUMNS None: all columns do."""
     inside = (row < rows)[:, None]
     if COLUMNS is not None:
         inside = inside & (column < COLUMNS)[None, :]
@@ -48,7 +49,7 @@ def load_strided(
     Rows are counted over the shape OUTER, columns over INNER; STRIDES are those of the two.
     """
     offset = offsets(row, OUTER, STRIDES[0])[:, None] + offsets(column, INNER, STRIDES[1])[None, :]
-    inside = _inside(row, rows, column, COLUMNS)
+    inside = in_bounds(row, rows, column, COLUMNS)
     return tl.load(x + offset, mask=inside, other=OTHER).to(tl.float32)
 
 
@@ -59,5 +60,5 @@ def store_strided(
 ):  # fmt: skip
     """Store y[row, column] = value in the type of y; COLUMNS None: all columns are inside."""
     offset = offsets(row, OUTER, STRIDES[0])[:, None] + offsets(column, INNER, STRIDES[1])[None, :]
-    inside = _inside(row, rows, column, COLUMNS)
+    inside = in_bounds(row, rows, column, COLUMNS)
     tl.store(y + offset, value.to(y.dtype.element_ty), mask=inside)

@@ -1,6 +1,7 @@
 """Rewrite rules for composites: recurrences, normalizations, attention, GEMMs."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.constants import added_between_reshapes, added_twice, pad_nothing
 from toolkit.gpu.passes.einsum import einsum_as_matmul
-from toolkit.gpu.passes.group_normalization import group_bias, group_gain, group_normalization
+from toolkit.gpu.passes.group_normalization import group_factor, group_normalization
 from toolkit.gpu.passes.recurrent import recurrence_in_steps
 
 DEEPEST_HEAD = 128  # numbers of a query, and of a value, that a block of attention holds
@@ -158,19 +159,10 @@ def _mean_axes(graph: UseDefGraph, mean: Operation) -> tuple[int, ...] | None:
     return tuple(sorted(axis % rank for axis in axes)) if axes and keeps_dims else None
 
 
-def normalization_gain(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """A normalization without factors, times a constant -> one with them."""
-    return _into_norm(graph, op, rewriter, "Mul", 1)
-
-
-def normalization_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """A normalization without a bias, plus a constant -> one with it."""
-    return _into_norm(graph, op, rewriter, "Add", 2)
-
-
-def _into_norm(
-    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str, operand: int
+def normalization_factor(
+    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, *, kind: str, operand: int
 ) -> Match:
+    """A normalization without factors (a bias), times (plus) a constant -> one with it."""
     if op.kind != kind:
         return None
     for left, right in (op.inputs, op.inputs[::-1]):
@@ -289,11 +281,11 @@ COMPOSITE_RULES: tuple[Rule, ...] = (
     general_gemm,
     batch_normalization,
     group_normalization,
-    group_gain,
-    group_bias,
+    partial(group_factor, kind="Mul"),
+    partial(group_factor, kind="Add"),
     layer_normalization,
-    normalization_gain,
-    normalization_bias,
+    partial(normalization_factor, kind="Mul", operand=1),
+    partial(normalization_factor, kind="Add", operand=2),
     pad_nothing,
     added_between_reshapes,
     added_twice,

@@ -34,17 +34,10 @@ def group_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewr
     return rewriter.replacement(first, norm)
 
 
-def group_gain(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """GroupNormalization(x) times a constant for each channel -> one with other factors."""
-    return _with_factor(graph, op, rewriter, "Mul")
-
-
-def group_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """GroupNormalization(x) plus a constant for each channel -> one with another bias."""
-    return _with_factor(graph, op, rewriter, "Add")
-
-
-def _with_factor(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str) -> Match:
+def group_factor(
+    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, *, kind: str
+) -> Match:
+    """GroupNormalization(x) times or plus a constant for each channel -> one with other factors."""
     if op.kind != kind:
         return None
     shape = rewriter.shapes[op.outputs[0]]

@@ -82,8 +82,7 @@ class Size(int):
     def __add__(self, other: int) -> int:
         return self._apply(formulas.add, other)
 
-    def __radd__(self, other: int) -> int:
-        return self._apply(formulas.add, other)
+    __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
         return self._apply(_subtract, other)
@@ -94,8 +93,7 @@ class Size(int):
     def __mul__(self, other: int) -> int:
         return self._apply(formulas.multiply, other)
 
-    def __rmul__(self, other: int) -> int:
-        return self._apply(formulas.multiply, other)
+    __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
         return self._apply(formulas.floor_divide, other)

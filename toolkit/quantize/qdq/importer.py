@@ -43,7 +43,8 @@ class PlainModel:
     `amax`: activation -> range; those in `inferred` come from neighbours. `results`: ranges of what
     INT8 nodes write and no node reads in INT8 (`toolkit.quantize.quantize`). `float_nodes`: the
     nodes that computed in floating point. `unranged`: float activations that INT8 nodes read or
-    write without a range in the model. `notes`: accepted deviations from the rules.
+    write without a range in the model. `notes`: accepted deviations from the rules. `integers`:
+    constant -> the constant of integers that it was, and their parameters.
     """
 
     model: ir.Model
@@ -53,23 +54,29 @@ class PlainModel:
     unranged: tuple[str, ...]
     notes: tuple[str, ...]
     results: Mapping[str, float] = field(default_factory=dict)
+    integers: Mapping[str, tuple[str, QuantParams]] = field(default_factory=dict)
 
 
-def import_qdq(model: ir.Model, *, any_weight_scale: bool = False) -> PlainModel:
+def import_qdq(
+    model: ir.Model, *, any_weight_scale: bool = False, int8_borders: bool = False
+) -> PlainModel:
     """Remove the Q/DQ from a copy of a model.
 
     `any_weight_scale` accepts weights whose scale is not max|w_c| / 127, with a note; their float
-    values are then the dequantized ones.
+    values are then the dequantized ones. `int8_borders` accepts INT8 inputs and outputs, which
+    become floats under their names, as those of a segment.
 
     Raises ImportModelError: there is no Q/DQ, or one that is not symmetric INT8.
     """
     copy = model.clone()
-    _refuse_foreign(copy)
-    remover = _QdqRemover(copy.graph, any_weight_scale)
+    _refuse_foreign(copy, int8_borders=int8_borders)
+    remover = _QdqRemover(copy.graph, any_weight_scale, int8_borders)
     float_nodes = nodes_in_float(copy.graph)
     for node in list(copy.graph):
         if is_dequantize(node):
             remover.remove(node)
+    if int8_borders:
+        remover.restore_borders()
     amax = {str(value.name): limit for value, limit in remover.amax.items()}
     ir_passes.RemoveUnusedNodesPass()(copy)
     ranges, inferred = infer_ranges(copy.graph, amax)
@@ -89,17 +96,21 @@ def import_qdq(model: ir.Model, *, any_weight_scale: bool = False) -> PlainModel
         if RESULT_AMAX in value.metadata_props and str(value.name) not in ranges
     }
     notes = tuple(remover.notes)
-    return PlainModel(copy, ranges, inferred, float_nodes, unranged, notes, results)
+    return PlainModel(
+        copy, ranges, inferred, float_nodes, unranged, notes, results, remover.integers
+    )
 
 
 class _QdqRemover:
     """Removes DQ nodes with the Q before them; collects ranges and notes."""
 
-    def __init__(self, graph: ir.Graph, any_weight_scale: bool) -> None:
+    def __init__(self, graph: ir.Graph, any_weight_scale: bool, int8_borders: bool) -> None:
         self.amax: dict[ir.Value, float] = {}
         self.notes: list[str] = []
+        self.integers: dict[str, tuple[str, QuantParams]] = {}
         self._graph = graph
         self._any_weight_scale = any_weight_scale
+        self._int8_borders = int8_borders
 
     def remove(self, node: ir.Node) -> None:
         params = symmetric_params(node)
@@ -110,6 +121,8 @@ class _QdqRemover:
             self._fold(node, params, source)
         elif producer is not None and is_quantize(producer):
             self._remove_pair(producer, node, params)
+        elif self._int8_borders and source in self._graph.inputs:
+            self._restore(node.outputs[0], source, node, params)
         else:
             source_text = (
                 f"{producer.op_type} ({producer.name!r})" if producer else "an input of the model"
@@ -138,7 +151,31 @@ class _QdqRemover:
                 f"Nodes {quantize.name!r} and {node.name!r} are a pair, but their scales are "
                 f"{float(quantize_params.scale)} and {float(params.scale)}; they must be equal."
             )
-        self._replace(node.outputs[0], value)
+        self._restore(node.outputs[0], value, quantize, params)
+
+    def restore_borders(self) -> None:
+        """Make INT8 inputs and outputs floats."""
+        real = ir.TensorType(ir.DataType.FLOAT)
+        for value in list(self._graph.outputs):
+            writer = value.producer()
+            if writer is not None and is_quantize(writer) and writer.inputs[0] is not None:
+                value.type = real
+                self._restore(value, writer.inputs[0], writer, symmetric_params(writer))
+        for value in (*self._graph.inputs, *self._graph.outputs):
+            if value.dtype != ir.DataType.INT8:
+                continue
+            if value not in self.amax:
+                raise ImportModelError(
+                    f"no Q/DQ beside it says the scale of the INT8 tensor {value.name!r}."
+                )
+            value.type = real
+
+    def _restore(
+        self, out: ir.Value, value: ir.Value, quantize: ir.Node, params: QuantParams
+    ) -> None:
+        """Replace the result of Q or DQ by the value that it stands for, which gets its range."""
+        name = str(value.name)
+        self._replace(out, value)
         limit, known = QMAX * float(params.scale), self.amax.get(value)
         if known is not None and known != limit:
             self.notes.append(
@@ -198,6 +235,7 @@ class _QdqRemover:
             return
         name = f"{out.name}_value" if out.is_graph_output() else str(out.name)
         out.name = str(out.name) if out.is_graph_output() else f"{name}_removed"
+        self.integers[name] = (str(origin.name), params)
         folded = ir.Value(name=name, shape=ir.Shape(array.shape))
         folded.const_value = ir.tensor(restored, name=name)
         folded.type = ir.TensorType(folded.const_value.dtype)
@@ -238,7 +276,7 @@ class _QdqRemover:
         return False
 
 
-def _refuse_foreign(model: ir.Model) -> None:
+def _refuse_foreign(model: ir.Model, *, int8_borders: bool) -> None:
     """Refuse integer operators, Q/DQ in inner graphs, and models without Q/DQ."""
     outer = set(model.graph)
     has_qdq = False
@@ -257,17 +295,17 @@ def _refuse_foreign(model: ir.Model) -> None:
                 "Q/DQ cannot be taken out; inline that graph first."
             )
         if is_quantize(node):
-            _refuse_other_readers(node)
+            _refuse_other_readers(node, int8_borders=int8_borders)
     if not has_qdq:
         raise ImportModelError(
             "The model has no QuantizeLinear or DequantizeLinear node; it is plain already."
         )
 
 
-def _refuse_other_readers(node: ir.Node) -> None:
+def _refuse_other_readers(node: ir.Node, *, int8_borders: bool) -> None:
     out = node.outputs[0]
     reader = next((use.node for use in out.uses() if not is_dequantize(use.node)), None)
-    if reader is None and not out.is_graph_output():
+    if reader is None and (int8_borders or not out.is_graph_output()):
         return
     who = f"node {reader.name!r} ({reader.op_type})" if reader is not None else "the model's output"
     raise ImportModelError(
