@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 from msgspec import structs
 from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from device.engine.manifest import DimRange
 from toolkit.gpu.shapes.shape_rules import RULES, Node, Unknown
@@ -357,8 +358,6 @@ def _computed(
     proto: onnx.NodeProto, values: Sequence[Array | None], types: Mapping[str, int]
 ) -> Array | None:
     """Return the real numbers that a node of constants computes, by ONNX's reference."""
-    from onnx.reference import ReferenceEvaluator
-
     feeds = {
         name: array.astype(helper.tensor_dtype_to_np_dtype(types[name]))
         for name, array in zip(proto.input, values, strict=True)
