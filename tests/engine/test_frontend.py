@@ -151,9 +151,8 @@ def test_plans_place_and_quantize_every_node_as_builds_do(tmp_path: Path) -> Non
     assert sum(bool(plan.floating) for plan in plans) >= 3
 
 
-def test_a_calibration_for_a_board_gives_the_table_that_its_build_saves(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def boxes_and_scores(folder: Path, rng: np.random.Generator) -> Path:
+    """A head that joins boxes of pixels with scores."""
     nodes = [
         helper.make_node("Mul", ["x", "size"], ["boxes"], "scaled"),
         helper.make_node("Conv", ["x", "w"], ["logits"], "conv"),
@@ -161,7 +160,13 @@ def test_a_calibration_for_a_board_gives_the_table_that_its_build_saves(
         helper.make_node("Concat", ["boxes", "scores"], ["y"], "concat", axis=1),
     ]
     weights = {"size": np.full(1, 100, np.float32), "w": floats(rng, 2, 4, 1, 1)}
-    model = save(tmp_path / "m.onnx", nodes, {"x": [1, 4, 8, 8]}, {"y": [1, 6, 8, 8]}, weights)
+    return save(folder / "m.onnx", nodes, {"x": [1, 4, 8, 8]}, {"y": [1, 6, 8, 8]}, weights)
+
+
+def test_a_calibration_for_a_board_gives_the_table_that_its_build_saves(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = boxes_and_scores(tmp_path, rng)
     samples = [floats(rng, 1, 4, 8, 8) for _ in range(8)]
     board, options = "agx-orin-64gb", RangeOptions("minmax")
     ranges, _ = measure_model(
@@ -177,3 +182,15 @@ def test_a_calibration_for_a_board_gives_the_table_that_its_build_saves(
     build_engine(model, board, tmp_path / "m.engine", build_options)
     assert ranges.table.keep_float == ("concat",)
     assert ranges.table == read_table(tmp_path / "table.json")
+
+
+def test_dummy_ranges_keep_the_nodes_in_floating_point_that_a_plan_keeps(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, board = boxes_and_scores(tmp_path, rng), "agx-orin-64gb"
+    options = BuildOptions(precision="int8", dummy_ranges=True, kernels=False)
+    built = build_engine(model, board, tmp_path / "m.engine", options)
+    request = PlanRequest((PlanMember("net", model),), board, options=PlanOptions("int8"))
+    planned = make_plan(request)
+    assert built.kept.keys() == planned.fronts[0].keep_float == {"concat"}
+    assert _places(built.plan) == _places(planned.shared.plans[0])

@@ -79,7 +79,7 @@ def _with_ranges(front: Frontend) -> Frontend:
     front = _rewritten(front)
     if int8 and options.dummy_ranges:
         table = dummy_table(front.prepared.model, sha256)
-        return replace(front, table=table, notes=_notes(front))
+        return _with_table(front, table, _harmed(front), _notes(front))
     return replace(front, floating=_harmed(front)) if int8 else front
 
 
@@ -142,12 +142,20 @@ def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
         table = msgspec.structs.replace(table, tensors=ranges)
         last = output_layers(prepared.model).items()
         harmed |= {node: CLIPPED for node, name in last if name in ranges}
+    notes = (*_notes(front), *refused_notes(table), *fitted.notes)
+    return _with_table(front, table, harmed, notes)
+
+
+def _with_table(
+    front: Frontend, table: CalibrationTable, harmed: dict[str, str], notes: tuple[str, ...]
+) -> Frontend:
+    """Keep in floating point what the table, the DLA and "best" leave there."""
     asked = frozenset(table.keep_float)
     floating = harmed | _idle(front)
     return replace(
         front,
         table=msgspec.structs.replace(table, keep_float=tuple(sorted(asked | floating.keys()))),
-        notes=(*_notes(front), *refused_notes(table), *fitted.notes),
+        notes=notes,
         floating=floating,
         off_dla=frozenset(harmed) - asked,
     )
