@@ -10,7 +10,8 @@ L2 cache stay whole. In one run, for slice and whole GPU: the rooflines (product
 measured), engines built for that many SMs, in FP16 and INT8, with the tactics that the host
 predicted and with the fastest ones as timed, and PyTorch eager and compiled; each as a CUDA graph.
 FOLDER keeps engines and, as JSON, every figure and every operation, so that parts may be measured
-one after the other (PyTorch may want another Triton); all that is there is in the printed tables.
+one after the other (PyTorch may want another Triton); the printed tables have all that is there of
+the slice and the whole GPU. Slices of several sizes may share a folder.
 """
 
 import argparse
@@ -38,6 +39,11 @@ PRECISIONS = ("fp16", "int8")
 DEAREST = 10  # operations of a network whose share of the roofline is summed up
 PLACES = ("slice", "whole")
 PARTS = ("predicted", "tuned", "peers")
+
+
+def file_prefix(place: str, percent: int) -> str:
+    """Return how the names of a place's files begin."""
+    return f"slice{percent}" if place == "slice" else place
 
 
 @contextmanager
@@ -158,11 +164,12 @@ def measure(options: argparse.Namespace) -> None:
     with gpu_slice(options.percent) as sliced:
         environments = {"slice": sliced, "whole": dict(os.environ)}
         for place in options.places:
-            engines = folder / place
+            prefix = file_prefix(place, options.percent)
+            engines = folder / prefix
             if options.parts != ["peers"]:
                 nothing = ("--networks", "--precisions", "--peers")
-                run = bench(environments[place], folder / f"{place}-limits.json", *nothing)
-                profile = str(slice_profile(folder / f"{place}-gpu.toml", run))
+                run = bench(environments[place], folder / f"{prefix}-limits.json", *nothing)
+                profile = str(slice_profile(folder / f"{prefix}-gpu.toml", run))
                 build_missing(
                     engines, options.networks, options.batches, PRECISIONS, options.jobs,
                     profile=profile,
@@ -170,11 +177,11 @@ def measure(options: argparse.Namespace) -> None:
             subjects: dict[str, tuple[object, ...]] = {
                 "predicted": ("--peers", "--engines", engines),
                 "tuned": ("--peers", "--engines", engines, "--layers", "--timing-cache",
-                          folder / f"{place}.timings"),
+                          folder / f"{prefix}.timings"),
                 "peers": ("--precisions",),
             }  # fmt: skip
             for part in options.parts:
-                path = folder / f"{place}-{part}.json"
+                path = folder / f"{prefix}-{part}.json"
                 bench(environments[place], path, *which, *subjects[part])
 
 
@@ -196,16 +203,18 @@ def main() -> None:
         path.stem: msgspec.json.decode(path.read_bytes(), type=Run)
         for path in sorted(options.folder.glob("*-*.json"))
     }
+    prefixes = {place: file_prefix(place, options.percent) for place in PLACES}
     cells = {
         kind: {
             place: merged(
-                [runs[name] for name in (f"{place}-peers", f"{place}-{kind}") if name in runs]
+                [runs[name] for name in (f"{prefix}-peers", f"{prefix}-{kind}") if name in runs]
             )
-            for place in PLACES
+            for place, prefix in prefixes.items()
         }
         for kind in PARTS[:2]
     }
-    layers = runs["slice-tuned"].layers if "slice-tuned" in runs else ()
+    tuned = runs.get(f"{prefixes['slice']}-tuned")
+    layers = tuned.layers if tuned else ()
     lines = [*dearest(layers), *table(cells["predicted"], cells["tuned"]), *summary(cells["tuned"])]
     print("\n".join(lines))
 

@@ -28,10 +28,12 @@ def test_the_tables_of_a_folder_have_ratios_of_slice_and_whole_gpu(
         Layer("resnet18", 8, "fp16", "gemm", ("a", "b"), 80.0, 60.0),
         Layer("resnet18", 8, "fp16", "pool", ("c",), 40.0, 12.0),
     )
-    write(tmp_path, "slice-limits", {})
-    write(tmp_path, "slice-predicted", {"fp16": 110.0, "int8": 51.0})
-    write(tmp_path, "slice-tuned", {"fp16": 100.0, "int8": 50.0}, layers)
-    write(tmp_path, "slice-peers", {"compiled": 170.0, "eager": 300.0})
+    write(tmp_path, "slice12-limits", {})
+    write(tmp_path, "slice12-predicted", {"fp16": 110.0, "int8": 51.0})
+    write(tmp_path, "slice12-tuned", {"fp16": 100.0, "int8": 50.0}, layers)
+    write(tmp_path, "slice12-peers", {"compiled": 170.0, "eager": 300.0})
+    write(tmp_path, "slice25-tuned", {"fp16": 70.0})
+    write(tmp_path, "slice25-peers", {"compiled": 140.0, "eager": 210.0})
     write(tmp_path, "whole-tuned", {"fp16": 40.0})
     write(tmp_path, "whole-peers", {"compiled": 50.0})
     monkeypatch.setattr(sys, "argv", ["bench_slice", str(tmp_path), "--networks"])
@@ -41,6 +43,10 @@ def test_the_tables_of_a_folder_have_ratios_of_slice_and_whole_gpu(
     assert row in printed.splitlines()
     assert "slice: 1.70 times torch.compile in FP16, least 1.70, 1 of 1 at 1.5 or more" in printed
     assert "60% of the roofline; 1 of the 2 dearest operations below half of theirs" in printed
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--percent", "25"])
+    bench_slice.main()
+    printed = capsys.readouterr().out
+    assert "| resnet18 | 8 | 70 | | 140 | 210 | 2.00 | | | | 1.25 |" in printed.splitlines()
 
 
 def test_engines_of_the_slice_are_built_for_its_processors_and_its_bandwidth(
