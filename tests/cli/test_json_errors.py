@@ -55,7 +55,7 @@ def test_an_error_is_json(
 def test_without_json_an_error_is_a_text() -> None:
     done = run("board", "info", "usb://x")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "Error: --to usb://x is no way to a board" in done.stderr
+    assert "Error: usb://x is no way to a board" in done.stderr
     # Behind -- there are no options.
     assert "Error: " in run("board", "info", "--", "--json").stderr
 
@@ -82,3 +82,8 @@ def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
     done = run("board", "info", "--json")
     assert isinstance(done.exception, ModuleNotFoundError)
     assert failures.failure_of(done.exception) is None
+
+
+def test_json_of_the_list_is_refused_where_a_profile_is_shown() -> None:
+    done = run("profiles", "--json", "show", "orin-nano-8gb")
+    assert (done.exit_code, "tandem profiles show NAME --json" in done.output) == (2, True)

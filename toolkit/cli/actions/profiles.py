@@ -45,6 +45,8 @@ _ERA_MEANS: dict[DlaEra, str] = {
 def overview(options: Profiles) -> None:
     """Print the list of the shipped profiles, unless a subcommand follows."""
     if click.get_current_context().invoked_subcommand is not None:
+        if options.as_json:
+            raise click.UsageError("--json goes behind: tandem profiles show NAME --json")
         return
     shipped = list_profiles()
     if options.as_json:

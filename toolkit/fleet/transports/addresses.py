@@ -37,7 +37,7 @@ def _ssh(address: Address) -> Board:
     from toolkit.fleet.transports.ssh import ssh_board
 
     if not address.host:
-        raise click.UsageError(f"--to {address.text} names no host: write ssh://user@host")
+        raise click.UsageError(f"{address.text} names no host: write ssh://user@host")
     return ssh_board(address)
 
 
@@ -46,7 +46,7 @@ def _folder(address: Address) -> Board:
 
     if not address.path.startswith("/") or address.host:
         raise click.UsageError(
-            f"--to {address.text} names no folder by its whole path: write dir:///media/usb"
+            f"{address.text} names no folder by its whole path: write dir:///media/usb"
         )
     return FolderBoard(Path(address.path), address.devices)
 
@@ -56,7 +56,7 @@ def _mqtt(address: Address) -> Board:
 
     device = address.path.strip("/")
     if not address.host or not device:
-        raise click.UsageError(f"--to {address.text}: write mqtt://broker:1883/device-id")
+        raise click.UsageError(f"{address.text}: write mqtt://broker:1883/device-id")
     broker = address.broker or parse_broker(_host_port(address))
     return MqttBoard(broker, device, address.timeout_s)
 
@@ -65,11 +65,11 @@ def _serial(address: Address) -> Board:
     framing, baud = address.options.get("framing", "console"), address.options.get("baud", "115200")
     device = address.path or address.host.upper()  # COM3 has no path
     if not device.strip("/") or (address.path and address.host):
-        raise click.UsageError(f"--to {address.text}: write serial:///dev/ttyACM0?baud=921600")
+        raise click.UsageError(f"{address.text}: write serial:///dev/ttyACM0?baud=921600")
     if framing not in ("console", "raw"):
-        raise click.UsageError(f"--to {address.text}: framing is console or raw, not {framing!r}")
+        raise click.UsageError(f"{address.text}: framing is console or raw, not {framing!r}")
     if not (baud.isascii() and baud.isdigit() and 1200 <= int(baud) <= 12_000_000):
-        raise click.UsageError(f"--to {address.text}: baud = {baud!r} is no rate, such as 921600")
+        raise click.UsageError(f"{address.text}: baud = {baud!r} is no rate, such as 921600")
     lines = _lines(address)
     if "console" in address.options:
         return _console(address, device, int(baud))
@@ -82,7 +82,7 @@ def _console(address: Address, device: str, baud: int) -> Board:
     from toolkit.fleet.transports.console import ConsoleBoard
 
     if address.options["console"] != "zmodem":
-        raise click.UsageError(f"--to {address.text}: the console install is console=zmodem")
+        raise click.UsageError(f"{address.text}: the console install is console=zmodem")
     return ConsoleBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
 
 
@@ -93,7 +93,7 @@ def _ask(text: str, *, secret: bool) -> str:
 
 def _udp(address: Address) -> Board:
     if not address.host:
-        raise click.UsageError(f"--to {address.text} names no host: write smp+udp://192.168.55.1")
+        raise click.UsageError(f"{address.text} names no host: write smp+udp://192.168.55.1")
     lines = _lines(address)
     from toolkit.fleet.transports.smp import SmpBoard
 
@@ -105,9 +105,7 @@ def _lines(address: Address) -> ModuleType:
     try:
         from toolkit.fleet.transports import smp_links as lines
     except ImportError as error:
-        raise click.UsageError(
-            f"--to {address.text} needs pyserial: {pip_install('serial')}"
-        ) from error
+        raise click.UsageError(f"{address.text} needs pyserial: {pip_install('serial')}") from error
     return lines
 
 
@@ -129,20 +127,22 @@ def parse_address(
         url = urlsplit(text)
         port = url.port
     except ValueError as error:
-        raise click.UsageError(f"--to {text}: {error}") from error
+        raise click.UsageError(f"{text}: {error}") from error
     if url.scheme not in TRANSPORTS:
         names = ", ".join(f"{name}://" for name in TRANSPORTS)
-        raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
+        raise click.UsageError(f"{text} is no way to a board: it begins with one of {names}")
     pairs = parse_qsl(url.query, keep_blank_values=True)
     options = {_RENAMED.get(name, name): value for name, value in pairs}
     for name in sorted(set(options) - TRANSPORTS[url.scheme][1]):
-        raise click.UsageError(f"--to {text}: {url.scheme}:// has no option {name!r}")
+        raise click.UsageError(f"{text}: {url.scheme}:// has no option {name!r}")
     user, host = unquote(url.username or ""), url.hostname or ""
     for part in filter(None, (user, host)):
         if _NAME.match(part) is None:
-            raise click.UsageError(f"--to {text}: {part!r} is no name of a host or a user")
+            raise click.UsageError(f"{text}: {part!r} is no name of a host or a user")
     if url.password is not None:
-        raise click.UsageError("--to takes no password: others could read it in the list of tasks")
+        raise click.UsageError(
+            "An address takes no password: others could read it in the list of tasks"
+        )
     return Address(
         text=text,
         user=user,
