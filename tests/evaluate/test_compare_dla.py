@@ -38,8 +38,11 @@ from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, Ten
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
 from toolkit.evaluate.compare.report import comparison_text, why
+from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.qdq.export import export_qdq
+from toolkit.quantize.quantize import calibrated_tensors, with_operands
 
 Shape = tuple[int, ...]
 SIZE = 128  # large enough for the DLA to pay
@@ -309,6 +312,28 @@ def test_a_model_with_a_profile_is_built_and_compared(built: Built) -> None:
     found = json.loads(run(model, "--profile", "agx-orin-64gb", "--data", data, "--json"))
     assert (found["graph"], found["precision"], found["samples"]) == ("GPU INT8", "int8", 2)
     assert found["outputs"][0]["gpu"]["sqnr_db"] > 10
+
+
+def test_a_q_dq_model_with_other_weight_scales_gives_ranges_as_in_a_build(
+    built: Built, tmp_path: Path
+) -> None:
+    _, model, data = built
+    graph, _ = run_passes(import_model(model).model)
+    ranges = with_operands(graph, dict.fromkeys(calibrated_tensors(graph), 4.0))
+    quantized = export_qdq(graph, ranges)
+    weights = quantized.graph.initializers
+    scale = next(
+        node.inputs[1]
+        for node in quantized.graph
+        if node.op_type == "QuantizeLinear" and node.inputs[0].name in weights
+    )
+    scale.const_value = ir.tensor(0.9 * scale.const_value.numpy(), name=scale.name)
+    ir.save(quantized, tmp_path / "qdq.onnx")
+    found = json.loads(
+        run(model, "--profile", "agx-orin-64gb", "--table", tmp_path / "qdq.onnx", "--data", data,
+            "--json")
+    )  # fmt: skip
+    assert (found["precision"], found["samples"]) == ("int8", 2)
 
 
 def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -152,7 +152,7 @@ def _compare_model(options: Compare, report: Report) -> tuple[Comparison, Record
         precision="int8",
         data=None if table else options.inputs.data,
         ranges=RangeOptions(preprocess=settings.preprocess if settings else None),
-        table=read_ranges(table, shapes=shapes).table if table else None,
+        table=read_ranges(table, shapes=shapes, any_weight_scale=True).table if table else None,
         shapes=shapes,
         plugins=options.plugins,
         kernels=False,
@@ -224,7 +224,8 @@ def _gpu_ranges(options: Compare) -> Mapping[str, float] | None:
     """Return the ranges that a GPU would be given, before rules of the DLA changed them."""
     if options.table is None:
         return None
-    return read_ranges(options.table, shapes=options.inputs.shapes).table.tensors
+    shapes = options.inputs.shapes
+    return read_ranges(options.table, shapes=shapes, any_weight_scale=True).table.tensors
 
 
 def _metric(
