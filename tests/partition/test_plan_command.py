@@ -334,3 +334,31 @@ def test_data_of_a_plan_are_for_int8_as_a_build_has_it(option, model, tmp_path) 
     done = run(model, "--data", tmp_path, *option)
     assert done.exit_code == 2
     assert "--data calibrates INT8 as a build does" in done.output
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--html", "p.html"), ("--nodes",), ("--cycles",), ("--trtexec",), ("--max-latency-ms", "9")],
+)
+def test_an_explanation_of_a_node_refuses_the_options_of_a_plan(option, model) -> None:
+    done = run(model, "--explain", "erf", *option)
+    assert done.exit_code == 2
+    assert option[0] in done.output
+
+
+def test_what_a_plan_has_no_use_for_is_refused(model, tmp_path) -> None:
+    done = run(model, "--precision", "fp16", "--table", tmp_path / "none.json")
+    assert (done.exit_code, "--precision fp16 has no use for it" in done.output) == (2, True)
+    both = run(model, "--workload", tmp_path / "none.toml")
+    assert (both.exit_code, "not both" in both.output) == (2, True)
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_search(
+    model, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delattr("toolkit.cli.actions.plan.make_plan")
+    assert "there is no folder" in refused(model, "--html", tmp_path / "missing" / "p.html")
+    workload = tmp_path / "w.toml"
+    workload.write_text('[[model]]\npath = "m.onnx"\n')
+    for name, text in (("w.toml", "is there already"), ("missing/p.toml", "there is no folder")):
+        assert text in refused("--workload", workload, "--pipeline", tmp_path / name)

@@ -81,3 +81,18 @@ def test_accepting_a_loss_needs_ranges(cache: Path, tmp_path: Path) -> None:
     accepted = CliRunner().invoke(tandem, [*command, "--table", str(cache)])
     assert not isinstance(accepted.exception, TandemError)
     assert accepted.exit_code == 0, accepted.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--table", "none.json", "--precision", "fp16"),
+        ("--dummy-ranges", "--precision", "fp32"),
+        ("--method", "entropy"),
+        ("--strict",),
+    ],
+)
+def test_what_a_build_has_no_use_for_is_refused(options: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(tandem, ["build", "none.onnx", *options])
+    assert done.exit_code == 2
+    assert f"Error: {options[0]} " in done.output

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from calibration.table import Adjustments, CalibrationTable, read_table, write_t
 from calibration.trt_cache import cache_of, decode_cache, write_cache
 from device.errors import TandemError
 from toolkit.cli.actions.outputs import need_folders
+from toolkit.cli.commands.calibrate import calibrate
 from toolkit.cli.commands.ranges import ranges
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -244,3 +246,17 @@ def test_a_file_in_a_missing_folder_is_refused_before_the_work(tmp_path: Path) -
     need_folders(None, tmp_path / "here.html")
     with pytest.raises(TandemError, match=r"there is no folder .*no; make it"):
         need_folders(tmp_path / "no" / "x.html")
+
+
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [(("--tensorrt", "10.3.0"), "--cache"), (("--qdq-for", "onnxruntime"), "--qdq")],
+)
+@pytest.mark.parametrize("command", [calibrate, ranges], ids=["calibrate", "ranges"])
+def test_an_option_of_a_file_needs_the_file(
+    command: click.Command, option: tuple[str, str], file: str
+) -> None:
+    data = ("--data", "none") if command is calibrate else ()
+    done = CliRunner().invoke(command, ["none.onnx", *data, *option])
+    assert done.exit_code == 2
+    assert f"give {file} too" in done.output

@@ -11,6 +11,7 @@ from device.engine.file import open_engine
 from toolkit.cli.actions.calibration import range_options
 from toolkit.cli.actions.outputs import need_folders, print_page_path
 from toolkit.cli.actions.planning import plan_options
+from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
 from toolkit.cli.options.plan import KernelOptions
 from toolkit.cli.pages.engine_card import engine_facts, engine_page
@@ -56,7 +57,7 @@ def _refuse_two_sources(options: Build) -> None:
 
 
 def _refuse_unused(options: Build) -> None:
-    """Refuse calibration options that would have no effect."""
+    """Refuse options of INT8 that would have no effect."""
     calibration, table = options.calibration, options.ranges.table
     if options.data is None:
         rows = (
@@ -69,14 +70,20 @@ def _refuse_unused(options: Build) -> None:
             ("--bias-correction", calibration.bias_correction),
             ("--keep-float", calibration.keep_float),
             ("--accept-loss", calibration.accept_loss and not table),
+            ("--method", given("method")),
+            ("--strict", calibration.preprocess.strict),
         )
         for option, value in rows:
             if value:
                 raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
-    elif options.precision not in (None, "int8", "best"):
-        raise click.UsageError(
-            f"--data calibrates INT8; --precision {options.precision} has no use for it."
-        )
+    dummy_ranges = options.ranges.dummy_ranges
+    sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
+    for option, value in sources:
+        if value and options.precision not in (None, "int8", "best"):
+            raise click.UsageError(
+                f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
+                "it."
+            )
 
 
 def _library_options(options: Build) -> BuildOptions:

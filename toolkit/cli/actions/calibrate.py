@@ -16,7 +16,7 @@ from calibration.trt_cache import (
 )
 from toolkit.cli.actions.calibration import range_options
 from toolkit.cli.actions.model_file import write_model
-from toolkit.cli.actions.outputs import need_folders, write_bytes
+from toolkit.cli.actions.outputs import need_folders, refuse_unused, write_bytes
 from toolkit.cli.commands.calibrate import Calibrate
 from toolkit.cli.options.ranges import RangeOutputs
 from toolkit.cli.progress import progress_bar
@@ -39,6 +39,7 @@ def calibrate(options: Calibrate) -> None:
     written. Raises click.UsageError.
     """
     outputs = options.outputs
+    refuse_unused(outputs)
     _need_the_graph(options)
     need_folders(options.out, outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
     cache_version(outputs.tensorrt or DEFAULT_TENSORRT)  # refused before data is read

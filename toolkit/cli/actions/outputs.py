@@ -9,6 +9,8 @@ import msgspec
 
 from device.errors import ConfigError, TandemError
 from device.files import replacing
+from toolkit.cli.command import given
+from toolkit.cli.options.ranges import RangeOutputs
 from toolkit.errors import BuildError, NotComparedError
 
 NOT_TIMED = "{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
@@ -24,6 +26,14 @@ def need_folders(*paths: Path | None) -> None:
             raise BuildError(
                 f"{path} cannot be written: there is no folder {path.parent}; make it."
             )
+
+
+def refuse_unused(outputs: RangeOutputs) -> None:
+    """Refuse options of files that are not asked for. Raises click.UsageError."""
+    for name, file, path in (("tensorrt", "cache", outputs.cache), ("qdq_for", "qdq", outputs.qdq)):
+        if path is None and given(name):
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} is for the file of --{file}; give --{file} too.")
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ from device.errors import ConfigError
 from device.selftest.report import is_report
 from pipelines.config import parse_pipeline
 from toolkit.board_kit.measured import measured_in
-from toolkit.cli.actions.outputs import print_page_path, write_text
+from toolkit.cli.actions.outputs import need_folders, print_page_path, write_text
 from toolkit.cli.actions.planning import plan_options
 from toolkit.cli.commands.plan import Plan as Options
 from toolkit.cli.progress import progress_bar
@@ -41,8 +41,14 @@ def plan(options: Options) -> None:
     """Plan, write the files and print the report. Raises TandemError, click.UsageError."""
     _check(options)
     rows = _models(options)
-    request = _request(options, rows)
     shown = options.shown
+    pipeline = shown.pipeline
+    need_folders(shown.html, pipeline)
+    if pipeline is not None and pipeline.exists():
+        raise ConfigError(
+            f"{pipeline} is there already: name another file with `tandem plan --pipeline`."
+        )
+    request = _request(options, rows)
     if shown.explain is not None:
         explanation = explain(request, shown.explain)
         click.echo(
@@ -53,7 +59,6 @@ def plan(options: Options) -> None:
         result = make_plan(request, report)
     if shown.html:
         write_page(shown.html, plan_html(result.shared, result.advice, result.notes))
-    pipeline = shown.pipeline
     planned = _write_pipeline(pipeline, rows, request, result) if pipeline else None
     if shown.as_json:
         commands = {"build": planned.commands} if planned else {}
@@ -67,10 +72,10 @@ def plan(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Refuse options that contradict each other."""
-    source, limits = options.source, options.limits
+    source, limits, shown = options.source, options.limits, options.shown
     of_one = (
         *(options.rate_hz, options.table, options.data, source.shapes, source.inputs_as_nchw),
-        *(options.measured, options.shown.explain, limits.force_dla, limits.force_gpu),
+        *(options.measured, shown.explain, limits.force_dla, limits.force_gpu),
     )
     if options.workload is not None and any(of_one):
         raise click.UsageError(
@@ -85,12 +90,22 @@ def _check(options: Options) -> None:
             "--data calibrates INT8 as a build does; leave out --table, --precision, "
             "--no-rewrites and --max-latency-ms."
         )
+    if options.table is not None and options.precision != "int8":
+        raise click.UsageError(
+            f"--table gives INT8 its ranges; --precision {options.precision} has no use for it."
+        )
+    several = (shown.html, shown.nodes, shown.cycles, shown.trtexec, limits.max_latency_ms)
+    if shown.explain is not None and any(several):
+        raise click.UsageError(
+            "--explain shows the rules for one node; leave out --html, --nodes, --cycles, "
+            "--trtexec and --max-latency-ms."
+        )
     if options.workload is None and options.objective == MAKESPAN:
         raise click.UsageError(
             f"--objective {MAKESPAN} is the time of a frame of several models: give --workload; "
             "for one MODEL take --objective latency."
         )
-    if options.shown.pipeline is not None and options.workload is None:
+    if shown.pipeline is not None and options.workload is None:
         raise click.UsageError("--pipeline is for the models of a --workload.")
 
 
@@ -100,7 +115,7 @@ def _models(options: Options) -> tuple[WorkloadModel, ...]:
     if options.workload is not None and options.model is None:
         return load_workload(options.workload).model
     if options.model is None or options.workload is not None:
-        raise click.UsageError("Give a MODEL or a --workload.")
+        raise click.UsageError("Give a MODEL or a --workload, not both.")
     one = WorkloadModel(
         path=options.model,
         rate_hz=options.rate_hz,
@@ -156,12 +171,8 @@ def _measured_times(path: Path, model: Path, precision: Precision) -> Measured:
 def _write_pipeline(
     path: Path, rows: Sequence[WorkloadModel], request: PlanRequest, result: PlanResult
 ) -> PlannedPipeline:
-    """Write the pipeline of a plan, with the labels that are known. Raises TandemError: the file is
-    there already or cannot be written, or a model cannot be read by a pipeline."""
-    if path.exists():
-        raise ConfigError(
-            f"{path} is there already: name another file with `tandem plan --pipeline`."
-        )
+    """Write the pipeline of a plan, with the labels that are known. Raises TandemError: the file
+    cannot be written, or a model cannot be read by a pipeline."""
     planned = plan_pipeline(rows, request, result, path)
     parse_pipeline(planned.text, path)
     texts = {path: planned.text}

@@ -22,7 +22,7 @@ from calibration.trt_cache import (
 )
 from device.engine.preprocessing import describe
 from toolkit.cli.actions.model_file import write_model
-from toolkit.cli.actions.outputs import write_bytes
+from toolkit.cli.actions.outputs import refuse_unused, write_bytes
 from toolkit.cli.commands.ranges import Ranges
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
@@ -46,7 +46,9 @@ def ranges(options: Ranges) -> None:
     """Read, compare and write ranges, and print the report.
 
     Raises BuildError: a file cannot be read or written, or its format cannot hold the ranges.
+    Raises click.UsageError.
     """
+    refuse_unused(options.outputs)
     result = _convert(options)
     click.echo(json.dumps(_builtins(result)) if options.as_json else _text(result, options))
 
