@@ -23,9 +23,9 @@ class Flash:
     """
 
     bundle: Path | None = argument(required=False, type=FILE)
-    way: str | None = option(
+    address: str | None = option(
         "ssh://user@host, serial:///dev/ttyACM0?baud=921600, smp+udp://host, dir:///media/usb or "
-        "mqtt://broker/device-id; by default the board that is found.", "--to", metavar="WAY",
+        "mqtt://broker/device-id; by default the board that is found.", "--to", metavar="ADDRESS",
     )  # fmt: skip
     all_found: bool = option("Flash every board that is found, all at once.")
     search: BoardLogin = part()

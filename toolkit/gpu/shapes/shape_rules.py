@@ -68,10 +68,12 @@ class Unknown(Exception):  # noqa: N818  (an answer, not an error)
     """A rule needs a shape or a value that is not known."""
 
 
-def _broadcast(left: Shape, right: Shape) -> Shape:
+def _broadcast(first: Shape, second: Shape) -> Shape:
     """Broadcast shapes as numpy does. Raises Unknown: sizes that may differ."""
-    rank = max(len(left), len(right))
-    pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
+    rank = max(len(first), len(second))
+    pairs = zip(
+        (1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True
+    )
     shape = []
     for a, b in pairs:
         if a not in (b, 1) and b != 1:
