@@ -50,13 +50,6 @@ TOPICS = Topics(DEVICE)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
 def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
     box = AgentBox(tmp_path, broker.port)
     yield box
