@@ -93,3 +93,11 @@ def dla_cores(root: Path = Path("/")) -> int:
 def _integer(path: Path) -> int | None:
     text = read_text(path)
     return int(text) if text.removeprefix("-").isdecimal() else None
+
+
+def tandem_version() -> str:
+    """Return the version of this package."""
+    try:
+        return metadata.version("tandem-edge")
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return ""

@@ -37,8 +37,7 @@ from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
 from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.loading import loading
-from pipelines.message_channel import claim_stdout
+from pipelines.message_channel import claim_stdout, loading
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
 from pipelines.sources.uri import redact, scheme_of
@@ -83,8 +82,8 @@ def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
-    from pipelines.open_models import bundle_files, first_and_others, open_models
-    from pipelines.runtime.pipeline import run_pipeline
+    from pipelines.open_models import bundle_files, open_models
+    from pipelines.runtime.pipeline import RunOptions, run_pipeline
     from pipelines.runtime.reload import ReloadFile, hangups
     from pipelines.sinks.table import Broker
 
@@ -106,11 +105,10 @@ def _run(
     with ExitStack() as stack:
         files = bundle_files(config, folder)
         models = open_models(config, files, stack, partial(_open_session, options.profile))
-        model, others = first_and_others(models)
         tap = (
             None
             if options.tap is None
-            else stack.enter_context(_open_tap(options.tap, config, model))
+            else stack.enter_context(_open_tap(options.tap, config, models))
         )
         reload = None
         if options.data is None:  # a release never changes: its files are those of its hash
@@ -118,25 +116,28 @@ def _run(
             stack.enter_context(hangups(reload.now, stop))
         run_pipeline(
             config,
-            model,
-            emit=emit,
-            stop=stop,
-            broker=broker,
-            files=_output_files(options, config, models, files),
-            patient=options.wait_for_source,
-            frames=options.frames,
-            others=others,
-            reload=reload,
-            tap=tap,
+            models[config.first.name],
+            RunOptions(
+                emit=emit,
+                stop=stop,
+                broker=broker,
+                files=_output_files(options, config, models, files),
+                patient=options.wait_for_source,
+                frames=options.frames,
+                others=models,
+                reload=reload,
+                tap=tap,
+            ),
         )
 
 
-def _open_tap(path: Path, config: PipelineConfig, model: "Model") -> "Tap":
+def _open_tap(path: Path, config: PipelineConfig, models: "Mapping[str, Model]") -> "Tap":
     """Return what lets a new release run in the shadow of this one."""
     from pipelines.shadow.tap import Tap
 
     cameras = [camera.id for camera in config.cameras]
-    return Tap(path, pipeline=config.name, labels=model.labels, cameras=cameras)
+    labels = models[config.first.name].labels
+    return Tap(path, pipeline=config.name, labels=labels, cameras=cameras)
 
 
 def _tls(environment: Mapping[str, str]) -> TlsFiles | None:

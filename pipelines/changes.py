@@ -38,7 +38,7 @@ REASONS = {
     "models": "engines are loaded at the start",
     "tracker": "sinks follow objects by it",
 }
-_TABLES = ("zones", "lines", "sinks")  # said as a whole, by name or kind
+_TABLES = ("zones", "lines", "sinks")  # described as a whole, by name or kind
 
 _MISSING = object()
 
@@ -59,9 +59,9 @@ def changes(before: PipelineConfig, after: PipelineConfig) -> tuple[str, ...]:
             f"{', '.join(refused)} cannot change while the pipeline runs ({'; '.join(reasons)}):"
             " start it again for that."
         )
-    said = [_said(key, old, new) for key in keys if not key.startswith(_TABLES)]
-    tables = (_table_said(table, old, new) for table in _TABLES)
-    return (*said, *(text for text in tables if text))
+    values = [_value_change(key, old, new) for key in keys if not key.startswith(_TABLES)]
+    tables = (_table_change(table, old, new) for table in _TABLES)
+    return (*values, *(text for text in tables if text))
 
 
 def _tree(config: PipelineConfig) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _are_tables(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
     return len(old) == len(new) and all(isinstance(one, dict) for one in (*old, *new))
 
 
-def _said(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _value_change(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return f"{key}: {_text(_at(old, key))} -> {_text(_at(new, key))}"
 
 
@@ -108,16 +108,16 @@ def _text(value: object) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-def _table_said(table: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _table_change(table: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return which rows of a list of tables are new, changed or gone; empty if none is."""
     key = "kind" if table == "sinks" else "name"
     before, after = list(old.get(table, ())), list(new.get(table, ()))
     same = [row for row in after if row in before]
-    gone, fresh = ([row[key] for row in rows if row not in same] for rows in (before, after))
+    removed, added = ([row[key] for row in rows if row not in same] for rows in (before, after))
     words = []
-    for name in dict.fromkeys((*gone, *fresh)):
-        is_gone, is_fresh = name in gone, name in fresh
-        words.append(
-            f"{name} {'changed' if is_gone and is_fresh else 'new' if is_fresh else 'gone'}"
-        )
+    for name in dict.fromkeys((*removed, *added)):
+        if name not in removed:
+            words.append(f"{name} new")
+        else:
+            words.append(f"{name} {'changed' if name in added else 'gone'}")
     return f"{table}: {', '.join(words)}" if words else ""

@@ -26,11 +26,20 @@ class Scored(Value, frozen=True, kw_only=True, tag_field="kind"):
     score_threshold: Fraction = 0.25
     max_detections: Positive = 100
 
+    @property
+    def max_iou(self) -> float | None:
+        """How far boxes of a class may overlap; None: nothing is suppressed."""
+        return None
+
 
 class _Suppressed(Scored, frozen=True, kw_only=True, tag_field="kind"):
     """Base of decoders that suppress overlapping boxes."""
 
     iou_threshold: Fraction = 0.5
+
+    @property
+    def max_iou(self) -> float | None:
+        return self.iou_threshold
 
 
 class LtrbGrid(_Suppressed, frozen=True, kw_only=True, tag="ltrb_grid"):
@@ -90,6 +99,10 @@ class Rows(_Suppressed, frozen=True, kw_only=True, tag="rows"):
     keypoints: Annotated[int, Meta(ge=0)] = 0
     keypoint_values: Literal[2, 3] = 3
 
+    @property
+    def max_iou(self) -> float | None:
+        return self.iou_threshold if self.suppress else None
+
 
 class ClassRows(_Suppressed, frozen=True, kw_only=True, tag="class_rows"):
     """`output` [1,N,4+C]: a box, then a probability for each class. `suppress`: the rows still
@@ -99,6 +112,10 @@ class ClassRows(_Suppressed, frozen=True, kw_only=True, tag="class_rows"):
     format: Literal["corners", "centre"] = "centre"
     unit: Unit = "fraction"
     suppress: bool = False
+
+    @property
+    def max_iou(self) -> float | None:
+        return self.iou_threshold if self.suppress else None
 
 
 class Yolov5(_Suppressed, frozen=True, kw_only=True, tag="yolov5"):
@@ -258,6 +275,10 @@ class Blazeface(_Suppressed, frozen=True, kw_only=True, tag="blazeface"):
     anchors: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (2, 6)
     score_threshold: Fraction = 0.5
     iou_threshold: Fraction = 0.3
+
+    @property
+    def max_iou(self) -> None:
+        """None: the decoder itself merges overlapping faces."""
 
 
 class Movenet(Scored, frozen=True, kw_only=True, tag="movenet"):

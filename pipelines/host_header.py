@@ -12,11 +12,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def answers(bound: str, asked: str) -> bool:
-    """Whether a server bound to a host is to answer a request for `asked`, HOST or HOST:PORT.
+def answers(bound: str, host: str) -> bool:
+    """Whether a server bound to a host is to answer a request for `host`, HOST or HOST:PORT.
 
     A page elsewhere may have its name point here (DNS rebinding); it is not shown what only this
     machine may see.
     """
-    name = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     return not is_loopback(bound) or is_loopback(name.strip("[]"))

@@ -171,12 +171,6 @@ def _sessions(
     return sessions
 
 
-def first_and_others(models: Mapping[str, Model]) -> tuple[Model, dict[str, Model]]:
-    """Return the first model, and the others by name."""
-    (_, first), *others = models.items()
-    return first, dict(others)
-
-
 def _named(config: PipelineConfig, model: PipelineModel, key: str, folder: Path) -> Path:
     path = model.engine if key == "engine" else model.labels
     if not path:

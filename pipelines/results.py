@@ -146,6 +146,21 @@ class ModelResult:
     labels: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """One inference: of which model, on which processors, and when, in ns of `time.monotonic()`.
+
+    `span_ns`: from the begin of its inputs to its outputs, and where a thread decoded them too, to
+    the end of that; `ready_ns`: its inputs were ready; `infer_ns`: the engine began and ended.
+    """
+
+    model: str
+    processors: tuple[str, ...]
+    span_ns: tuple[int, int]
+    ready_ns: int
+    infer_ns: tuple[int, int]
+
+
 def no_detections() -> Detections:
     """Return detections of a frame without objects."""
     return Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))

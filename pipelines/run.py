@@ -14,8 +14,8 @@ from device.protocol.messages import ChildMessage
 from device.runtime.session import Session
 from device.update.bundle import PIPELINE, extract_bundle
 from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.open_models import bundle_files, first_and_others, open_models
-from pipelines.runtime.pipeline import iter_results
+from pipelines.open_models import bundle_files, open_models
+from pipelines.runtime.pipeline import RunOptions, discard, iter_results
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
@@ -103,16 +103,17 @@ class Pipeline:
             config = _adapt(config, self._source, with_mqtt=self._broker is not None)
             files = bundle_files(config, folder)
             models = open_models(config, files, stack, _open_session)
-            model, others = first_and_others(models)
             results = iter_results(
                 config,
-                model,
-                emit=on_message or _discard,
-                stop=stop or threading.Event(),
-                broker=self._broker,
-                files=OutputFiles(overwrite=self._overwrite),
-                frames=frames,
-                others=others,
+                models[config.first.name],
+                RunOptions(
+                    emit=on_message or discard,
+                    stop=stop or threading.Event(),
+                    broker=self._broker,
+                    files=OutputFiles(overwrite=self._overwrite),
+                    frames=frames,
+                    others=models,
+                ),
             )
             yield from stack.enter_context(closing(results))
 
@@ -125,7 +126,3 @@ def _adapt(config: PipelineConfig, uri: str | None, *, with_mqtt: bool) -> Pipel
     adapted = config if uri is None else config.with_source(uri)
     sinks = tuple(sink for sink in config.sinks if with_mqtt or not isinstance(sink, MqttSink))
     return msgspec.structs.replace(adapted, sinks=sinks)
-
-
-def _discard(message: ChildMessage) -> None:
-    """Discard a message."""

@@ -31,7 +31,7 @@ from pipelines.frame import Frame, Stamp
 from pipelines.results import Detections
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.in_flight import run_frames
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.table import Broker, FrameResult
@@ -115,10 +115,7 @@ def stream(effort: Effort) -> list[Figure]:
             target = Broker("127.0.0.1", port, "bench")
             begin_s = time.monotonic()
             cpu_s = time.process_time()
-            run_pipeline(
-                config, model, emit=_discard, stop=threading.Event(), broker=target,
-                frames=count, watch=watch,
-            )  # fmt: skip
+            run_pipeline(config, model, RunOptions(broker=target, frames=count), watch=watch)
             cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
             time.sleep(0.5)  # the last messages are under way
         ends = arrivals(out)
@@ -245,8 +242,8 @@ def slow_figures(effort: Effort) -> list[Figure]:
     with camera() as server:
         config = detector_pipeline(SourceConfig(uri=server.url, id="cam"))
         model = Model(EngineDouble(engine_s), LABELS, "")
-        run_pipeline(config, model, emit=_discard, stop=threading.Event(),
-                     frames=max(40, int(effort.seconds * 15)), watch=watch)  # fmt: skip
+        frames = max(40, int(effort.seconds * 15))
+        run_pipeline(config, model, RunOptions(frames=frames), watch=watch)
     settled = ages_ms[10:]
     third = len(settled) // 3
     growth = median(settled[-third:]) - median(settled[:third])
@@ -369,10 +366,6 @@ def _time_ms(work: Callable[[], object], runs: int) -> float:
 
 def _p(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(values), percent))
-
-
-def _discard(message: object) -> None:
-    """Discard a message."""
 
 
 def table(figures: Sequence[Figure], peers: Sequence[Peer]) -> str:

@@ -25,6 +25,7 @@ from toolkit.partition.costs.gpu import (
     GpuParameters,
     GpuRates,
     GpuWork,
+    Launch,
     TimeShares,
     call_us,
     gpu_times,
@@ -35,7 +36,6 @@ from toolkit.partition.costs.gpu import (
     time_shares,
 )
 from toolkit.partition.costs.hardware import Hardware, at_clocks, hardware
-from toolkit.partition.costs.launches import Launch
 
 ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
 SCALE = 0.15  # log ratio above which the loss is less than quadratic

@@ -21,8 +21,8 @@ from device.profile import load_profile
 from device.selftest.report import Report
 from scripts.networks import NETWORKS
 from scripts.networks.classic import conv_layer, dense_layer, googlenet_part
+from toolkit.partition.costs.gpu import Launch
 from toolkit.partition.costs.hardware import Clocks
-from toolkit.partition.costs.launches import Launch
 
 Engine = Literal["gpu", "dla0", "2dla", "gpu+2dla"]
 Measure = Literal["latency", "rate", "power", "energy"]

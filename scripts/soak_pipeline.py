@@ -31,7 +31,7 @@ from statistics import median
 from device.protocol.messages import ChildMessage, Stats
 from pipelines.config import PipelineConfig, SourceConfig
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.table import Broker, FrameResult
 from pipelines.sources.gst import CHILD
@@ -257,11 +257,13 @@ def _run(
     run_pipeline(
         config,
         Model(engine, LABELS, ""),
-        emit=watch.hear,
-        stop=stop,
-        broker=Broker("127.0.0.1", broker.port, "bench"),
-        patient=True,
-        frames=frames,
+        RunOptions(
+            emit=watch.hear,
+            stop=stop,
+            broker=Broker("127.0.0.1", broker.port, "bench"),
+            patient=True,
+            frames=frames,
+        ),
         watch=watch.see,
     )
     seconds = time.monotonic() - begin_s
@@ -291,8 +293,7 @@ def _grown(before: Holdings, after: Holdings) -> list[str]:
 
 def _warm_up(engine: EngineDouble) -> None:
     config = detector_pipeline(SourceConfig(uri="test://", id="cam"))
-    stop = threading.Event()
-    run_pipeline(config, Model(engine, LABELS, ""), emit=lambda _: None, stop=stop, frames=3)
+    run_pipeline(config, Model(engine, LABELS, ""), RunOptions(frames=3))
 
 
 def _judged(raw: _Raw, received: int, watch: _Watch, *, settle_s: float) -> Verdict:

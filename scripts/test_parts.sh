@@ -127,7 +127,7 @@ END
     "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/fleet/test_stolen_parts.py \
         tests/fleet/test_trust_attacks.py tests/fleet/test_rollout_machine.py tests/fleet/test_rollout_rules.py \
         tests/agent/test_release_decisions.py tests/agent/test_transfer.py tests/agent/test_update_sources.py \
-        tests/fleet/test_fleet_folder.py tests/fleet/test_fleet_endings.py \
+        tests/fleet/test_fleet_folder.py tests/fleet/test_fleet_expiry.py \
         tests/repository/test_messages.py
 }
 

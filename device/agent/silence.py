@@ -4,10 +4,10 @@ Silence has three meanings. The loop has frozen: it is ended soon. It still load
 as long as it gets on. Or the machine gave it no processor, or no disk: that time does not count.
 
 A start may wait without a processor or a disk: for a driver, a name server, a lock. A thread of the
-pipeline beats meanwhile (`pipelines.loading`), so it is not ended. What is: one that does not even
-beat, as it has not begun or C code holds the interpreter, and of which no process works, for
-IDLE_S. A driver that sleeps so long in that state would be started again, and then has its module
-loaded; start_s bounds all else. Times are seconds of a steady clock.
+pipeline beats meanwhile (`pipelines.message_channel`), so it is not ended. What is: one that does
+not even beat, as it has not begun or C code holds the interpreter, and of which no process works,
+for IDLE_S. A driver that sleeps so long in that state would be started again, and then has its
+module loaded; start_s bounds all else. Times are seconds of a steady clock.
 """
 
 from dataclasses import dataclass, replace

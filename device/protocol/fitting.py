@@ -50,20 +50,20 @@ def _fit(value: Any, kind: types.Type) -> Any:  # noqa: ANN401  (a field of any 
 
 def _fit_list(values: tuple[Any, ...], kind: types.VarTupleType) -> tuple[Any, ...]:
     limit = len(values) if kind.max_length is None else kind.max_length
-    kept = tuple(_fit(value, kind.item_type) for value in values[:limit])
+    fitted = tuple(_fit(value, kind.item_type) for value in values[:limit])
     if len(values) > limit:
-        return (*kept[:-1], f"{MARK} and {len(values) - limit + 1} more")
-    return values if kept == values else kept
+        return (*fitted[:-1], f"{MARK} and {len(values) - limit + 1} more")
+    return values if fitted == values else fitted
 
 
 def _fit_mapping(values: dict[Any, Any], kind: types.DictType) -> dict[Any, Any]:
     limit = len(values) if kind.max_length is None else kind.max_length
     rows = sorted(values.items())
     left_out = len(rows) - limit + 1 if len(rows) > limit else 0
-    kept = {
+    fitted = {
         _fit(key, kind.key_type): _fit(value, kind.value_type)
         for key, value in rows[: len(rows) - left_out]
     }
     if left_out:
-        kept[MARK] = f"{left_out} more"
-    return values if kept == values else kept
+        fitted[MARK] = f"{left_out} more"
+    return values if fitted == values else fitted

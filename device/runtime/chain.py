@@ -298,5 +298,5 @@ def _bytes(shapes: Shapes, tensor: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _same_memory(left: Array, right: Array) -> bool:
-    return left.ctypes.data == right.ctypes.data and left.nbytes == right.nbytes
+def _same_memory(one: Array, other: Array) -> bool:
+    return one.ctypes.data == other.ctypes.data and one.nbytes == other.nbytes

@@ -88,7 +88,7 @@ def keep_on_gpu(stages: Sequence[Stage], outputs: Collection[str]) -> None:
         for stage in stages
         if not isinstance(stage.runner, SegmentChain) and stage.runner.can_stay_on_gpu
     }
-    kept: dict[str, int] = {}
+    addresses: dict[str, int] = {}
     for stage in stages:
         device = kernels[stage.name].device if stage.name in kernels else None
         if device is None:
@@ -96,12 +96,12 @@ def keep_on_gpu(stages: Sequence[Stage], outputs: Collection[str]) -> None:
         for tensor in stage.outputs:
             readers = [reader.name for reader in stages if tensor in reader.inputs]
             if readers and tensor not in outputs and all(name in kernels for name in readers):
-                kept[tensor] = device.address(tensor)
+                addresses[tensor] = device.address(tensor)
     for stage in stages:
-        made = frozenset(tensor for tensor in stage.outputs if tensor in kept)
-        sources = {tensor: kept[tensor] for tensor in stage.inputs if tensor in kept}
-        if made or sources:
-            kernels[stage.name].stay_on_gpu(made, sources)
+        outgoing = frozenset(tensor for tensor in stage.outputs if tensor in addresses)
+        sources = {tensor: addresses[tensor] for tensor in stage.inputs if tensor in addresses}
+        if outgoing or sources:
+            kernels[stage.name].stay_on_gpu(outgoing, sources)
 
 
 def open_chain(

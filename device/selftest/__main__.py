@@ -8,12 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from device.board_files import tandem_version
 from device.errors import TandemError
 from device.selftest.kit import LIST, Kit, KitError, load_kit
 from device.selftest.report import (
@@ -94,17 +94,19 @@ def _run(arguments: argparse.Namespace) -> Report:
     begin = time.monotonic()
     deadlines = dict(zip(STEPS, deadlines_s(arguments.minutes), strict=True))
     with tempfile.TemporaryDirectory(prefix="tandem-selftest-") as name:
-        kept = _Kept(arguments.out, kit, Path(name), [not_reached(kit, step) for step in chosen])
-        work = Work(kit, kit_folder, Path(name), _Shown(), kept)
-        kept.write()  # it can be written there: said now, not after the work
+        progress = _Kept(
+            arguments.out, kit, Path(name), [not_reached(kit, step) for step in chosen]
+        )
+        work = Work(kit, kit_folder, Path(name), _Shown(), progress)
+        progress.write()  # it can be written there: said now, not after the work
         with suppress(KeyboardInterrupt), _ending_is_an_interrupt():
             for step in chosen:
-                kept(*run_step(work, step, begin + deadlines[step]))
-                kept.write()
+                progress(*run_step(work, step, begin + deadlines[step]))
+                progress.write()
         if sys.stderr.isatty():
             sys.stderr.write("\r\033[K")
-        kept.write()
-    return kept.report
+        progress.write()
+    return progress.report
 
 
 class _Kept:
@@ -129,7 +131,7 @@ class _Kept:
         rows = dict(self._rows)
         machines = rows.pop("machine", ())
         return Report(
-            tandem=_version(),
+            tandem=tandem_version(),
             kit=self._kit.sha256,
             profile=self._kit.profile,
             seconds=time.monotonic() - self._begin,
@@ -161,13 +163,6 @@ def _ending_is_an_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-edge")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return ""
 
 
 def _files(folder: Path) -> Mapping[str, bytes]:

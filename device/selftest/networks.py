@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from device.engine.file import open_engine
 from device.runtime.session import Session
@@ -19,6 +20,7 @@ from device.selftest.engines import (
 from device.selftest.kit import Kit
 from device.selftest.report import LayerRow, NetworkRow
 from device.selftest.sensors import PowerSampler
+from device.selftest.steps import network_row
 
 _FINISH_S = 120.0
 _WARM_UP_RUNS = 10
@@ -31,7 +33,6 @@ _MAX_SEGMENTS_S = 2.0
 
 def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> NetworkRow:
     """Time one network. Raises SessionError: it cannot run here."""
-    case = next(row for row in kit.networks if row.name == item)
     path = unpack_engine(kit_folder, folder, item)
     try:
         with open_engine(path) as engine:
@@ -42,12 +43,8 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> NetworkRow:
                 feeds = random_feeds(session.inputs)
                 with PowerSampler() as power:
                     times_ms = _times_ms(lambda: session.infer(feeds))
-                return NetworkRow(
-                    item=item,
-                    network=case.network,
-                    variant=case.variant,
-                    precision=case.precision,
-                    model_sha256=case.model_sha256,
+                return structs.replace(
+                    network_row(kit, item),
                     runs=len(times_ms),
                     median_ms=float(np.median(times_ms)),
                     p10_ms=float(np.percentile(times_ms, 10)),

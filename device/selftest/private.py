@@ -44,5 +44,7 @@ def _own_names() -> list[tuple[str, str]]:
     host = socket.gethostname()
     rows = [(home, "(path)"), (host, "(host)"), (host.partition(".")[0], "(host)"),
             (user, "(user)"), (os.environ.get("SUDO_USER", ""), "(user)")]  # fmt: skip
-    kept = [(name, what) for name, what in rows if len(name) >= _SHORTEST_NAME and name != "root"]
-    return sorted(kept, key=lambda row: -len(row[0]))
+    private = [
+        (name, what) for name, what in rows if len(name) >= _SHORTEST_NAME and name != "root"
+    ]
+    return sorted(private, key=lambda row: -len(row[0]))

@@ -10,6 +10,8 @@ such as those of Gemm, is not built: no format of the DLA takes them at a border
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from device.board_files import tensorrt_version
 from device.errors import SessionError
 from device.runtime.tensorrt.build_dla import configure, serialize
@@ -24,6 +26,7 @@ from device.runtime.tensorrt.network import (
 from device.runtime.tensorrt.releases import Release, find_release
 from device.selftest.kit import Kit, KitError, unpack
 from device.selftest.report import RuleRow
+from device.selftest.steps import rule_row
 
 NODE = "node"
 """What the node of a case is called; layers of TensorRT have its name in theirs."""
@@ -47,19 +50,9 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
         raise KitError(f"the kit has no case of {case.rule} for typed networks")
     name = f"cases/{case.name}.half.onnx" if typed else f"cases/{case.name}.onnx"
     unpack(kit_folder, (name,), folder)
-    asked, built, said = _ask(release, folder / name, int8=precision == "int8")
-    return RuleRow(
-        item=item,
-        rule=case.rule,
-        side=case.side,
-        op=case.op,
-        precision=precision,
-        certainty=case.certainty,
-        expected=case.expected,
-        asked=asked,
-        built=built,
-        said=said,
-    )
+    supported, built, reason = _ask(release, folder / name, int8=precision == "int8")
+    row = rule_row(kit, item)
+    return structs.replace(row, precision=precision, asked=supported, built=built, said=reason)
 
 
 def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool | None, str]:
@@ -87,21 +80,21 @@ def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, boo
     _set_types(trt, network, int8=int8, ranged=ranged)
     layers = computing_layers(trt, network)
     named = [layer for layer in layers if NODE in str(layer.name)] or layers
-    asked = all(config.can_run_on_DLA(layer) for layer in named)
+    supported = all(config.can_run_on_DLA(layer) for layer in named)
     flat = next((port for port in _ports(network) if len(port.shape) < _MIN_RANK), None)
     if flat is not None:
         rank = len(flat.shape)
         reason = f"{flat.name} has {rank} dimensions, a DLA's formats {_MIN_RANK} or more"
-        return asked, None, f"not built: {reason}"
+        return supported, None, f"not built: {reason}"
     try:
         plan, _, elsewhere = serialize(tools, network, config)
     except RefusedError as error:
-        return asked, False, str(error)
+        return supported, False, str(error)
     if plan is not None:
-        return asked, True, ""
+        return supported, True, ""
     known = explain(lines) or last_error(lines)
     where = f"with GPU fallback {elsewhere[0]!r} runs elsewhere" if elsewhere else ""
-    return asked, False, known or where or (text_of(lines[-1]) if lines else "it says nothing")
+    return supported, False, known or where or (text_of(lines[-1]) if lines else "it says nothing")
 
 
 def _ports(network: Any) -> list[Any]:  # noqa: ANN401

@@ -36,7 +36,8 @@ class Step:
     share: float
 
 
-def _rule_row(kit: Kit, item: str, problem: str) -> RuleRow:
+def rule_row(kit: Kit, item: str, problem: str = "") -> RuleRow:
+    """Return the row of a case of a rule before it is tried."""
     case = next(case for case in kit.rules if case.name == item)
     return RuleRow(
         item=item,
@@ -50,7 +51,8 @@ def _rule_row(kit: Kit, item: str, problem: str) -> RuleRow:
     )
 
 
-def _network_row(kit: Kit, item: str, problem: str) -> NetworkRow:
+def network_row(kit: Kit, item: str, problem: str = "") -> NetworkRow:
+    """Return the row of a network before it runs."""
     case = next(case for case in kit.networks if case.name == item)
     return NetworkRow(
         item=item,
@@ -62,62 +64,28 @@ def _network_row(kit: Kit, item: str, problem: str) -> NetworkRow:
     )
 
 
-def _on(kit: Kit, processor: str) -> tuple[str, ...]:
-    return tuple(row.name for row in kit.references if row.on == processor)
+def _plain_row(kind: type[Any]) -> Callable[[Kit, str, str], Any]:
+    return lambda kit, item, problem: kind(item=item, problem=problem)
+
+
+def _on(processor: str) -> Callable[[Kit], tuple[str, ...]]:
+    return lambda kit: tuple(row.name for row in kit.references if row.on == processor)
 
 
 # What says most about a whole implementation in the least time comes first: a selftest that is
 # ended early has the answers to the large questions. docs/BOARD_KIT.md has the measured run.
 STEPS: tuple[Step, ...] = (
-    Step(
-        "machine",
-        lambda kit: ("machine",),
-        Machine,
-        lambda kit, item, problem: Machine(problem=problem),
-        item_s=60.0,
-        share=0.02,
-    ),
-    Step(
-        "kernels",
-        lambda kit: _on(kit, "gpu"),
-        KernelRow,
-        lambda kit, item, problem: KernelRow(item=item, problem=problem),
-        item_s=60.0,
-        share=0.12,
-    ),
-    Step(
-        "dla",
-        lambda kit: _on(kit, "dla"),
-        RecordedRow,
-        lambda kit, item, problem: RecordedRow(item=item, problem=problem),
-        item_s=100.0,
-        share=0.06,
-    ),
-    Step(
-        "demo",
-        lambda kit: ("demo",) if kit.demo else (),
-        DemoRow,
-        lambda kit, item, problem: DemoRow(item=item, problem=problem),
-        item_s=60.0,
-        share=0.03,
-    ),
-    Step(
-        "rules",
-        lambda kit: tuple(case.name for case in kit.rules),
-        RuleRow,
-        _rule_row,
-        item_s=30.0,
-        share=0.30,
-    ),
-    Step(
-        "networks",
-        lambda kit: tuple(case.name for case in kit.networks),
-        NetworkRow,
-        _network_row,
-        item_s=150.0,
-        share=0.47,
-    ),
-)
+    Step("machine", lambda kit: ("machine",), Machine,
+         lambda kit, item, problem: Machine(problem=problem), item_s=60.0, share=0.02),
+    Step("kernels", _on("gpu"), KernelRow, _plain_row(KernelRow), item_s=60.0, share=0.12),
+    Step("dla", _on("dla"), RecordedRow, _plain_row(RecordedRow), item_s=100.0, share=0.06),
+    Step("demo", lambda kit: ("demo",) if kit.demo else (), DemoRow, _plain_row(DemoRow),
+         item_s=60.0, share=0.03),
+    Step("rules", lambda kit: tuple(case.name for case in kit.rules), RuleRow, rule_row,
+         item_s=30.0, share=0.30),
+    Step("networks", lambda kit: tuple(case.name for case in kit.networks), NetworkRow,
+         network_row, item_s=150.0, share=0.47),
+)  # fmt: skip
 
 
 def deadlines_s(minutes: float) -> tuple[float, ...]:

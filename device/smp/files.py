@@ -31,8 +31,8 @@ class Files:
         key = peer, name
         if offset == 0 or key not in self._opened:
             content = self._read(name)
-            kept = [row for row in self._opened.items() if row[0] != key]
-            self._opened = dict([*kept[1 - MAX_READERS :], (key, content)])
+            others = [row for row in self._opened.items() if row[0] != key]
+            self._opened = dict([*others[1 - MAX_READERS :], (key, content)])
         content = self._opened[key]
         if offset > len(content):
             raise SmpError(Code.INVALID, f"{name} has {len(content)} bytes, not {offset}")

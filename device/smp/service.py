@@ -6,7 +6,9 @@ update: the trial is never skipped, and the agent alone commits.
 """
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +22,6 @@ from device.smp.cbor import Scalar, Value, decode_map
 from device.smp.files import Files
 from device.smp.inbox import HandedIn, Inbox
 from device.smp.message import HEADER, MAX_MESSAGE, READ, WRITE, Code, SmpError, answer, read_header
-from device.smp.os_info import date_and_time, system_info
 from device.smp.upload import Session
 from device.update.slots import SlotRecord, SlotState
 
@@ -35,6 +36,9 @@ _PLAN_BYTES = 320  # of a plan beside its bitmap
 MAX_REASON = 400  # characters of a sentence: an answer must fit into one datagram
 _INSTALLING = ("verifying", "downloading", "staging", "trial")
 _SHA256_BYTES = 32
+UNAME_FIELDS = (
+    "snrvbmpio"  # the order in which they are answered, whatever the order of the request
+)
 Request = Mapping[str, Scalar]
 
 
@@ -67,7 +71,7 @@ class SmpService:
         self._inbox = inbox
         self._ask = ask
         self._files = Files(
-            {REPORT: lambda: msgspec.json.encode(self._asked(AskProgress())), LOGS: log}
+            {REPORT: lambda: msgspec.json.encode(self._answer_of(AskProgress())), LOGS: log}
         )
         self._device, self._profile, self._dev = device, profile, dev
         self._state, self._install, self._restart = state, install, restart
@@ -77,7 +81,7 @@ class SmpService:
         self._handlers: dict[tuple[int, int, int], Callable[[object, Request], Value]] = {
             (OS, 0, READ): self._echo,
             (OS, 0, WRITE): self._echo,
-            (OS, 4, READ): date_and_time,
+            (OS, 4, READ): _date_and_time,
             (OS, 5, WRITE): self._reset,
             (OS, 6, READ): self._parameters,
             (OS, 7, READ): self._info,
@@ -147,7 +151,7 @@ class SmpService:
         return {}
 
     def _info(self, _peer: object, request: Request) -> Value:
-        return system_info(request, self._profile)
+        return _system_info(request, self._profile)
 
     # -- group 8: files
 
@@ -183,7 +187,7 @@ class SmpService:
         slots = board.slots
         active, trial = slots.record(slots.active), slots.record(slots.trial)
         if trial is not None and digest in (None, trial.sha256) and confirm and trial.policy.manual:
-            self._asked(Commit())
+            self._answer_of(Commit())
             return self._images(_peer, request)
         if trial is not None and digest in (None, trial.sha256) and not trial.policy.manual:
             raise SmpError(
@@ -313,14 +317,45 @@ class SmpService:
         handed_in = self._inbox.handed_in()
         if handed_in is None:
             raise SmpError(Code.BAD_STATE, "nothing that came over this line is being installed")
-        self._asked(Cancel(request=open_desired(handed_in.document)[0].request))
+        self._answer_of(Cancel(request=open_desired(handed_in.document)[0].request))
         return {}
 
-    def _asked(self, ask: Ask) -> Answer:
+    def _answer_of(self, ask: Ask) -> Answer:
         answered = self._ask(ask)
         if answered.error:
             raise SmpError(Code.BAD_STATE, answered.error)
         return answered
+
+
+def _system_info(request: Request, module: str) -> Value:
+    """Answer `os info`; `module` is what the hardware is, or the profile where that is not known.
+
+    `format`: the letters of Zephyr's specification, "a" for all; "s" alone where there is none.
+    """
+    letters = request.get("format") or "s"
+    if not isinstance(letters, str) or not set(letters) <= set(f"{UNAME_FIELDS}a"):
+        raise SmpError(Code.INVALID, f"format takes letters of {UNAME_FIELDS}a")
+    system = os.uname()
+    texts = {
+        "s": system.sysname,
+        "n": system.nodename,
+        "r": system.release,
+        "v": system.version,
+        "b": "unknown",  # the date of a kernel's build is in its version
+        "m": system.machine,
+        "p": system.machine,
+        "i": module,
+        "o": "GNU/Linux",
+    }
+    chosen = (
+        UNAME_FIELDS if "a" in letters else [letter for letter in UNAME_FIELDS if letter in letters]
+    )
+    return {"output": " ".join(texts[letter] for letter in chosen)}
+
+
+def _date_and_time(_peer: object, _request: Request) -> Value:
+    """Answer the date and time of the board, UTC."""
+    return {"datetime": time.strftime("%Y-%m-%dT%H:%M:%S.000000+00:00", time.gmtime())}
 
 
 def _row(slot: int, record: SlotRecord, *, confirmed: bool, active: bool) -> Value:

@@ -46,13 +46,13 @@ def descendants(pid: int, rows: dict[int, ProcessRow] | None = None) -> list[Pro
     for row in rows.values():
         if row.state not in _DEAD:
             children.setdefault(row.parent, []).append(row)
-    found: list[ProcessRow] = []
+    family: list[ProcessRow] = []
     parents = [pid]
     for parent in parents:
         below = sorted(children.get(parent, ()), key=lambda row: (row.started_ticks, row.pid))
-        found += below
+        family += below
         parents += [row.pid for row in below]
-    return found
+    return family
 
 
 def kill_below(pid: int, wait_s: float) -> int:

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from types import TracebackType
 
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage
@@ -50,12 +49,7 @@ class Window:
     def __enter__(self) -> "Window":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close all windows."""
         cv2.destroyAllWindows()
 

@@ -9,7 +9,7 @@ DLA.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,15 +17,15 @@ from msgspec import UNSET
 
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
-from pipelines.results import Decoded, Detections, ModelResult, no_detections
+from pipelines.results import Decoded, Detections, ModelResult, ModelRun, no_detections
 from pipelines.runtime.feed import Picture
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.model_stage import fallbacks_of, model_stages_of
-from pipelines.runtime.network import DecodedResult, Inference, InferenceResult, Model, batch_sizes
+from pipelines.runtime.network import Inference, InferenceResult, Model, batch_sizes
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import places_of
-from pipelines.sinks.events import FrameFacts, encode_event, make_event
-from pipelines.sinks.result import ModelRun, roles_of
+from pipelines.sinks.events import FrameFacts, make_event
+from pipelines.sinks.result import roles_of
 from pipelines.sinks.table import FrameResult, Sink
 from pipelines.sources.table import Source
 from pipelines.sources.take import Pace
@@ -45,13 +45,26 @@ class Tap(Protocol):
 
 @dataclass(slots=True)
 class _FrameInference:
-    """What the models see of one frame: a picture whose upper left corner is (x, y)."""
+    """What the models gave for one frame, of a picture whose upper left corner is (x, y), the
+    times of its stages, and the inferences for it."""
 
     frame: Frame
-    first: InferenceResult | None = None
-    beside: dict[str, DecodedResult] = field(default_factory=dict)
     x: int = 0
     y: int = 0
+    first: InferenceResult | None = None
+    beside: dict[str, tuple[ModelRun, Decoded]] = field(default_factory=dict)
+    times_ms: dict[str, float] = field(default_factory=dict)
+    runs: list[ModelRun] = field(default_factory=list)
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Where its inferences ran."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.processors))
+
+    def add(self, run: ModelRun) -> None:
+        """Add an inference; several crops of an object are one."""
+        if run not in self.runs:
+            self.runs.append(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ class Started:
     begin_ns: int
     first: list[Future[list[InferenceResult]]]
     first_rows: list[int]
-    beside: dict[str, tuple[list[int], Future[list[DecodedResult]]]]
+    beside: dict[str, tuple[list[int], Future[list[tuple[ModelRun, Decoded]]]]]
     here: bool
 
     @property
@@ -76,45 +89,22 @@ class Started:
     def prepare_s(self) -> float:
         """Return how long it took to make the first model's inputs; those of a second inference
         wait for the engine. The first model has seen some, and is done."""
-        return (self.first[0].result()[0].times.ready_ns - self.begin_ns) / 1e9
+        return (self.first[0].result()[0].run.ready_ns - self.begin_ns) / 1e9
 
     def infer_s(self) -> float:
         """Return how long the first model's engine took. It is done."""
-        spans_ns = [future.result()[0].times.infer_ns for future in self.first]
+        spans_ns = [future.result()[0].run.infer_ns for future in self.first]
         return sum(end_ns - begin_ns for begin_ns, end_ns in spans_ns) / 1e9
 
     def collect(self) -> list[_FrameInference]:
         """Wait for the models; return what they gave. Raises what an engine has raised."""
-        seen_by_first = [seen for future in self.first for seen in future.result()]
-        for row, seen in zip(self.first_rows, seen_by_first, strict=True):
-            self.inferences[row].first = seen
+        of_first = [result for future in self.first for result in future.result()]
+        for row, result in zip(self.first_rows, of_first, strict=True):
+            self.inferences[row].first = result
         for name, (rows, future) in self.beside.items():
-            for row, decided in zip(rows, future.result(), strict=True):
-                self.inferences[row].beside[name] = decided
+            for row, decoded in zip(rows, future.result(), strict=True):
+                self.inferences[row].beside[name] = decoded
         return self.inferences
-
-
-@dataclass(slots=True)
-class _FrameTiming:
-    """The times of one frame's stages, and the inferences for it."""
-
-    times_ms: dict[str, float]
-    runs: list[ModelRun] = field(default_factory=list)
-
-    @property
-    def processors(self) -> tuple[str, ...]:
-        """Where its inferences ran."""
-        return tuple(dict.fromkeys(name for run in self.runs for name in run.processors))
-
-    def ran(
-        self, model: str, seen: InferenceResult, span_ns: tuple[int, int] | None = None
-    ) -> None:
-        """Add an inference; `span_ns`: with its inputs and decoding, where a thread did all."""
-        times = seen.times
-        span_ns = span_ns or (times.begin_ns, times.infer_ns[1])
-        run = ModelRun(model, seen.processors, times.infer_ns, span_ns)
-        if run not in self.runs:  # several crops of an object are one inference
-            self.runs.append(run)
 
 
 class BatchRunner:
@@ -233,20 +223,20 @@ class BatchRunner:
             now_ns, arrived_ns = time.monotonic_ns(), inference.frame.t_recv.mono_ns
             moments = [("wait", started.begin_ns), ("collect", now_ns)]
             if inference.first is not None:
-                times = inference.first.times
+                run = inference.first.run
                 moments = [
-                    ("wait", times.begin_ns),
-                    ("preprocess", times.ready_ns),
-                    ("queue", times.infer_ns[0]),
-                    ("infer", times.infer_ns[1]),
+                    ("wait", run.span_ns[0]),
+                    ("preprocess", run.ready_ns),
+                    ("queue", run.infer_ns[0]),
+                    ("infer", run.infer_ns[1]),
                     ("collect", now_ns),
                 ]
             begins_ns = (arrived_ns, *(end_ns for _, end_ns in moments))
-            times_ms = {
+            inference.times_ms = {
                 stage: (end_ns - begin_ns) / 1e6
                 for begin_ns, (stage, end_ns) in zip(begins_ns, moments, strict=False)
             }
-            yield self._finish(inference, _FrameTiming(times_ms), sinks)
+            yield self._finish(inference, sinks)
 
     def _pictures_for(self, inferences: Sequence[_FrameInference]) -> dict[str, dict[int, Picture]]:
         """Return what each model is to see, by the number of the frame in the batch."""
@@ -264,79 +254,72 @@ class BatchRunner:
                 pictures[stage.config.name][i] = picture
         return pictures
 
-    def _finish(
-        self, inference: _FrameInference, timing: _FrameTiming, sinks: Sequence[Sink]
-    ) -> FrameResult:
+    def _finish(self, inference: _FrameInference, sinks: Sequence[Sink]) -> FrameResult:
         """Decode what the models gave for one frame, and give the result to the sinks."""
-        frame, seen, times_ms = inference.frame, inference.first, timing.times_ms
+        frame, first, times_ms = inference.frame, inference.first, inference.times_ms
         name, followed = self._first.config.name, self._followed.config.name
         scene = self._scenes[frame.camera]
-        said: dict[str, Decoded] = {}  # by all models that saw the frame
-        if seen is not None:
-            timing.ran(name, seen)
+        results: dict[str, Decoded] = {}  # of all models that saw the frame
+        if first is not None:
+            inference.add(first.run)
             begin_ns = time.monotonic_ns()
-            said[name] = raw = seen.decoded()
+            results[name] = raw = first.decoded()
             times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
             if self.tap is not None:
                 self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
-        for beside, decided in inference.beside.items():
-            timing.ran(beside, decided.seen, decided.span_ns)
-            said[beside] = decided.decoded
-            times_ms[beside] = (decided.span_ns[1] - decided.span_ns[0]) / 1e6
-        infer_ns = timing.runs[0].infer_ns if timing.runs else None
-        fresh = frozenset(said)
-        zones = self._follow(inference, said, times_ms)
-        said = {
-            model: self._described(model, decoded, frame, timing, fresh=model in fresh)
-            for model, decoded in said.items()
+        for beside, (run, decoded) in inference.beside.items():
+            inference.add(run)
+            results[beside] = decoded
+            times_ms[beside] = (run.span_ns[1] - run.span_ns[0]) / 1e6
+        infer_ns = inference.runs[0].infer_ns if inference.runs else None
+        fresh = frozenset(results)
+        zones = self._follow(inference, results)
+        results = {
+            model: self._described(model, decoded, inference, fresh=model in fresh)
+            for model, decoded in results.items()
         }
+        source = self._sources.get(frame.camera)
         facts = FrameFacts(
             infer_ns=infer_ns,
-            processors=timing.processors,
-            predicted=followed in said and followed not in fresh,
+            processors=inference.processors,
+            dropped={} if source is None else source.dropped,
+            predicted=followed in results and followed not in fresh,
             zones=zones,
             models={
                 model: ModelResult(decoded, self._stages[model].network.labels)
-                for model, decoded in said.items()
+                for model, decoded in results.items()
                 if model != name
             },
         )
-        return self._give(frame, said.get(name, no_detections()), timing, facts, sinks)
+        return self._give(inference, results.get(name, no_detections()), facts, sinks)
 
-    def _follow(
-        self, inference: _FrameInference, said: dict[str, Decoded], times_ms: dict[str, float]
-    ) -> ZoneFrame:
+    def _follow(self, inference: _FrameInference, results: dict[str, Decoded]) -> ZoneFrame:
         """Bring results into the frame's pixels, in place, those of the model that is followed with
         their tracks, also where it did not see the frame; return what happened in zones."""
         begin_ns, frame = time.monotonic_ns(), inference.frame
         scene, followed = self._scenes[frame.camera], self._followed.config
         has_tracks = self._config.tracker is not UNSET
         zones = NO_ZONES
-        for name, decoded in said.items():
-            kept = self._controls.filtered(decoded, frame.camera)
+        for name, decoded in results.items():
+            filtered = self._controls.filtered(decoded, frame.camera)
             if name == followed.name:
-                said[name], zones = scene.follow(kept, frame, inference.x, inference.y)
+                results[name], zones = scene.follow(filtered, frame, inference.x, inference.y)
             else:
-                said[name] = scene.placed(kept, frame, inference.x, inference.y)
-        is_seen = followed.name in said
+                results[name] = scene.placed(filtered, frame, inference.x, inference.y)
+        is_seen = followed.name in results
         if has_tracks and not is_seen and frame.camera in (followed.cameras or (frame.camera,)):
             is_seen = True
-            said[followed.name], zones = scene.predict(frame)
+            results[followed.name], zones = scene.predict(frame)
         if has_tracks and is_seen:
-            times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
+            inference.times_ms["track"] = (time.monotonic_ns() - begin_ns) / 1e6
         return zones
 
     def _described(
-        self,
-        name: str,
-        decoded: Decoded,
-        frame: Frame,
-        timing: _FrameTiming,
-        *,
-        fresh: bool,
+        self, name: str, decoded: Decoded, inference: _FrameInference, *, fresh: bool
     ) -> Decoded:
         """Return the objects of a model with what models on its crops say; if not `fresh`, with
         what they said before."""
+        frame = inference.frame
         for stage in self._stages.values():
             if stage.config.on != name or not isinstance(decoded, Detections):
                 continue
@@ -345,30 +328,31 @@ class BatchRunner:
             rows = describer.choose(decoded) if fresh else []
             boxes = decoded.boxes[np.array(rows, np.int64)].tolist()
             images = [crop(frame.image, box, stage.config.margin) for box in boxes]
-            seen = stage.network.see(images)
-            attributes = [attribute_of(one.decoded(), stage.network.labels) for one in seen]
+            of_crops = stage.network.see(images)
+            attributes = [attribute_of(one.decoded(), stage.network.labels) for one in of_crops]
             decoded = describer.describe(decoded, rows, attributes)
-            for one in seen:
-                timing.ran(stage.config.name, one)
-            timing.times_ms[stage.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
+            for one in of_crops:
+                inference.add(one.run)
+            inference.times_ms[stage.config.name] = (time.monotonic_ns() - begin_ns) / 1e6
         return decoded
 
     def _give(
         self,
-        frame: Frame,
+        inference: _FrameInference,
         decoded: Decoded,
-        timing: _FrameTiming,
         facts: FrameFacts,
         sinks: Sequence[Sink],
     ) -> FrameResult:
-        begin_ns, times_ms = time.monotonic_ns(), timing.times_ms
-        source = self._sources.get(frame.camera)
-        facts = replace(facts, dropped={} if source is None else source.dropped)
+        begin_ns, frame, times_ms = time.monotonic_ns(), inference.frame, inference.times_ms
         event = make_event(self._config.name, frame, decoded, self._labels, times_ms, facts)
-        payload = encode_event(event)
         result = FrameResult(
-            *(frame, decoded, event, payload, facts.zones, facts.models, self._places),
-            runs=tuple(timing.runs),
+            frame=frame,
+            decoded=decoded,
+            event=event,
+            zones=facts.zones,
+            models=facts.models,
+            places=self._places,
+            runs=tuple(inference.runs),
             roles=self._roles,
         )
         for sink in sinks:
@@ -376,5 +360,5 @@ class BatchRunner:
         done_ns = time.monotonic_ns()
         times_ms["sinks"] = (done_ns - begin_ns) / 1e6
         total_ms = (done_ns - frame.t_recv.mono_ns) / 1e6
-        self.metrics.add(times_ms, total_ms, timing.processors)
+        self.metrics.add(times_ms, total_ms, facts.processors)
         return result

@@ -102,8 +102,9 @@ class DeviceFeed:
             height, width = image.shape[:2]
             pixels = self._as_small_as_needed(image)
         geometry = fit(height, width, self._config)
-        inner = inner_size(height, width, self._config)
-        self._target.put(row, pixels, FramePlace(*inner, geometry.pad_x, geometry.pad_y))
+        inner_width, inner_height = inner_size(height, width, self._config)
+        place = FramePlace(inner_width, inner_height, x=geometry.pad_x, y=geometry.pad_y)
+        self._target.put(row, pixels, place)
         return Placed(geometry, (height, width, 3))
 
     def infer(self, count: int) -> Outputs:
@@ -113,16 +114,17 @@ class DeviceFeed:
     def _as_small_as_needed(self, image: Image) -> FramePixels:
         """Return an image of which no byte is more than the input shows; the same result."""
         height, width = image.shape[:2]
-        inner = inner_size(height, width, self._config)
+        inner_width, inner_height = inner = inner_size(height, width, self._config)
         if self._config.interpolation:
-            resized = resize_part(image, inner, (0, 0, *inner), self._config.interpolation)
-            return FramePixels(resized, "bgr", *inner)
-        if inner[0] * inner[1] >= height * width:
+            part = (0, 0, inner_width, inner_height)
+            resized = resize_part(image, inner, part, self._config.interpolation)
+            return FramePixels(resized, "bgr", inner_width, inner_height)
+        if inner_width * inner_height >= height * width:
             return FramePixels(image, "bgr", width, height)
         self._smaller = np.asarray(
             cv2.resize(image, inner, dst=self._smaller, interpolation=cv2.INTER_LINEAR), np.uint8
         )
-        return FramePixels(self._smaller, "bgr", *inner)
+        return FramePixels(self._smaller, "bgr", inner_width, inner_height)
 
     def close(self) -> None:
         """Free memory and kernels."""

@@ -52,7 +52,7 @@ class HeartbeatSender:
         self._ticked_s = time.monotonic()
         self._silent_s = 0.0  # the longest of this frame
         self._silences_s: deque[float] = deque(maxlen=RECENT)
-        self._said: tuple[_State, str, str] = ("starting", "", "")
+        self._reported: tuple[_State, str, str] = ("starting", "", "")
         self._since_s = time.monotonic()
         self._due_s = 0.0
 
@@ -71,7 +71,7 @@ class HeartbeatSender:
     def end(self) -> None:
         """Say that the loop has ended, and that what follows may take long."""
         if self._sources:
-            self._emit(self._beat(*self._said, quiet_s=ENDING_S))
+            self._emit(self._beat(*self._reported, quiet_s=ENDING_S))
 
     def frame_done(self, latency_ms: float | None) -> None:
         """Count a frame with a result, which took so long; None: no engine saw it."""
@@ -100,13 +100,13 @@ class HeartbeatSender:
         elif not self._frames:
             state = "starting"
         reason = "" if away is None else away.reason
-        changed = (state, reason, load) != self._said
+        changed = (state, reason, load) != self._reported
         if not changed and now_s < self._due_s:
             return
-        if state != self._said[0]:
+        if state != self._reported[0]:
             self._since_s = now_s if away is None else away.since_s
-        self._said, self._due_s = (state, reason, load), now_s + HEARTBEAT_S
-        self._emit(self._beat(*self._said, quiet_s=self._quiet_s()))
+        self._reported, self._due_s = (state, reason, load), now_s + HEARTBEAT_S
+        self._emit(self._beat(*self._reported, quiet_s=self._quiet_s()))
 
     def _note_silence(self, now_s: float) -> None:
         self._silent_s = max(self._silent_s, now_s - self._ticked_s)
@@ -152,11 +152,11 @@ class HeartbeatSender:
 
     def _away(self) -> Away | None:
         """Return what is known of all cameras that are away, since the first of them went."""
-        away = [gone for source in self._sources if (gone := source.away) is not None]
+        away = [one.away for one in self._sources if one.away is not None]
         if not away:
             return None
-        reasons = "; ".join(gone.reason for gone in away)
-        return Away(reasons, min(gone.since_s for gone in away))
+        reasons = "; ".join(one.reason for one in away)
+        return Away(reasons, min(one.since_s for one in away))
 
     def _errors(self) -> int:
         droppers: tuple[Source | Dropper, ...] = (*self._sinks, *self._sources)

@@ -135,7 +135,7 @@ class InFlightQueue:
         futures = started.futures
         progress = _Progress(len(futures))
         self._pending.append(_PendingBatch(started, begin_s, now_s - begin_s, progress))
-        for future in futures:  # which keeps what it is given: not the batch, with its arrays
+        for future in futures:  # it keeps its callback's arguments: not the batch's arrays
             future.add_done_callback(partial(self._model_done, progress))
 
     def _is_unhurried(self, size: int) -> bool:
@@ -212,7 +212,14 @@ def run_frames(
     each result once the sinks have it. All frames that were taken have one."""
     flight = InFlightQueue(runner, waiting)
     count = 0
-    batches = batches_of(*(sources, waiting, runner.room, runner.pace, admission), engines=flight)
+    batches = batches_of(
+        sources,
+        waiting,
+        room=runner.room,
+        pace=runner.pace,
+        admission=admission,
+        engines=flight,
+    )
     try:
         for batch in batches:
             if changes is not None and changes.are_due:

@@ -73,10 +73,10 @@ def load_text(config: LoadConfig, load: Load) -> str:
     if not load.step:
         return ""
     step = step_of(config, load)
-    asked = [f"one frame of {step.every_nth}"] if step.every_nth > 1 else []
-    asked += [f"at most {step.max_hz:g} frames/s a camera"] if step.max_hz is not UNSET else []
-    asked += [f"with {', '.join(step.use)}"] if step.use else []
-    return f"step {load.step} of {len(config.steps)} ({', '.join(asked)}): {load.reason}"
+    measures = [f"one frame of {step.every_nth}"] if step.every_nth > 1 else []
+    measures += [f"at most {step.max_hz:g} frames/s a camera"] if step.max_hz is not UNSET else []
+    measures += [f"with {', '.join(step.use)}"] if step.use else []
+    return f"step {load.step} of {len(config.steps)} ({', '.join(measures)}): {load.reason}"
 
 
 def _over(config: LoadConfig, readings: Readings) -> Iterator[str]:

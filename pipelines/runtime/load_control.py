@@ -132,5 +132,7 @@ def _warn_of_missing(config: LoadConfig, readings: Readings) -> None:
         if limit is not UNSET and reading is None:
             _LOG.warning(
                 "[load] has %s = %g, and this machine shows no %s: no step is taken for it",
-                *(key, limit, sensor),
+                key,
+                limit,
+                sensor,
             )

@@ -8,8 +8,8 @@ from msgspec import UNSET
 
 from pipelines.frame import Frame
 from pipelines.model_config import PipelineModel
+from pipelines.rate import RateLimit
 from pipelines.runtime.network import Model, Network
-from pipelines.sinks.rate import RateLimit
 
 
 class ModelStage:

@@ -8,7 +8,7 @@ import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +20,9 @@ from device.engine.preprocessing import Preprocessing
 from device.runtime.frames import FrameOpener
 from pipelines.decode_config import DecodeConfig
 from pipelines.model_config import PipelineModel
-from pipelines.results import Decoded
+from pipelines.results import Decoded, ModelRun
 from pipelines.runtime.feed import Arrays, DeviceFeed, Feed, HostFeed, Picture, Placed
-from pipelines.stages.decode import View, decode, view_of
-from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.decode import View, constant_inputs, decode, view_of
 from pipelines.stages.decoders.candidates import Outputs
 from pipelines.stages.fit import EngineFacts
 
@@ -112,38 +111,17 @@ def batch_sizes(session: Inference) -> DimRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Moments of an inference, in ns of `time.monotonic()`: its input was begun and ready, the
-    engine began and ended."""
-
-    begin_ns: int
-    ready_ns: int
-    infer_ns: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """What a network gave for one image, when, and on which processors."""
+    """What a network gave for one image, in a run that others may share."""
 
     network: "Network"
     outputs: Outputs
     view: View
-    times: Times
-    processors: tuple[str, ...]
+    run: ModelRun
 
     def decoded(self) -> Decoded:
         """Return the results, in pixels of the image."""
         return decode(self.outputs, self.network.decode, self.view)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedResult:
-    """What a model said of one image, and when it began and was done with it and those beside
-    it, in ns of `time.monotonic()`."""
-
-    seen: InferenceResult
-    decoded: Decoded
-    span_ns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +182,7 @@ class Network:
 
     def __init__(self, config: PipelineModel, model: Model, most: int) -> None:
         """`most`: the most images at once; more of them run in several inferences."""
+        self._name = config.replaces or config.name
         self._sizes = batch_sizes(model.session)
         self.room = min(most, self._sizes.max)
         self.labels = model.labels
@@ -238,7 +217,7 @@ class Network:
     def see(self, pictures: Sequence[Picture]) -> list[InferenceResult]:
         """Return what the network gives for pictures."""
         here = len(pictures) <= self.room  # nothing to do meanwhile
-        return [seen for future in self.start(pictures, here=here) for seen in future.result()]
+        return [one for future in self.start(pictures, here=here) for one in future.result()]
 
     def start(
         self, pictures: Sequence[Picture], *, here: bool = False
@@ -260,21 +239,22 @@ class Network:
                 started.append(lane.thread.submit(self._infer, lane, inputs))
         return started
 
-    def start_whole(self, pictures: Sequence[Picture]) -> Future[list[DecodedResult]]:
+    def start_whole(self, pictures: Sequence[Picture]) -> Future[list[tuple[ModelRun, Decoded]]]:
         """Let the thread of a lane do everything: inputs, inference and decoding."""
         lane = self._next_lane()
-        return lane.thread.submit(self._decide, lane, pictures)
+        return lane.thread.submit(self._infer_and_decode, lane, pictures)
 
-    def _decide(self, lane: Lane, pictures: Sequence[Picture]) -> list[DecodedResult]:
+    def _infer_and_decode(
+        self, lane: Lane, pictures: Sequence[Picture]
+    ) -> list[tuple[ModelRun, Decoded]]:
         begin_ns = time.monotonic_ns()
-        seen_all = [
-            seen
+        decoded = [
+            (one.run, one.decoded())
             for chunk in self._chunks(pictures)
-            for seen in self._infer(lane, lane.prepare(chunk))
+            for one in self._infer(lane, lane.prepare(chunk))
         ]
-        decoded = [seen.decoded() for seen in seen_all]
         span_ns = (begin_ns, time.monotonic_ns())
-        return [DecodedResult(*pair, span_ns) for pair in zip(seen_all, decoded, strict=True)]
+        return [(replace(run, span_ns=span_ns), one) for run, one in decoded]
 
     def _chunks(self, pictures: Sequence[Picture]) -> Iterator[Sequence[Picture]]:
         for start in range(0, len(pictures), self.room):
@@ -288,15 +268,21 @@ class Network:
     def _infer(self, lane: Lane, inputs: _Inputs) -> list[InferenceResult]:
         places = inputs.places
         outputs, infer_ns = lane.infer(inputs, self._size_for(len(places)))
-        times = Times(inputs.begin_ns, inputs.ready_ns, infer_ns)
-        seen = []
+        run = ModelRun(
+            model=self._name,
+            processors=lane.processors,
+            span_ns=(inputs.begin_ns, infer_ns[1]),
+            ready_ns=inputs.ready_ns,
+            infer_ns=infer_ns,
+        )
+        results = []
         for row, placed in enumerate(places):
             rows = slice(row, row + 1)
             own = {name: output[rows] for name, output in outputs.items()}
             view = view_of(placed.geometry, placed.shape, self._preprocess)
             only = outputs if self._largest == 1 else own
-            seen.append(InferenceResult(self, only, view, times, lane.processors))
-        return seen
+            results.append(InferenceResult(self, only, view, run))
+        return results
 
     def _size_for(self, count: int) -> int:
         """Return the batch that the engine takes for so many images: the rest of it is padding."""

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
@@ -18,8 +18,8 @@ from device.protocol.messages import ChildMessage, Ready, Reload, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.model_config import frame_models
+from pipelines.rate import FrameRate
 from pipelines.runtime.batch import BatchRunner, Model, Tap
-from pipelines.runtime.frame_rate import FrameRate
 from pipelines.runtime.heartbeat import Dropper, HeartbeatSender
 from pipelines.runtime.in_flight import run_frames
 from pipelines.runtime.load_control import LoadControl
@@ -39,36 +39,41 @@ STATS_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
+def discard(_: ChildMessage) -> None:
+    """Discard a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is run.
+
+    `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
+    thread) and at the end. `stop` ends the run, and so do `frames` frames. `others`: all models but
+    the first, by name. `broker`: of the mqtt sinks. `files`: where sinks may write.
+    `patient`: a camera that is away at the start is waited for. `reload`: the file whose changes
+    are taken. `tap`: offered each frame that the first model sees, with its raw result.
+    """
+
+    emit: Callable[[ChildMessage], None] = discard
+    stop: threading.Event = field(default_factory=threading.Event)
+    frames: int | None = None
+    others: Mapping[str, Model] = field(default_factory=dict)
+    broker: Broker | None = None
+    files: OutputFiles = field(default_factory=OutputFiles)
+    patient: bool = False
+    reload: ReloadFile | None = None
+    tap: Tap | None = None
+
+
 def run_pipeline(
     config: PipelineConfig,
     model: Model,
-    *,
-    emit: Callable[[ChildMessage], None],
-    stop: threading.Event,
-    broker: Broker | None = None,
-    files: OutputFiles | None = None,
-    patient: bool = False,
-    frames: int | None = None,
-    others: Mapping[str, Model] | None = None,
-    reload: ReloadFile | None = None,
+    options: RunOptions,
     watch: Callable[[FrameResult], None] | None = None,
-    tap: Tap | None = None,
 ) -> int:
     """Run `iter_results` to its end; return the number of frames. `watch` sees every result."""
     count = 0
-    for result in iter_results(
-        config,
-        model,
-        emit=emit,
-        stop=stop,
-        broker=broker,
-        files=files,
-        patient=patient,
-        frames=frames,
-        others=others,
-        reload=reload,
-        tap=tap,
-    ):
+    for result in iter_results(config, model, options):
         count += 1
         if watch is not None:
             watch(result)
@@ -76,42 +81,28 @@ def run_pipeline(
 
 
 def iter_results(
-    config: PipelineConfig,
-    model: Model,
-    *,
-    emit: Callable[[ChildMessage], None],
-    stop: threading.Event,
-    broker: Broker | None = None,
-    files: OutputFiles | None = None,
-    patient: bool = False,
-    frames: int | None = None,
-    others: Mapping[str, Model] | None = None,
-    reload: ReloadFile | None = None,
-    tap: Tap | None = None,
+    config: PipelineConfig, model: Model, options: RunOptions
 ) -> Generator[FrameResult, None, None]:
-    """Yield each result until the source ends, `stop` is set or `frames` frames are done.
+    """Yield each result until the source ends, or the options say so; `model`: the first.
 
     The pipeline starts with the first result that is asked for; closing the iterator ends it.
-    `emit` takes Ready, Result after the first frame, Heartbeats, Stats once a second (from another
-    thread) and at the end. `files`: where sinks may write. `patient`: a camera that is
-    away at the start is waited for. `model`: the first; `others`: the rest of [[models]], by name.
-    `reload`: the file whose changes are taken. `tap`: offered each frame that the first model sees,
-    with its raw result. Raises TandemError where the pipeline cannot go on.
+    Raises TandemError where the pipeline cannot go on.
     """
-    models = {**(others or {}), config.first.name: model}
+    models = {**options.others, config.first.name: model}
+    emit = options.emit
     for warning in check_engines(config, {name: one.facts for name, one in models.items()}):
         _LOG.warning(warning)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     controls = Controls()
-    runner = BatchRunner(config, model, controls, others)
-    runner.tap = tap
+    runner = BatchRunner(config, model, controls, options.others)
+    runner.tap = options.tap
     with ExitStack() as stack:
         stack.callback(runner.close)
         runner.warm_up()
         context = SinkContext(
             labels=models[config.followed.name].labels,
-            broker=broker,
-            files=files or OutputFiles(),
+            broker=options.broker,
+            files=options.files,
             controls=controls,
             cameras=tuple(camera.id for camera in config.cameras),
             lost_s=config.lost_s,
@@ -126,8 +117,8 @@ def iter_results(
             rate=FrameRate(config.cameras),
             controls=controls,
         )
-        if reload is not None:
-            parts.reloader = _open_reloader(reload, config, parts, emit, stack)
+        if options.reload is not None:
+            parts.reloader = _open_reloader(options.reload, config, parts, emit, stack)
         heartbeat = HeartbeatSender(emit, parts.control)
 
         def tick() -> None:
@@ -135,7 +126,7 @@ def iter_results(
             sinks.tick()
             parts.take()
 
-        waiting = Waiting(stop, tick, patient)
+        waiting = Waiting(options.stop, tick, options.patient)
         sources = [stack.enter_context(open_source(camera, waiting)) for camera in config.cameras]
         runner.watch_drops(sources)
         emit(_ready(config, models, runner.warm_up_s))
@@ -147,10 +138,13 @@ def iter_results(
         stack.callback(heartbeat.end)
         admission = Admission(parts.admits, controls.is_on)
         results = run_frames(
-            *(sources, waiting, runner, lambda: sinks.sinks),
+            sources,
+            waiting,
+            runner,
+            lambda: sinks.sinks,
             admission=admission,
             changes=parts,
-            frames=frames,
+            frames=options.frames,
         )
         first = True
         for result in results:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace, emit: Callable[[ChildMessage], None]) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.config import load_pipeline
-    from pipelines.open_models import bundle_files, first_and_others, open_models
+    from pipelines.open_models import bundle_files, open_models
     from pipelines.shadow.compare import Candidate, Limits, compare_live, message_of
     from pipelines.stages.fit import check_engines
     from pipelines.vision import cv2
@@ -66,7 +66,7 @@ def _compare(options: argparse.Namespace, emit: Callable[[ChildMessage], None]) 
     with ExitStack() as stack:
         models = open_models(config, bundle_files(config, options.bundle), stack, open_session)
         check_engines(config, {name: model.facts for name, model in models.items()})
-        candidate = Candidate(config, first_and_others(models)[0])
+        candidate = Candidate(config, models[config.first.name])
         stack.callback(candidate.close)
         candidate.warm_up()
         emit(message_of(compare_live(candidate, options.tap, limits, emit), done=True))

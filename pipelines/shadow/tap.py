@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -39,7 +38,7 @@ class Tap:
         hello = Hello(pipeline=pipeline, labels=tuple(labels), cameras=tuple(cameras))
         self._path = path
         self._hello = msgspec.json.encode(hello) + b"\n"
-        self._wanted = threading.Event()
+        self._requested = threading.Event()
         self._samples: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
@@ -56,12 +55,7 @@ class Tap:
             _log.warning("no release can run in the shadow of this one: %s", error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Listen no more."""
         self._closing.set()
         self._close()
@@ -77,9 +71,9 @@ class Tap:
 
     def offer(self, frame: Frame, decoded: Callable[[], Decoded]) -> None:
         """Take a copy of a frame and its result, if a shadow waits for one."""
-        if not self._wanted.is_set():
+        if not self._requested.is_set():
             return
-        self._wanted.clear()
+        self._requested.clear()
         self._samples.put(encode(Sample(frame, decoded())))
 
     def _accept(self, listener: socket.socket) -> None:
@@ -94,7 +88,7 @@ class Tap:
                     self._serve(connection)
                 except OSError as error:
                     _log.info("the shadow has gone: %s", error)
-            self._wanted.clear()
+            self._requested.clear()
 
     def _serve(self, connection: socket.socket) -> None:
         """Send a sample for each byte that is received, until the shadow closes. Raises OSError."""
@@ -107,7 +101,7 @@ class Tap:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._samples.get_nowait()  # one that an earlier shadow asked for
-            self._wanted.set()
+            self._requested.set()
             sample = self._await_sample(connection)
             if sample is None:
                 return

@@ -129,8 +129,8 @@ class Autopilot:
 
     def _choose(self, targets: Sequence[Target]) -> Target | None:
         """Return the target that was chosen before while it is there, else the best."""
-        kept = (one for one in targets if one.track == self._locked != NO_NUMBER)
-        target = next(kept, targets[0] if targets else None)
+        locked = (one for one in targets if one.track == self._locked != NO_NUMBER)
+        target = next(locked, targets[0] if targets else None)
         self._locked = NO_NUMBER if target is None else target.track
         return target
 

@@ -91,10 +91,10 @@ def annotate_all(
             objects += _draw_detections(canvas, one.decoded, one)
     zones = places.draw(canvas, counts)
     corner = (4, 4, 4, 4)
-    said = [Label(text, corner, _color(color)) for one in drawings for text, color in _lines(one)]
+    lines = [Label(text, corner, _color(color)) for one in drawings for text, color in _lines(one)]
     if latency_ms is not None:
-        said.insert(0, Label(f"{latency_ms:.1f} ms", corner, BLACK, fixed=True))
-    write_labels(canvas, [*said, *zones, *objects])
+        lines.insert(0, Label(f"{latency_ms:.1f} ms", corner, BLACK, fixed=True))
+    write_labels(canvas, [*lines, *zones, *objects])
     return canvas
 
 
@@ -136,8 +136,10 @@ def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) ->
             corners = corners_of_rotated(detections.rotated[row : row + 1])[0]
         outline(canvas, corners, _color(color))
         name = label_of(drawing.labels, class_id) + (f" #{track}" if track != NO_TRACK else "")
-        said = {} if detections.attributes is None else detections.attributes[row]
-        more = [f" | {one.label}" for model, one in said.items() if model not in drawing.hidden]
+        attributes = {} if detections.attributes is None else detections.attributes[row]
+        more = [
+            f" | {one.label}" for model, one in attributes.items() if model not in drawing.hidden
+        ]
         text = f"{name} {score:.2f}{''.join(more)}"
         written.append(Label(text, (x1, y1, x2, y2), _color(color)))
     if detections.keypoints is not None:

@@ -77,7 +77,7 @@ class _ProcessWriter:
         try:
             self._process.stdin.write(np.ascontiguousarray(image).data)
         except OSError as error:
-            raise PipelineError(f"{self._program} ended: {self._said()}") from error
+            raise PipelineError(f"{self._program} ended: {self._stderr()}") from error
 
     def close(self) -> None:
         with self._errors:
@@ -86,11 +86,11 @@ class _ProcessWriter:
             except (OSError, subprocess.TimeoutExpired) as error:
                 self._process.kill()
                 self._process.wait()
-                raise PipelineError(f"{self._program} did not finish: {self._said()}") from error
+                raise PipelineError(f"{self._program} did not finish: {self._stderr()}") from error
             if self._process.returncode != 0:
-                raise PipelineError(f"{self._program} failed: {self._said()}")
+                raise PipelineError(f"{self._program} failed: {self._stderr()}")
 
-    def _said(self) -> str:
+    def _stderr(self) -> str:
         self._errors.seek(0)
         text = self._errors.read(STDERR_BYTES).decode(errors="replace")
         return " ".join(text.split()) or "it gave no reason"

@@ -221,8 +221,20 @@ def detection_rows(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, 
         )
     extras = _extras(decoded)
     return tuple(
-        Detection(label_of(labels, c), c, s, tuple(b), *extra)
-        for c, s, b, extra in zip(class_ids, scores, boxes, extras, strict=True)
+        Detection(
+            label_of(labels, c),
+            c,
+            s,
+            tuple(b),
+            track_id=track,
+            keypoints=keypoints,
+            rotated=rotated,
+            mask=mask,
+            attributes=attributes,
+        )
+        for c, s, b, (track, keypoints, rotated, mask, attributes) in zip(
+            class_ids, scores, boxes, extras, strict=True
+        )
     )
 
 

@@ -82,16 +82,16 @@ class OutputFiles:
         """
         own = path in self._lines and path.is_file()
         again = own or (self._folder is not None and path.exists())
-        made = not again and self.claim(path, kind)
+        is_new = not again and self.claim(path, kind)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW * (self._folder is not None)
-        if not (made or again) and self._folder is None and path.is_file():
+        if not (is_new or again) and self._folder is None and path.is_file():
             flags |= os.O_TRUNC
         try:
             lines = os.open(path, flags | os.O_CLOEXEC)
         except OSError as error:
             raise _unwritable(path, kind, error) from error
         self._lines.add(path)
-        return lines, made
+        return lines, is_new
 
     def has_room(self, more_bytes: int = 0) -> bool:
         """Whether so many bytes more are within the quota; says once that they are not."""

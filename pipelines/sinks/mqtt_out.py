@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 import msgspec
 
@@ -13,11 +12,11 @@ from device.errors import PipelineError
 from device.protocol.messages import Reload, Stats
 from device.protocol.mqtt import LinkSettings, Message, Will
 from device.protocol.topics import PipelineTopics
+from pipelines.rate import RateLimit
 from pipelines.results import Detections
 from pipelines.sink_config import MqttSink, SinkConfig
 from pipelines.sinks.mqtt import MqttPublisher, Outgoing
 from pipelines.sinks.payloads import payload_of
-from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
 from pipelines.sinks.track_lifecycle import ObjectEvent, TrackLifecycle
 
@@ -74,15 +73,10 @@ class MqttOut:
         self._publisher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the lives of all objects, send the queue for a short time, then disconnect."""
-        for camera, lives in self._tracks.items():
-            self._say_events(camera, lives.close())
+        for camera, lifecycle in self._tracks.items():
+            self._say_events(camera, lifecycle.close())
         self._publisher.say(Outgoing(self._status, STOPPED, qos=1, retain=True))
         self._publisher.close()
 
@@ -95,8 +89,8 @@ class MqttOut:
         followed = result.followed
         if self._config.events and isinstance(followed, Detections):
             taken_ns = result.frame.t_capture.wall_ns
-            lives = self._tracks[camera]
-            self._say_events(camera, lives.update(followed, result.zones, taken_ns))
+            lifecycle = self._tracks[camera]
+            self._say_events(camera, lifecycle.update(followed, result.zones, taken_ns))
         if not self._limits[camera].allows(now_s):
             self._limited += 1
             return
@@ -110,8 +104,8 @@ class MqttOut:
         if not isinstance(config, MqttSink) or config.controls != self._config.controls:
             return False
         if config.events != self._config.events:
-            for camera, lives in self._tracks.items():
-                self._say_events(camera, lives.close())
+            for camera, lifecycle in self._tracks.items():
+                self._say_events(camera, lifecycle.close())
         if config.max_hz != self._config.max_hz:
             self._limits = {camera: RateLimit(config.max_hz) for camera in self._limits}
         self._config = config
@@ -123,8 +117,8 @@ class MqttOut:
 
     def tick(self) -> None:
         """End the lives of objects whose camera gives no frames."""
-        for camera, lives in self._tracks.items():
-            self._say_events(camera, lives.expire(time.monotonic()))
+        for camera, lifecycle in self._tracks.items():
+            self._say_events(camera, lifecycle.expire(time.monotonic()))
 
     def take_stats(self, stats: Stats) -> None:
         """Publish figures, every `stats_s` seconds."""

@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from device.errors import PipelineError, TandemError
@@ -81,12 +80,7 @@ class OpenSinks:
     def __enter__(self) -> "OpenSinks":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -121,28 +115,28 @@ class OpenSinks:
         """Go on with these sinks. Raises TandemError: one of them cannot be opened; then those of
         before go on."""
         leaving = list(self._open)
-        kept: dict[int, tuple[SinkConfig, Sink]] = {}
+        staying: dict[int, tuple[SinkConfig, Sink]] = {}
         for number, config in enumerate(configs):
             pair = next((one for one in leaving if one[0] == config), None)
             if pair is not None:
                 leaving.remove(pair)
-                kept[number] = pair
+                staying[number] = pair
         adjusted: list[tuple[SinkConfig, AdjustableSink]] = []  # with their configurations before
         for number, config in enumerate(configs):
-            if number not in kept and (pair := _adjusted(leaving, config)):
+            if number not in staying and (pair := _adjusted(leaving, config)):
                 before, sink = pair
                 leaving.remove(pair)
-                kept[number] = (config, sink)
+                staying[number] = (config, sink)
                 if isinstance(sink, AdjustableSink):
                     adjusted.append((before, sink))
-        fresh = {n: config for n, config in enumerate(configs) if n not in kept}
+        fresh = {n: config for n, config in enumerate(configs) if n not in staying}
         try:
             opened = self._exchange(leaving, fresh)
         except TandemError:
             for earlier, adjustable in adjusted:
                 adjustable.adjust(earlier)
             raise
-        self._open = tuple((kept | opened)[number] for number in range(len(configs)))
+        self._open = tuple((staying | opened)[number] for number in range(len(configs)))
 
     def _exchange(
         self, leaving: Sequence[tuple[SinkConfig, Sink]], fresh: Mapping[int, SinkConfig]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,26 +13,15 @@ from device.protocol.tls import TlsFiles
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.model_config import ONLY
-from pipelines.results import Decoded, Detections, ModelResult, no_detections
+from pipelines.results import Decoded, Detections, ModelResult, ModelRun, no_detections
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import NO_PLACES, Places
-from pipelines.sinks.events import Detection, Event
+from pipelines.sinks.events import Detection, Event, encode_event
 from pipelines.sinks.files import OutputFiles
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
 if TYPE_CHECKING:
     import supervision
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRun:
-    """An inference for a frame: of which model, on which processors, and when it began and ended,
-    in ns of `time.monotonic()`; `span_ns`: with its inputs, and where a thread did it, decoding."""
-
-    model: str
-    processors: tuple[str, ...]
-    infer_ns: tuple[int, int]
-    span_ns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +44,9 @@ def roles_of(config: PipelineConfig, labels: Sequence[str]) -> Roles:
     return Roles(config.first.name, labels, config.followed.name, hidden)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FrameResult:
-    """Everything that is known about one frame; `payload` is the event as JSON.
+    """Everything that is known about one frame.
 
     `decoded` is of the first model, `models` of those beside it, by name; `places`: the zones and
     lines that held for it; `runs`: the inferences for it; `roles`: which model is which.
@@ -65,12 +55,16 @@ class FrameResult:
     frame: Frame
     decoded: Decoded
     event: Event
-    payload: bytes
     zones: ZoneFrame = NO_ZONES
     models: Mapping[str, ModelResult] = field(default_factory=dict)
     places: Places = NO_PLACES
     runs: tuple[ModelRun, ...] = ()
     roles: Roles = Roles()
+
+    @cached_property
+    def payload(self) -> bytes:
+        """The event as JSON, encoded for the first sink that asks for it."""
+        return encode_event(self.event)
 
     @property
     def by_model(self) -> dict[str, ModelResult]:

@@ -11,15 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from device.errors import PipelineError
 from device.install_advice import pip_install
+from pipelines.rate import RateLimit
 from pipelines.results import Decoded, Detections, label_of
 from pipelines.sink_config import SerialSink
 from pipelines.sinks.autopilot import Autopilot
-from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.records import NO_NUMBER, Target, cobs_frame, nmea_lines
 from pipelines.sinks.result import FrameResult, SinkContext
 
@@ -92,12 +91,7 @@ class SerialOut:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write what is there, then close the port."""
         self._closing.set()
         with self._filled:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from device.errors import PipelineError
 from pipelines.frame import Image
@@ -71,15 +70,10 @@ class SnapshotOut:
         """The folder is there already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write the pictures of all objects that are still there."""
-        for camera, lives in self._tracks.items():
-            self._follow(camera, lives.close())
+        for camera, lifecycle in self._tracks.items():
+            self._follow(camera, lifecycle.close())
 
     def write(self, result: FrameResult) -> None:
         """Keep better pictures, and write those of objects that have gone."""
@@ -90,8 +84,8 @@ class SnapshotOut:
         taken_ns = result.frame.t_capture.wall_ns
         self._follow(camera, self._tracks[camera].update(seen, result.zones, taken_ns))
         sights = self._sights[camera]
-        said = result.rows_of(result.roles.followed)
-        rows = zip(seen.track_ids.tolist(), said, seen.boxes.tolist(), strict=True)
+        objects = result.rows_of(result.roles.followed)
+        rows = zip(seen.track_ids.tolist(), objects, seen.boxes.tolist(), strict=True)
         for track, one, box in rows:
             sight = sights.get((track, one.label))
             if sight is None or result.event.predicted is True:
@@ -102,8 +96,8 @@ class SnapshotOut:
 
     def tick(self) -> None:
         """Write the pictures of objects whose camera gives no frames."""
-        for camera, lives in self._tracks.items():
-            self._follow(camera, lives.expire(time.monotonic()))
+        for camera, lifecycle in self._tracks.items():
+            self._follow(camera, lifecycle.expire(time.monotonic()))
 
     def _follow(self, camera: str, events: tuple[ObjectEvent, ...]) -> None:
         sights = self._sights[camera]

@@ -9,11 +9,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from msgspec import UNSET
 
+from pipelines.rate import RateLimit
 from pipelines.sink_config import (
     JsonlSink,
     MqttSink,
@@ -27,7 +27,6 @@ from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.mqtt_out import MqttOut
 from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.prometheus import PrometheusOut
-from pipelines.sinks.rate import RateLimit
 from pipelines.sinks.result import Broker, FrameResult, Sink, SinkContext, StatsSink
 from pipelines.sinks.serial_port import SerialOut
 from pipelines.sinks.snapshot import SnapshotOut
@@ -61,7 +60,7 @@ class JsonlOut:
         self._config = config
         self._path = context.files.place(config.path, "jsonl")
         self._dropped: Counter[str] = Counter()
-        self._file, self._made = context.files.open_lines(self._path, "jsonl")
+        self._file, self._is_new = context.files.open_lines(self._path, "jsonl")
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -73,16 +72,11 @@ class JsonlOut:
         """The file is open already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file; one without lines is removed."""
         empty = os.fstat(self._file).st_size == 0
         os.close(self._file)
-        if self._made and empty:
+        if self._is_new and empty:
             self._path.unlink(missing_ok=True)
 
     def write(self, result: FrameResult) -> None:
@@ -132,12 +126,7 @@ class VideoOut:
         """A file is created with the first frame, in its size."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Finish the files."""
         for writer in self._writers.values():
             writer.close()

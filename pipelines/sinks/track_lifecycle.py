@@ -60,7 +60,7 @@ class TrackLifecycle:
         self._labels = labels
         self._lost_s = lost_s
         self._known: dict[Key, ObjectState] = {}
-        self._said: dict[Key, ObjectState] = {}
+        self._reported: dict[Key, ObjectState] = {}
         self._heard_s = 0.0
 
     def update(
@@ -77,12 +77,12 @@ class TrackLifecycle:
             event = self._change(key, state)
             self._known[key] = state
             if event is not None:
-                self._said[key] = state
+                self._reported[key] = state
                 events.append(event)
-        gone = [
+        expired = [
             key for key, state in self._known.items() if state.frame_time < time_s - self._lost_s
         ]
-        return (*events, *map(self._end, gone))
+        return (*events, *map(self._end, expired))
 
     def expire(self, now_s: float) -> tuple[ObjectEvent, ...]:
         """Return the ends of all objects if no frame came for `lost_s`; `now_s` is
@@ -123,7 +123,7 @@ class TrackLifecycle:
         )
 
     def _change(self, key: Key, state: ObjectState) -> ObjectEvent | None:
-        published = self._said.get(key)
+        published = self._reported.get(key)
         if published is None:
             return ObjectEvent(type="new", after=state)
         better = state.top_score >= published.top_score + BETTER_SCORE
@@ -136,7 +136,7 @@ class TrackLifecycle:
 
     def _end(self, key: Key) -> ObjectEvent:
         state = self._known.pop(key)
-        published = self._said.pop(key)
+        published = self._reported.pop(key)
         ended = msgspec.structs.replace(state, end_time=state.frame_time, current_zones=())
         return ObjectEvent(type="end", before=published, after=ended)
 

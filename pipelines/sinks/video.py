@@ -40,7 +40,7 @@ class VideoFileWriter:
         self._writer: FrameWriter | None = None
         self._full = False
         self._size = (0, 0)
-        self.path, self._made = self._files.claim_new(path, "video")
+        self.path, self._is_new = self._files.claim_new(path, "video")
 
     def write(
         self,
@@ -56,8 +56,8 @@ class VideoFileWriter:
             self.over_quota += 1
             return
         if self._writer is None and not self.failed:
-            said = source_fps if source_fps and source_fps <= HIGHEST_FPS else UNKNOWN_FPS
-            fps = self._fps or said
+            usual_fps = source_fps if source_fps and source_fps <= HIGHEST_FPS else UNKNOWN_FPS
+            fps = self._fps or usual_fps
             self._writer = self._open(image.shape[1], image.shape[0], fps)
         if self._writer is None:
             self.failed += 1
@@ -75,12 +75,14 @@ class VideoFileWriter:
                 self._writer.close()
             except PipelineError as error:
                 _log.error("%s is not complete: %s", self.path, error)
-        elif self._made:
+        elif self._is_new:
             self._remove_empty(self.path)
 
     def _open(self, width: int, height: int, fps: float) -> FrameWriter | None:
-        self._size = (max(2, width & ~1), max(2, height & ~1))  # colour planes are halved
-        video = VideoFormat(*self._size, fps)
+        video = VideoFormat(
+            max(2, width & ~1), max(2, height & ~1), fps
+        )  # colour planes are halved
+        self._size = (video.width, video.height)
         requested = self.path
         encoder, refused = choose_encoder(requested.suffix.lower(), video)
         if encoder is None:
@@ -105,8 +107,8 @@ class VideoFileWriter:
 
     def _rename(self, path: Path) -> None:
         """Claim another file in place of the first."""
-        requested, was_made = self.path, self._made
-        self.path, self._made = self._files.claim_new(path, "video")
+        requested, was_made = self.path, self._is_new
+        self.path, self._is_new = self._files.claim_new(path, "video")
         if was_made:
             self._remove_empty(requested)
 

@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from msgspec import UNSET
@@ -74,12 +73,7 @@ class VideoFile:
         """The file is open already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._capture.release()
 
@@ -159,12 +153,7 @@ class ImageFolder:
         """Nothing stays open between images."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is open."""
 
     def poll(self) -> Frame | None:

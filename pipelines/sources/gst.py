@@ -274,10 +274,15 @@ class GstCapture:
                 f"{self._name} sent a frame of {payload.size} bytes where {size} was announced:"
                 " set a frame width and height that are multiples of four."
             )
-        pixels = payload.reshape(-1, layout.stride)
-        captured = self._clock.stamp(pts_ns, arrival)
-        shape = (layout.width, layout.height)
-        return RawFrame(pixels, "nv12", *shape, captured, Stamp.now(), layout.fps)
+        return RawFrame(
+            pixels=payload.reshape(-1, layout.stride),
+            layout="nv12",
+            width=layout.width,
+            height=layout.height,
+            t_capture=self._clock.stamp(pts_ns, arrival),
+            t_recv=Stamp.now(),
+            fps=layout.fps,
+        )
 
     def _fill(self, target: memoryview, deadline: float) -> None:
         filled = 0

@@ -318,7 +318,7 @@ def _why(error: object, limit_s: float) -> str:
     return f"gives no pictures ({_one_line(error)}): check the camera and its network"
 
 
-def _one_line(said: object) -> str:
+def _one_line(answer: object) -> str:
     """Return what a camera has said as a part of a sentence: it may send anything."""
-    text = " ".join("".join(mark if mark.isprintable() else " " for mark in str(said)).split())
+    text = " ".join("".join(mark if mark.isprintable() else " " for mark in str(answer)).split())
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

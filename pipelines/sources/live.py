@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
-from types import TracebackType
 from typing import Literal, Protocol
 
 import numpy as np
@@ -193,12 +192,7 @@ class LiveSource:
         )
         self._thread.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the reader and close the camera."""
         self._closing.set()
         if self._thread is not None:
@@ -218,8 +212,16 @@ class LiveSource:
                 self._check_reader()
                 return None
         nv12 = Nv12(raw.pixels, raw.width, raw.height) if raw.layout == "nv12" else None
-        times = (raw.t_capture, raw.t_recv)
-        return Frame(raw.to_bgr, seq, *times, self.name, self.config.id, nv12=nv12, fps=raw.fps)
+        return Frame(
+            picture=raw.to_bgr,
+            seq=seq,
+            t_capture=raw.t_capture,
+            t_recv=raw.t_recv,
+            source=self.name,
+            camera=self.config.id,
+            nv12=nv12,
+            fps=raw.fps,
+        )
 
     def _check_reader(self) -> None:
         if not self._ended() and (self._thread is None or not self._thread.is_alive()):

@@ -31,8 +31,9 @@ class PatternCapture:
         image = draw_pattern(self._background, self._count)
         self._count += 1
         now = Stamp.now()
-        size = (image.shape[1], image.shape[0])
-        return RawFrame(image, "bgr", *size, now, now, float(self._pattern.fps))
+        height, width = image.shape[:2]
+        fps = float(self._pattern.fps)
+        return RawFrame(image, "bgr", width, height, t_capture=now, t_recv=now, fps=fps)
 
     def close(self) -> None:
         """Nothing is open."""

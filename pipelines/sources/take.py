@@ -184,7 +184,7 @@ class _Gathering:
 
     def _begin(self) -> None:
         self._batch: list[Frame] = []
-        self._asked: set[str] = set()  # cameras that gave a frame since it began, taken or not
+        self._cameras: set[str] = set()  # cameras that gave a frame since it began, taken or not
         self._closing_s = inf
         self._read_s = 0.0
 
@@ -223,7 +223,7 @@ class _Gathering:
         self._pace.arrived(frame)
         is_taken = self._admission.admits(frame)
         if is_taken or self._batch:
-            self._asked.add(frame.camera)
+            self._cameras.add(frame.camera)
         if not is_taken:
             self._tick()
             return
@@ -245,7 +245,7 @@ class _Gathering:
         if time.monotonic() >= self._closing_s:
             return True
         giving = {one.config.id for one in self._turn if not one.ended and one.away is None}
-        return {camera for camera in giving if self._admission.expects(camera)} <= self._asked
+        return {camera for camera in giving if self._admission.expects(camera)} <= self._cameras
 
     def _wait(self, free_s: float) -> None:
         """Wait until a frame may be taken that is there or is due, the batch closes, or engines

@@ -1,4 +1,4 @@
-"""Objects cut out of frames: which of them a model is given, and what it said of each track."""
+"""Objects cut out of frames: which of them a model is given, and the attributes of each track."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from pipelines.results import (
 )
 
 MIN_SIDE_PX = 2.0  # of a box: less shows nothing
-FORGET_FRAMES = 1000  # what was said of a track that was not seen for so many frames
+FORGET_FRAMES = 1000  # the attribute of a track that was not seen for so many frames
 
 Key = tuple[int, int]  # track, class
 
@@ -39,8 +39,8 @@ def crop(image: Image, box: Sequence[float], margin: float) -> Image:
 
 
 @dataclass(slots=True)
-class _Said:
-    """What was last said of a track, in which frame, and when it was last seen."""
+class _TrackAttribute:
+    """The last attribute of a track, the frame that it is of, and when the track was last seen."""
 
     attribute: Attribute | None
     at: int
@@ -50,16 +50,15 @@ class _Said:
 class Describer:
     """What one model on crops says of one camera's objects.
 
-    Objects without a track are described best first. Of tracks, those of which nothing was said
-    yet come first, then those of which something was said longest ago; what was said holds until
-    then.
+    Objects without a track are described best first. Of tracks, those that were not described yet
+    come first, then those that were described longest ago; an attribute holds until the next.
     """
 
     def __init__(self, config: PipelineModel, object_labels: Sequence[str]) -> None:
         """`object_labels`: the class names of the objects."""
         self.config = config
         self._labels = object_labels
-        self._said: dict[Key, _Said] = {}
+        self._attributes: dict[Key, _TrackAttribute] = {}
         self._frame = 0
 
     def choose(self, objects: Detections) -> list[int]:
@@ -73,34 +72,36 @@ class Describer:
             takes &= np.array([name in config.classes for name in names], bool)
         rows: list[int] = np.flatnonzero(takes).tolist()
         keys = _keys_of(objects)
-        said = self._said
+        known = self._attributes
 
         def last(row: int) -> int:
-            return said[keys[row]].at if keys[row] in said else 0
+            return known[keys[row]].at if keys[row] in known else 0
 
         return sorted(rows, key=last)[: config.max_crops]  # stable: the best first
 
     def describe(
-        self, objects: Detections, rows: Sequence[int], said: Sequence[Attribute | None]
+        self, objects: Detections, rows: Sequence[int], attributes: Sequence[Attribute | None]
     ) -> Detections:
-        """Return the objects with what was said of `rows`, and before of the other tracks."""
-        now = dict(zip(rows, said, strict=True))
-        attributes: list[Attributes] = []
+        """Return the objects with `attributes` of `rows`, and the last ones of other tracks."""
+        now = dict(zip(rows, attributes, strict=True))
+        described: list[Attributes] = []
         name = self.config.name
         for row, key in enumerate(_keys_of(objects)):
             attribute = now.get(row)
             if key[0] != NO_TRACK:
-                known = self._said.setdefault(key, _Said(None, 0, 0))
+                known = self._attributes.setdefault(key, _TrackAttribute(None, 0, 0))
                 known.seen = self._frame
                 if row in now:
                     known.at, known.attribute = self._frame, attribute
                 attribute = known.attribute
             earlier = {} if objects.attributes is None else objects.attributes[row]
-            attributes.append(earlier if attribute is None else {**earlier, name: attribute})
+            described.append(earlier if attribute is None else {**earlier, name: attribute})
         if self._frame % FORGET_FRAMES == 0:
             limit = self._frame - FORGET_FRAMES
-            self._said = {key: one for key, one in self._said.items() if one.seen > limit}
-        return replace(objects, attributes=tuple(attributes))
+            self._attributes = {
+                key: one for key, one in self._attributes.items() if one.seen > limit
+            }
+        return replace(objects, attributes=tuple(described))
 
 
 def attribute_of(decoded: Decoded, labels: Sequence[str]) -> Attribute | None:

@@ -13,8 +13,8 @@ from device.engine.manifest import Dim, DimRange, TensorInfo
 from device.engine.preprocessing import Preprocessing, differences
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig, PipelineModel
+from pipelines.stages.decode import constant_inputs
 from pipelines.stages.decoder_check import check_outputs
-from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.scene import check_scene
 
 # These change what the image shows, which ranges hardly depend on; all others change the numbers.

@@ -246,12 +246,15 @@ def _start(
 
 
 def _joined(first: Tracks, second: Tracks) -> Tracks:
+    # The states have their tracks in columns, all else in rows.
     return Tracks(
-        np.concatenate([first.states, second.states], axis=1),
-        *(
-            np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-            for field in fields(Tracks)[1:]
-        ),
+        **{
+            field.name: np.concatenate(
+                [getattr(first, field.name), getattr(second, field.name)],
+                axis=1 if field.name == "states" else 0,
+            )
+            for field in fields(Tracks)
+        }
     )
 
 

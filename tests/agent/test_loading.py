@@ -10,16 +10,16 @@ import pytest
 
 from device.agent.pipeline_process import PipelineEvent, PipelineExited, PipelineProcess
 from device.protocol.messages import ChildMessage, Heartbeat, Ready
-from pipelines import loading
+from pipelines import message_channel
 
 PATIENCE_S = 60.0
 
 
 def test_it_beats_until_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "BEAT_S", 0.01)
+    monkeypatch.setattr(message_channel, "BEAT_S", 0.01)
     said: queue.Queue[ChildMessage] = queue.Queue()
     threads = threading.active_count()
-    with loading.loading(said.put) as emit:
+    with message_channel.loading(said.put) as emit:
         for _ in range(3):  # it waits for something
             beat = said.get(timeout=PATIENCE_S)
             assert isinstance(beat, Heartbeat)
@@ -38,15 +38,17 @@ def test_it_beats_until_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_cannot_load_beats_no_longer() -> None:
     threads = threading.active_count()
-    with pytest.raises(ValueError, match="no engine"), loading.loading(lambda _message: None):
+    with (
+        pytest.raises(ValueError, match="no engine"),
+        message_channel.loading(lambda _message: None),
+    ):
         raise ValueError("no engine")
     assert threading.active_count() == threads
 
 
 WAITS = """
 import time
-from pipelines.loading import loading
-from pipelines.message_channel import claim_stdout
+from pipelines.message_channel import claim_stdout, loading
 
 with loading(claim_stdout(lambda: None)):
     time.sleep(600)  # a driver, a name server

@@ -41,7 +41,7 @@ from device.protocol.messages import (
 )
 from device.update.liveness import FRAME_GAP_S, PipelineHealth
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import JsonlSink
 from pipelines.sources.live import BACKOFF_LAST_S
 
@@ -124,8 +124,11 @@ def test_local_camera_that_is_absent_does_not_end_the_pipeline(tmp_path: Path) -
     stop = threading.Event()
     runner = threading.Thread(
         target=run_pipeline,
-        args=(colour_pipeline("v4l2:///dev/video77"), Model(ColourDetector(), LABELS, "")),
-        kwargs={"emit": messages.append, "stop": stop, "patient": True},
+        args=(
+            colour_pipeline("v4l2:///dev/video77"),
+            Model(ColourDetector(), LABELS, ""),
+            RunOptions(emit=messages.append, stop=stop, patient=True),
+        ),
     )
     runner.start()
     try:
@@ -150,7 +153,7 @@ def test_heartbeats_count_frames_and_faults(tmp_path: Path) -> None:
     messages: list[ChildMessage] = []
     run_pipeline(
         colour_pipeline(tmp_path), Model(ColourDetector(), LABELS, ""),
-        emit=messages.append, stop=threading.Event(),
+        RunOptions(emit=messages.append),
     )  # fmt: skip
     beats = [m for m in messages if isinstance(m, Heartbeat)]
     assert [(b.state, b.frames, b.errors) for b in beats[:2]] == [
@@ -178,7 +181,7 @@ def test_a_slow_first_inference_does_not_make_a_freeze_last_longer(tmp_path: Pat
     run_pipeline(
         colour_pipeline(tmp_path),
         Model(Initializing(), LABELS, ""),
-        emit=messages.append, stop=threading.Event(),
+        RunOptions(emit=messages.append),
     )  # fmt: skip
     (ready,) = [m for m in messages if isinstance(m, Ready)]
     assert ready.warm_up_s < 0.5
@@ -202,7 +205,7 @@ def test_a_full_disk_is_no_fault_of_a_release(
     config = replace(colour_pipeline(tmp_path), sinks=(JsonlSink(path=path),))
     run_pipeline(
         config, Model(ColourDetector(), LABELS, ""),
-        emit=messages.append, stop=threading.Event(),
+        RunOptions(emit=messages.append),
     )  # fmt: skip
     beat, _end = (m for m in messages if isinstance(m, Heartbeat) and m.state == "running")
     assert (beat.frames, beat.errors) == (1, errors)
@@ -235,8 +238,11 @@ def test_loop_that_hangs_gives_no_heartbeat_though_its_figures_go_on(
     stop, session = threading.Event(), Hangs()
     runner = threading.Thread(
         target=run_pipeline,
-        args=(colour_pipeline(path, loop=True), Model(session, LABELS, "")),
-        kwargs={"emit": messages.append, "stop": stop},
+        args=(
+            colour_pipeline(path, loop=True),
+            Model(session, LABELS, ""),
+            RunOptions(emit=messages.append, stop=stop),
+        ),
     )
     runner.start()
     try:
@@ -261,7 +267,7 @@ def test_slow_video_gives_heartbeats_between_its_frames(tmp_path: Path) -> None:
     messages: list[ChildMessage] = []
     run_pipeline(
         colour_pipeline(path), Model(ColourDetector(), LABELS, ""),
-        emit=messages.append, stop=threading.Event(),
+        RunOptions(emit=messages.append),
     )  # fmt: skip
     assert count(messages, Heartbeat) >= 4  # starting, running, and in the two seconds between
 

@@ -62,7 +62,7 @@ def test_a_fresh_board_is_set_up_once_and_a_second_run_changes_nothing(
     broker = Mosquitto(tmp_path)
     fleet = tmp_path / "robots"
     make_fleet(fleet, name="robots", broker=f"127.0.0.1:{broker.tls_port}")
-    common = (fresh.way, "--device", "board-7", "--profile", "laptop", "--fleet", str(fleet))
+    common = (fresh.address, "--device", "board-7", "--profile", "laptop", "--fleet", str(fleet))
     common += ("--wheel", str(wheel), "--label", "site=lab", "--power-mode", "maxn", "--json")
     try:
         planned = outcomes(board("init", *common, "--dry-run"))
@@ -93,10 +93,10 @@ def test_a_fresh_board_is_set_up_once_and_a_second_run_changes_nothing(
     # The agent sees the system's packages, and has none of its own in their place.
     path = fresh.run("/opt/tandem/bin/python -c 'import numpy; print(numpy.__file__)'")
     assert not path.startswith("/opt/tandem")
-    facts = json.loads(board("info", fresh.way, "--json").stdout)
+    facts = json.loads(board("info", fresh.address, "--json").stdout)
     assert facts["answer"]["device"] == "board-7"
     assert facts["facts"]["power_mode"] == "MAXN"
-    text = board("info", fresh.way)
+    text = board("info", fresh.address)
     assert "power mode  MAXN" in text.stdout, text.output
     assert "runs        nothing" in text.stdout
 
@@ -106,7 +106,7 @@ def test_a_fresh_board_is_set_up_once_and_a_second_run_changes_nothing(
 def test_a_run_that_failed_goes_on_and_a_changed_file_is_kept(
     fresh: FreshBoard, wheel: Path, tmp_path: Path
 ) -> None:
-    bench = (fresh.way, "--device", "b", "--profile", "laptop", "--dev", "--wheel", str(wheel))
+    bench = (fresh.address, "--device", "b", "--profile", "laptop", "--dev", "--wheel", str(wheel))
     bench += ("--broker", "127.0.0.1:1", "--json")
     nvpmodel = fresh.folder / "usr_local/bin/nvpmodel"
     whole = nvpmodel.read_text()
@@ -131,18 +131,18 @@ def test_a_run_that_failed_goes_on_and_a_changed_file_is_kept(
     assert "# mine" in fresh.run("cat /etc/tandem/agent.toml.old")
 
     # Looking after it: log, power mode, a reboot that the kernel of the double does not do.
-    assert "tandem.agent" in subprocess_of("logs", fresh.way, "-n", "5")
+    assert "tandem.agent" in subprocess_of("logs", fresh.address, "-n", "5")
     assert fresh.calls("journalctl")[-1].startswith("-u tandem-agent -n 5")
-    listed = json.loads(board("power-mode", "--to", fresh.way, "--json").stdout)
+    listed = json.loads(board("power-mode", "--to", fresh.address, "--json").stdout)
     assert (listed["mode"], listed["modes"]) == ("15W", ["MAXN", "15W", "40W"])
-    unknown = board("power-mode", "50W", "--to", fresh.way)
+    unknown = board("power-mode", "50W", "--to", fresh.address)
     assert "has no power mode '50W': 15W, 40W, MAXN" in str(unknown.exception), unknown.exception
-    refused = board("power-mode", "40W", "--to", fresh.way)
+    refused = board("power-mode", "40W", "--to", fresh.address)
     assert "needs a reboot" in str(refused.exception)
-    assert board("power-mode", "40W", "--to", fresh.way, "--reboot").exit_code == 0
+    assert board("power-mode", "40W", "--to", fresh.address, "--reboot").exit_code == 0
     assert "yes" in fresh.run("cat /var/lib/double/rebooted")
-    assert board("reboot", fresh.way, "--no-wait").stdout == "127.0.0.1 goes down\n"
-    waited = board("reboot", fresh.way, "--timeout", "3")
+    assert board("reboot", fresh.address, "--no-wait").stdout == "127.0.0.1 goes down\n"
+    waited = board("reboot", fresh.address, "--timeout", "3")
     assert "is not back after 3 s: it has not gone down yet" in str(waited.exception)
 
 
@@ -158,12 +158,12 @@ def test_a_wrong_password_and_a_board_that_does_not_fit_are_refused(
 ) -> None:
     bench = ("--dev", "--broker", "127.0.0.1:1", "--profile", "laptop", "--wheel", str(wheel))
     monkeypatch.setenv("TANDEM_SUDO_PASSWORD", "wrong")
-    done = board("init", fresh.way, *bench)
+    done = board("init", fresh.address, *bench)
     assert f"does not take the password in TANDEM_SUDO_PASSWORD for {LOGIN}" in str(done.exception)
     monkeypatch.delenv("TANDEM_SUDO_PASSWORD")
-    assert "there is no terminal to ask you" in str(board("init", fresh.way, *bench).exception)
+    assert "there is no terminal to ask you" in str(board("init", fresh.address, *bench).exception)
     monkeypatch.setenv("TANDEM_SUDO_PASSWORD", PASSWORD)
-    no_profile = board("init", fresh.way, *bench[:3], "--wheel", str(wheel))
+    no_profile = board("init", fresh.address, *bench[:3], "--wheel", str(wheel))
     assert "no profile has the part number of this board" in str(no_profile.exception)
     old = fresh.folder / "usr_local/bin/python3"
     text = old.read_text()
@@ -180,10 +180,10 @@ def test_a_wrong_password_and_a_board_that_does_not_fit_are_refused(
     ):
         path.write_text(json.dumps({**answer, **change}))
         path.chmod(0o644)
-        assert words in str(board("init", fresh.way, *bench).exception)
+        assert words in str(board("init", fresh.address, *bench).exception)
     old.write_text(text)
     assert fresh.run("ls /opt") == ""
-    absent = board("init", fresh.way.replace(str(fresh.sshd.port), "1"), *bench)
+    absent = board("init", fresh.address.replace(str(fresh.sshd.port), "1"), *bench)
     assert "no SSH server runs there" in str(absent.exception)
 
 

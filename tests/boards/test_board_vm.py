@@ -208,7 +208,7 @@ def test_the_board_is_set_up_over_ssh(vm: BoardVm, broker: Mosquitto) -> None:
     vm.run("systemctl daemon-reload; systemctl start nvargus-daemon")
     has_cv2 = vm.ask("python3 -c 'import cv2'").returncode == 0
     extras = ("portable",) if has_cv2 else ("portable", "camera")
-    words = ["board", "init", vm.way, "--device", DEVICE, "--profile", "laptop", "--dev"]
+    words = ["board", "init", vm.address, "--device", DEVICE, "--profile", "laptop", "--dev"]
     words += ["--broker", f"{HOST}:{broker.port}", "--timeout", "600", "--json"]
     for extra in extras:
         words += ["--extra", extra]

@@ -66,7 +66,7 @@ def boards(tmp_path: Path, sshd: Sshd) -> Iterator[list[AgentBox]]:
             box.start()
             client_of(box).close()
             boxes.append(box)
-            agent = sshd.way(box).partition("agent=")[2].partition("&")[0]
+            agent = sshd.address(box).partition("agent=")[2].partition("&")[0]
             network.register_service(
                 ServiceInfo(
                     discovery.SERVICE,
@@ -329,9 +329,9 @@ def test_a_stranger_on_the_network_breaks_no_search(monkeypatch: pytest.MonkeyPa
 # -- what is decided
 
 
-def found(name: str, way: str, *, answers: bool = True) -> FoundBoard:
+def found(name: str, address: str, *, answers: bool = True) -> FoundBoard:
     facts = BoardFacts(facts=DeviceFacts(), answer=Answer(device=name)) if answers else None
-    return FoundBoard(way, name, facts, "" if answers else "it is away")
+    return FoundBoard(address, name, facts, "" if answers else "it is away")
 
 
 def test_a_board_that_is_there_by_several_ways_counts_once() -> None:
@@ -352,27 +352,29 @@ def test_no_board_says_where_was_looked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "host", "way"),
+    ("user", "host", "address"),
     [
         ("", "b.local", "ssh://b.local"),
         ("robot", "fe80::1%eth0", "ssh://robot@[fe80::1%eth0]"),
         ("-oProxyCommand=x", "h", "ssh://-oProxyCommand%3Dx@h"),
     ],
 )
-def test_what_is_announced_becomes_an_address(user: str, host: str, way: str) -> None:
-    assert discovery._ssh_way(host, discovery.SSH_PORT, SearchOptions(), user=user) == way
+def test_what_is_announced_becomes_an_address(user: str, host: str, address: str) -> None:
+    assert discovery._ssh_address(host, discovery.SSH_PORT, SearchOptions(), user=user) == address
 
 
-@pytest.mark.parametrize("way", ["ssh://-oProxyCommand%3Dx@h", "ssh://h?agnt=1", "usb://x"])
-def test_a_place_that_lies_about_its_way_is_one_that_fails(way: str) -> None:
-    board = discovery._ask(discovery.Place(way, "liar"))
+@pytest.mark.parametrize("address", ["ssh://-oProxyCommand%3Dx@h", "ssh://h?agnt=1", "usb://x"])
+def test_a_place_with_a_wrong_address_is_one_that_fails(address: str) -> None:
+    board = discovery._ask(discovery.Place(address, "liar"))
     assert board.facts is None
     assert board.error
 
 
 def test_the_status_of_many_is_that_of_the_worst() -> None:
     def row(status: int) -> BoardResult:
-        return BoardResult(device="b", way="w", state="failed" if status else "live", status=status)
+        return BoardResult(
+            device="b", address="w", state="failed" if status else "live", status=status
+        )
 
     assert exit_status([row(0), row(0)]) == 0
     assert exit_status([row(0), row(3), row(1)]) == 3

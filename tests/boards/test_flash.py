@@ -23,17 +23,15 @@ from flash_fixtures import (
     run,
     site,  # noqa: F401  (fixtures)
 )
-from mqtt_fixtures import PROFILE, WAIT_S, AgentBox, Mosquitto, free_port, make_bundle
+from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, free_port, make_bundle
 from ssh_fixtures import ROOT, Sshd
 
-from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer, AskProgress
-from device.protocol.documents import DeviceFacts, PipelineReport, Reported, Update
-from device.update.bundle import BundleInfo
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.transports import ssh
 from toolkit.fleet.transports.addresses import parse_address
-from toolkit.fleet.transports.checks import FlashOptions, refusal
+from toolkit.fleet.transports.checks import lacks_room
+from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
     Progress,
@@ -68,7 +66,7 @@ def test_a_connection_that_breaks_is_made_again_and_only_differences_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ssh, "PAUSE_S", 0.1)
-    engine, way = rng.bytes(8 * MEGABYTE), sshd.way(board)
+    engine, address = rng.bytes(8 * MEGABYTE), sshd.address(board)
     first = bundle_of(tmp_path / "in", engine, "1")
     cuts: list[int] = []
 
@@ -77,13 +75,13 @@ def test_a_connection_that_breaks_is_made_again_and_only_differences_are_sent(
             cuts.append(progress.received_bytes)
             sshd.cut()
 
-    result = flash(way, first, cut)
+    result = flash(address, first, cut)
     assert (result.phase, len(cuts)) == ("live", 1)
     assert result.total_bytes <= result.sent_bytes < 1.6 * result.total_bytes
-    again = flash(way, first)
+    again = flash(address, first)
     assert (again.phase, again.sent_bytes) == ("same", 0)
     changed = engine[: 5 * MEGABYTE] + rng.bytes(1000) + engine[5 * MEGABYTE + 1000 :]
-    second = flash(way, bundle_of(tmp_path / "in", changed, "2"))
+    second = flash(address, bundle_of(tmp_path / "in", changed, "2"))
     assert (second.phase, second.sent_bytes < 0.2 * MEGABYTE) == ("live", True)
     assert not list((board.state_dir / "inbox").glob("*.bundle"))
 
@@ -97,7 +95,7 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ssh, "PAUSE_S", 0.01)
-    bundle, way = bundle_of(tmp_path / "in", rng.bytes(12 * MEGABYTE), "1"), sshd.way(board)
+    bundle, address = bundle_of(tmp_path / "in", rng.bytes(12 * MEGABYTE), "1"), sshd.address(board)
 
     def kill(progress: Progress) -> None:
         if progress.phase == "sending" and progress.received_bytes > 8 * MEGABYTE:
@@ -106,9 +104,9 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
     with pytest.raises(
         TransportError, match=r"no SSH server runs there.*flash again, it goes on there"
     ):
-        flash(way, bundle, kill)
+        flash(address, bundle, kill)
     sshd.start()
-    rest = flash(way, bundle)
+    rest = flash(address, bundle)
     assert rest.phase == "live"
     assert 0 < rest.sent_bytes < 0.8 * rest.total_bytes
 
@@ -118,13 +116,13 @@ def test_a_server_that_dies_leaves_a_transfer_that_goes_on_later(
 def test_a_release_that_fails_is_rolled_back_and_ctrl_c_leaves_the_old_one(
     tmp_path: Path, sshd: Sshd, board: AgentBox
 ) -> None:
-    way = sshd.way(board)
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = sshd.address(board)
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     bad = make_bundle(tmp_path / "in", "fails", version="2")
     with pytest.raises(RolledBackError, match="camera /dev/video9 does not exist"):
-        flash(way, bad)
+        flash(address, bad)
     slow = make_bundle(tmp_path / "in", "hangs", version="3")
-    command = (sys.executable, "-m", "toolkit.cli", "flash", str(slow), "--to", way, "--json")
+    command = (sys.executable, "-m", "toolkit.cli", "flash", str(slow), "--to", address, "--json")
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -162,7 +160,7 @@ def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
     board._device = "board-1"
     delivery = Delivery(make_bundle(tmp_path / "in", engine_bytes=MEGABYTE), None)
     with pytest.raises(RefusedError, match="disk failed: No space left on device"):
-        board.deliver(delivery, lambda _progress: None)
+        deliver(board, delivery, lambda _progress: None)
     delivery.close()
 
 
@@ -178,8 +176,8 @@ def test_a_host_key_that_has_changed_is_called_that(
     lines = sshd.config.read_text().splitlines()
     kept = [line for line in lines if not line.startswith("UserKnownHostsFile")]
     config.write_text("\n".join((*kept, f'UserKnownHostsFile "{known}"\n')))
-    way = sshd.way(board).replace(str(sshd.config), str(config))
-    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    address = sshd.address(board).replace(str(sshd.config), str(config))
+    done = run(str(make_bundle(tmp_path / "in")), "--to", address, "--json")
     assert done.exit_code == 1
     error = json.loads(done.stdout)["error"]
     assert "accept its key once" not in error
@@ -187,7 +185,7 @@ def test_a_host_key_that_has_changed_is_called_that(
     forget = f"ssh-keygen -f '{known}' -R '[127.0.0.1]:{sshd.port}'"
     assert f"`{forget}`, then `ssh -F {config} -p {sshd.port} " in error
     subprocess.run(shlex.split(forget), check=True, capture_output=True)  # as the advice says
-    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    done = run(str(make_bundle(tmp_path / "in")), "--to", address, "--json")
     assert "compare and accept its key once" in json.loads(done.stdout)["error"]
 
 
@@ -198,8 +196,8 @@ def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
     known, config = tmp_path / "known_hosts", tmp_path / "ssh_config"
     known.write_text(f"@revoked {(folder / 'known_hosts').read_text()}")
     config.write_text(sshd.config.read_text().replace(f"{folder}/known_hosts", str(known)))
-    way = sshd.way(board).replace(str(sshd.config), str(config))
-    done = run(str(make_bundle(tmp_path / "in")), "--to", way, "--json")
+    address = sshd.address(board).replace(str(sshd.config), str(config))
+    done = run(str(make_bundle(tmp_path / "in")), "--to", address, "--json")
     assert done.exit_code == 1
     error = json.loads(done.stdout)["error"]
     assert "marked as revoked" in error
@@ -207,7 +205,7 @@ def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
 
 
 @pytest.mark.parametrize(
-    ("way", "said", "words"),
+    ("address", "said", "words"),
     [
         ("ssh://u@b", "Host key verification failed.", "once with `ssh u@b`"),
         ("ssh://u@b:2222", "Host key verification failed.", "once with `ssh -p 2222 u@b`"),
@@ -217,8 +215,8 @@ def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
         ("ssh://b", "what else", ""),
     ],
 )
-def test_advice_names_the_port(way: str, said: str, words: str) -> None:
-    advice = ssh.advice_for(parse_address(way), said)
+def test_advice_names_the_port(address: str, said: str, words: str) -> None:
+    advice = ssh.advice_for(parse_address(address), said)
     assert words in advice
     assert bool(advice) == bool(words)
 
@@ -228,12 +226,12 @@ def test_a_host_that_is_not_known_is_refused(tmp_path: Path, sshd: Sshd, board: 
     stranger.write_text(
         sshd.config.read_text().replace("known_hosts\nGlobal", "unknown_hosts\nGlobal")
     )
-    way = sshd.way(board).replace(str(sshd.config), str(stranger))
+    address = sshd.address(board).replace(str(sshd.config), str(stranger))
     bundle = make_bundle(tmp_path / "in")
-    done = run(str(bundle), "--to", way, "--json")
+    done = run(str(bundle), "--to", address, "--json")
     assert done.exit_code == 1
     assert "compare and accept its key once" in json.loads(done.stdout)["error"]
-    absent = sshd.way(board).replace("-agent&", "-absent&")
+    absent = sshd.address(board).replace("-agent&", "-absent&")
     done = run(str(bundle), "--to", absent, "--json")
     assert done.exit_code == 1
     assert "install the agent, or name it" in json.loads(done.stdout)["error"]
@@ -246,22 +244,22 @@ REFUSED = {
 }
 
 
-def test_a_signed_release_goes_every_way_and_the_rest_is_refused_on_every_way(
+def test_a_signed_release_goes_over_every_transport_and_the_rest_is_refused(
     tmp_path: Path,
     sshd: Sshd,
     site: Site,  # noqa: F811
 ) -> None:
     box, signed = site.box, ("--fleet", str(site.fleet))
-    ways = (sshd.way(box), f"mqtt://127.0.0.1:{site.broker.port}/{box.device}")
-    for way in ways:
+    addresses = (sshd.address(box), f"mqtt://127.0.0.1:{site.broker.port}/{box.device}")
+    for address in addresses:
         for name, (changes, words) in REFUSED.items():
             bundle = make_bundle(tmp_path / "in", engine_bytes=3000, **changes)
             keys = () if name == "unsigned" else signed
-            done = run(str(bundle), "--to", way, "--json", *keys)
-            assert (done.exit_code, words in done.stdout) == (3, True), (way, done.output)
-    for version, way in zip(("2.1", "2.2"), ways, strict=True):
+            done = run(str(bundle), "--to", address, "--json", *keys)
+            assert (done.exit_code, words in done.stdout) == (3, True), (address, done.output)
+    for version, address in zip(("2.1", "2.2"), addresses, strict=True):
         bundle = make_bundle(tmp_path / "in", version=version)
-        done = run(str(bundle), "--to", way, *signed)
+        done = run(str(bundle), "--to", address, *signed)
         assert done.exit_code == 0, done.output + box.log()
         assert f"good {version} is live on {box.device}" in done.stdout
 
@@ -306,7 +304,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, sshd: Sshd) -> None:
     stands_for = {
         "board$ tandem-agent control": f"{agent} control --config {box.config}",
         "$ tandem flash": f"{sys.executable} -m toolkit.cli flash",
-        "ssh://robot@192.168.55.1": f"'{sshd.way(box)}'",
+        "ssh://robot@192.168.55.1": f"'{sshd.address(box)}'",
         "/media/usb": f"{tmp_path}/usb",
         "192.168.1.10:1883": f"127.0.0.1:{broker.port}",
     }
@@ -344,32 +342,17 @@ def test_the_page_has_every_cause_of_ssh(words: str) -> None:
     assert words in (ROOT / "docs/FLASHING.md").read_text()
 
 
-REPORTED = Reported(
-    agent="1",
-    profile=PROFILE,
-    dev=True,
-    warning="",
-    session=1,
-    running=None,
-    pipeline=PipelineReport(status="stopped"),
-    update=Update(phase="idle"),
-)
-
-
 @pytest.mark.parametrize(
     ("free_mb", "size", "words"),
     [(216, 100 << 20, ""), (215, 100 << 20, "needs 216 MiB on the board"), (0, 100 << 20, "")],
 )
 def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> None:
-    info = BundleInfo(format=1, name="robot", version="1", profile=PROFILE, files=())
-    answer = Answer(device="b", reported=REPORTED)
-    facts = BoardFacts(facts=DeviceFacts(free_mb=free_mb), answer=answer)
-    reason = refusal(facts, info, size, FlashOptions(signed=False))
+    reason = lacks_room(free_mb, size)
     assert (words in reason, bool(reason)) == (True, bool(words))
 
 
 @pytest.mark.parametrize(
-    ("way", "words"),
+    ("address", "words"),
     [
         ("usb://x", "begins with one of ssh://, serial://, smp+udp://, dir://"),
         ("ssh://", "names no host"),
@@ -388,18 +371,18 @@ def test_room_is_judged_at_the_limit(free_mb: int, size: int, words: str) -> Non
         ("mqtt://broker", "write mqtt://broker:1883/device-id"),
     ],
 )
-def test_ways_that_are_none_are_refused(tmp_path: Path, way: str, words: str) -> None:
-    done = run(str(make_bundle(tmp_path / "in", engine_bytes=3000)), "--to", way)
+def test_addresses_that_are_none_are_refused(tmp_path: Path, address: str, words: str) -> None:
+    done = run(str(make_bundle(tmp_path / "in", engine_bytes=3000)), "--to", address)
     assert (done.exit_code, words in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize(
-    ("way", "destination"),
+    ("address", "destination"),
     [
         ("ssh://[::1]:2222", "::1"),
         ("ssh://robot@[fe80::1%25eth0]", "robot@fe80::1%25eth0"),
         ("ssh://[2001:db8::1]", "2001:db8::1"),
     ],
 )
-def test_a_board_is_named_by_its_ipv6_address(way: str, destination: str) -> None:
-    assert ssh.destination_of(parse_address(way)) == destination
+def test_a_board_is_named_by_its_ipv6_address(address: str, destination: str) -> None:
+    assert ssh.destination_of(parse_address(address)) == destination

@@ -32,6 +32,7 @@ from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.bases import difference_encoder
 from toolkit.fleet.transports.console import ConsoleBoard
+from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp import SmpBoard
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
@@ -57,10 +58,10 @@ def board(tmp_path: Path) -> Board:
 def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = None) -> int:
     """Send a bundle as `tandem flash` does; return the bytes that were sent for it."""
     delivery, client = Delivery(bundle, None), SmpClient(line)
-    sender = smp_board._Sender(client, delivery, on_progress or (lambda _progress: None))
+    sender = smp_board.Sender(client, delivery, b"{}", on_progress or (lambda _progress: None))
     try:
         client.connect()
-        sender.send(b"{}")
+        sender.run()
         return sender.sent_bytes
     finally:
         client.close()
@@ -356,7 +357,9 @@ def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None
     delivery, flasher = Delivery(bundle, None), SmpBoard(ServiceLine(answer))
     try:
         flasher._client.connect()
-        flasher._send_patiently(delivery, b"{}", lambda _progress: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(smp_board, "_statement", lambda *_: b"{}")  # one message
+            flasher.send(delivery, lambda _progress: None)
     finally:
         delivery.close()
 
@@ -430,10 +433,9 @@ def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: B
 
     delivery = Delivery(make_bundle(tmp_path / "in"), None)
     flasher = SmpBoard(ServiceLine(answer))
-    flasher._device = "cam"
     flasher._client.connect()
     with pytest.raises(KeyboardInterrupt):
-        flasher.deliver(delivery, lambda _progress: None)
+        deliver(flasher, delivery, lambda _progress: None)
     delivery.close()
     assert asked_to_install
 
@@ -472,16 +474,19 @@ def started(folder: Path, wire: Cable, confirm_after_s: float) -> Iterator[Agent
 def test_a_release_goes_live_by_cable_and_the_next_one_comes_as_a_difference(
     tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator
 ) -> None:
-    way, weights = f"serial://{wire.host}?framing=raw", rng.normal(size=200_000).astype(np.float32)
+    address, weights = (
+        f"serial://{wire.host}?framing=raw",
+        rng.normal(size=200_000).astype(np.float32),
+    )
     first = bundle_of(tmp_path / "in", engine_of(weights), "1")
-    result = flash(way, first)
+    result = flash(address, first)
     assert (result.phase, result.device) == ("live", bench.device), bench.log()
     assert result.measured is not None
     assert result.measured.first_latency_ms > 0.0
-    assert flash(way, first).phase == "same"
+    assert flash(address, first).phase == "same"
     tuned = weights + rng.normal(scale=1e-6, size=weights.size).astype(np.float32)
     second = bundle_of(tmp_path / "in", engine_of(tuned), "2")  # its base lies beside it
-    result = flash(way, second)
+    result = flash(address, second)
     assert result.phase == "live"
     assert result.sent_bytes < 0.7 * result.total_bytes
     assert client_of(bench).ask(AskProgress()).slots[1].version == "2"
@@ -629,25 +634,23 @@ class PeakBytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["serial", "ssh"])
+@pytest.mark.parametrize("address", ["serial", "ssh"])
 def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
-    tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, way: str
+    tmp_path: Path, wire: Cable, bench: AgentBox, rng: np.random.Generator, address: str
 ) -> None:
     agent = (sys.executable, "-m", "device.agent", "control", "--config", str(bench.config))
     first, second = (
         bundle_of(tmp_path / "in", rng.bytes(size * MEGABYTE), str(size)) for size in (1, 12)
     )
     for bundle in (first, second):
-        board = SmpBoard(SerialLine(wire.host, 115200, "raw"))
+        board: SmpBoard | ControlBoard = SmpBoard(SerialLine(wire.host, 115200, "raw"))
+        if address == "ssh":
+            board = ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent)
         peak = PeakBytes(bench.state_dir)
         delivery = Delivery(bundle, None)
         try:
-            if way == "serial":
-                board.deliver(delivery, lambda _progress: None)
-            else:
-                ControlBoard(("sh", "-c"), parse_address("ssh://b"), agent).deliver(
-                    delivery, lambda _progress: None
-                )
+            board.facts()
+            deliver(board, delivery, lambda _progress: None)
         finally:
             delivery.close()
             board.close()
@@ -658,8 +661,8 @@ def test_a_bundle_takes_at_most_twice_its_size_while_it_is_installed(
 def test_ctrl_c_in_a_trial_leaves_the_old_release(
     tmp_path: Path, wire: Cable, bench: AgentBox
 ) -> None:
-    way = f"serial://{wire.host}?framing=raw"
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = f"serial://{wire.host}?framing=raw"
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
 
     def stop(progress: Progress) -> None:
@@ -667,7 +670,7 @@ def test_ctrl_c_in_a_trial_leaves_the_old_release(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        flash(way, slow, stop)
+        flash(address, slow, stop)
     wait_for(lambda: roles(bench) == {"1": "active", "2": "idle"}, bench)
 
 
@@ -688,7 +691,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, wire: Cable) -> None:
         client_of(box).close()
         for number, line in enumerate(lines):
             words = [stands_for.get(word, word) for word in shlex.split(line)]
-            if "rescue" in line:  # tests/boards/test_flash_rescue.py takes this way
+            if "console=" in line:  # tests/boards/test_flash_console.py does this
                 assert isinstance(open_board(parse_address(words[-1])), ConsoleBoard)
                 continue
             bundle = make_bundle(tmp_path / "in", version=str(number))

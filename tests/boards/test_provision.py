@@ -458,7 +458,7 @@ def test_a_board_of_the_line_gets_its_identity_and_its_release(
     monkeypatch.setattr(board_fixtures, "COLOUR_TOML", of_board)
     bundle = colour_bundle(tmp_path / "in", source="loop = true")
     table.write_text(
-        f"serial,device,address,group\n1,board-1,{fresh.way},canary\n2,board-2,ssh://127.0.0.1:1,\n"
+        f"serial,device,address,group\n1,board-1,{fresh.address},canary\n2,board-2,ssh://127.0.0.1:1,\n"
     )
     words = ("board", "provision", "--csv", str(table), "--out", str(out), "--fleet", str(fleet))
     words += ("--wheel", str(wheel), "--profile", "laptop", "--retries", "0", "--json")

@@ -66,7 +66,7 @@ def test_a_user_who_follows_the_page_sees_detections(
     monkeypatch.setattr(discovery, "SSH_PORT", sshd.port)
     monkeypatch.setattr(discovery, "jetson_ports", list)
     monkeypatch.setattr(
-        discovery, "_ssh_way", lambda *_words, **_options: fresh.way
+        discovery, "_ssh_address", lambda *_words, **_options: fresh.address
     )  # with the port and the keys of the test
     monkeypatch.setattr(search, "SearchOptions", lambda *_words: SearchOptions())
     monkeypatch.chdir(tmp_path)
@@ -78,9 +78,9 @@ def test_a_user_who_follows_the_page_sees_detections(
     bundle = colour_bundle(tmp_path / "in", source="loop = true", sinks=sink)
     (tmp_path / "robot.bundle").write_bytes(bundle.read_bytes())
     assert TABLE is not None
-    (tmp_path / "in.csv").write_text(TABLE[1].replace("ssh://robot@192.168.55.1", fresh.way))
+    (tmp_path / "in.csv").write_text(TABLE[1].replace("ssh://robot@192.168.55.1", fresh.address))
     stands_for = {
-        "ssh://robot@192.168.55.1": fresh.way,
+        "ssh://robot@192.168.55.1": fresh.address,
         "192.168.55.100:8883": f"127.0.0.1:{broker_port}",
         "-h 192.168.55.100 -p 8883": f"-h 127.0.0.1 -p {broker_port}",
         "--device board-1 --fleet": "--device board-1 --profile laptop --fleet",  # no Jetson

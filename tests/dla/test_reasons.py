@@ -46,7 +46,7 @@ def test_every_row_of_every_table_has_an_entry() -> None:
     assert {row.id for row in rows} <= IDS
     assert {f"scale.{row.id}" for row in SCALE_RULES} <= IDS
     assert {row.id for row in GPU_REASONS} <= IDS
-    assert set(refusals._POLICY) - {""} <= IDS
+    assert set(refusals.POLICY) - {""} <= IDS
 
 
 def test_no_text_is_left_without_its_rule() -> None:

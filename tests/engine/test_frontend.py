@@ -57,7 +57,7 @@ class Mixed(Small):
         operands = [f"{part}{at}" for part in ("gamma", "beta", "mean", "var")]
         rows = np.abs(floats(self.rng, 4, channels)) + 0.5
         self.weights |= dict(zip(operands, rows, strict=True))
-        self.made("BatchNormalization", f"{name} {' '.join(operands)}", channels, side)
+        self.add_node("BatchNormalization", f"{name} {' '.join(operands)}", channels, side)
 
     def refused(self) -> None:
         """Add a HardSwish, which the DLA takes rewritten, or what no rewrite helps."""
@@ -65,7 +65,7 @@ class Mixed(Small):
             super().refused()
             return
         name, channels, side = self.pick()
-        self.made("HardSwish", name, channels, side)
+        self.add_node("HardSwish", name, channels, side)
 
 
 def _table(imported: ImportedModel, graph: ir.Model, rng: np.random.Generator) -> CalibrationTable:

@@ -90,7 +90,7 @@ def retained(port: int) -> bytes:
 
 
 def interrupted(
-    way: str,
+    address: str,
     bundle: Path,
     phase: str,
     *,
@@ -109,7 +109,7 @@ def interrupted(
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
             flash_board(
-                open_board(parse_address(way)), way, delivery,
+                open_board(parse_address(address)), address, delivery,
                 on_facts=lambda _facts: None, on_progress=press,
             )  # fmt: skip
     finally:
@@ -120,11 +120,11 @@ def interrupted(
 def test_what_was_desired_before_is_desired_again_and_the_transfer_goes_on_later(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     before = retained(broker.port)
     second = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-    said = interrupted(way, second, "downloading")
+    said = interrupted(address, second, "downloading")
     assert said == (
         f"{DEVICE} stays on its old release, and keeps what has arrived; what was desired "
         "before is desired again"
@@ -134,47 +134,47 @@ def test_what_was_desired_before_is_desired_again_and_the_transfer_goes_on_later
     board.start()
     client_of(board).close()
     assert roles(board) == {"1": "active"}
-    assert flash(way, second).phase == "live"
+    assert flash(address, second).phase == "live"
 
 
 def test_of_a_board_that_had_nothing_nothing_is_desired(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way, bundle = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}", make_bundle(tmp_path / "in")
-    said = interrupted(way, bundle, "downloading")
+    address, bundle = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}", make_bundle(tmp_path / "in")
+    said = interrupted(address, bundle, "downloading")
     assert said.endswith("keeps what has arrived; nothing is desired of it")
     assert retained(broker.port) == b""
     assert roles(board) == {}
-    assert flash(way, bundle).phase == "live"
+    assert flash(address, bundle).phase == "live"
 
 
 def test_a_release_that_was_brought_by_hand_stays(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     first, second, third = (make_bundle(tmp_path / "in", version=version) for version in "123")
-    assert flash(way, first).phase == "live"
+    assert flash(address, first).phase == "live"
     with contextlib.closing(client_of(board)) as client:
         document = encode(desired_of(second, request="by-hand")).decode()
         client.ask(Install(desired=document, bundle=str(second)))
     wait_for(lambda: roles(board) == {"1": "idle", "2": "active"}, board)
-    assert "nothing is desired of it" in interrupted(way, third, "downloading")
+    assert "nothing is desired of it" in interrupted(address, third, "downloading")
     assert retained(broker.port) == b""
     assert roles(board) == {"1": "idle", "2": "active"}
 
 
 def test_a_signed_board_is_told_anew_what_it_runs(tmp_path: Path, site: Site) -> None:  # noqa: F811
     box, port = site.box, site.broker.port
-    way = f"mqtt://127.0.0.1:{port}/{box.device}"
+    address = f"mqtt://127.0.0.1:{port}/{box.device}"
     first = Delivery(make_bundle(tmp_path / "in", version="2.1"), site.fleet)
-    flash_board(open_board(parse_address(way)), way, first,
+    flash_board(open_board(parse_address(address)), address, first,
                 on_facts=lambda _: None, on_progress=lambda _: None)  # fmt: skip
     first.close()
     before, _ = open_desired(retained(port))
     second = make_bundle(tmp_path / "in", version="2.2", engine_bytes=LARGE)
     counters: list[int] = []
     said = interrupted(
-        way, second, "downloading", fleet=site.fleet,
+        address, second, "downloading", fleet=site.fleet,
         act=lambda: counters.append(open_desired(retained(port))[0].counter),
     )  # fmt: skip
     assert said.endswith("what was desired before is desired again")
@@ -194,10 +194,10 @@ def test_a_signed_board_is_told_anew_what_it_runs(tmp_path: Path, site: Site) ->
 def test_a_trial_goes_on_and_the_operator_is_told_how_to_go_back(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
-    said = interrupted(way, slow, "trial")
+    said = interrupted(address, slow, "trial")
     assert said == (
         f"{DEVICE} tries hangs 2 already, and goes on; `tandem-agent control rollback` on the "
         "board goes back"
@@ -220,10 +220,10 @@ def test_a_trial_that_begins_meanwhile_is_said(
 
     monkeypatch.setattr(withdrawal, "document_before", in_trial)
     monkeypatch.setattr(withdrawal.Withdrawal, "_is_up_to_date", lambda _self: True)
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     if was_desired:
-        assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
-    said = interrupted(way, make_bundle(tmp_path / "in", version="2"), "staging")
+        assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    said = interrupted(address, make_bundle(tmp_path / "in", version="2"), "staging")
     assert said.startswith(f"{DEVICE} had begun to try good 2")
     if was_desired:
         assert ": it goes back by itself when that has ended, as what was desired before" in said
@@ -236,10 +236,10 @@ def test_a_trial_that_begins_meanwhile_is_said(
 def test_a_trial_that_somebody_has_to_commit_ends(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
-    assert flash(way, make_bundle(tmp_path / "in", version="1")).phase == "live"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
-    said = interrupted(way, slow, "trial", policy=InstallPolicy(manual=True))
+    said = interrupted(address, slow, "trial", policy=InstallPolicy(manual=True))
     assert said.startswith(f"{DEVICE} stays on its old release")
     assert roles(board) == {"1": "active", "2": "idle"}
 
@@ -262,7 +262,7 @@ def test_a_request_for_chunks_is_nothing_that_was_desired_before(tmp_path: Path)
 def test_a_newer_deployment_is_left_alone(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     newer = encode(desired_of(make_bundle(tmp_path / "in", version="3"), request="newer"))
     client = Client(broker.port)
 
@@ -274,7 +274,7 @@ def test_a_newer_deployment_is_left_alone(
 
     try:
         bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-        said = interrupted(way, bundle, "downloading", act=deploy)
+        said = interrupted(address, bundle, "downloading", act=deploy)
     finally:
         client.link.close()
     assert said == "another deployment (good 3) took its place: nothing was withdrawn"
@@ -285,9 +285,9 @@ def test_a_broker_that_is_gone_is_said(
     tmp_path: Path, broker: Mosquitto, board: AgentBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(withdrawal, "BROKER_S", 0.5)
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-    said = interrupted(way, bundle, "downloading", act=broker.kill)
+    said = interrupted(address, bundle, "downloading", act=broker.kill)
     assert said == (
         f"the broker does not answer, so good 2 stays desired and {DEVICE} may install it: flash "
         "the release before once the broker is back"
@@ -297,14 +297,14 @@ def test_a_broker_that_is_gone_is_said(
 def test_a_second_ctrl_c_ends_at_once(
     tmp_path: Path, broker: Mosquitto, board: AgentBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
 
     def press(_self: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(withdrawal.Withdrawal, "run", press)
-    said = interrupted(way, bundle, "downloading")
+    said = interrupted(address, bundle, "downloading")
     assert said == (
         f"good 2 may still be desired of {DEVICE}, and be installed: flash the release before"
     )
@@ -315,8 +315,8 @@ def test_the_command_says_in_one_line_what_was_done(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
     bundle = make_bundle(tmp_path / "in", engine_bytes=20 * LARGE)
-    way = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
-    command = (sys.executable, "-m", "toolkit.cli", "flash", str(bundle), "--to", way, "--json")
+    address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
+    command = (sys.executable, "-m", "toolkit.cli", "flash", str(bundle), "--to", address, "--json")
     with Watcher(broker.port) as watcher:
         watcher.wait_report("idle")
         child = subprocess.Popen(

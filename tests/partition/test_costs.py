@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from legalize_graphs import Net, floats, node, to_ir
+from msgspec import structs
 from planning_graphs import constant, one_node
 
 from device.errors import ConfigError
 from device.profile import load_profile
 from device.runtime.executors.table import EXECUTORS
+from scripts.cost_fit import DlaRows, GpuRows, fit_dla, fit_gpu
+from scripts.cost_rows import read_rows
+from scripts.fit_costs import TIMES, fit_everything
 from scripts.networks import NETWORKS
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.constants import Constant, load_costs
 from toolkit.partition.costs.fusion import fuse
-from toolkit.partition.costs.gpu import launch_us
+from toolkit.partition.costs.gpu import LAUNCH_OF, launch_us
 from toolkit.partition.costs.hardware import Clocks, at_clocks, hardware
-from toolkit.partition.costs.launches import LAUNCH_OF
 from toolkit.partition.costs.measured import load_measured
-from toolkit.partition.costs.memory import slowdown
-from toolkit.partition.costs.model import CostModel, gpu_parameters
+from toolkit.partition.costs.model import CostModel, gpu_parameters, slowdown
 
 ORIN = load_profile("agx-orin-64gb")
 XAVIER = load_profile("agx-xavier-32gb")
@@ -80,12 +82,40 @@ def test_every_executor_has_its_launch():
     assert set(LAUNCH_OF) == {kind.name for kind in EXECUTORS if kind.requested is None}
 
 
-def test_the_recorded_fit_reaches_its_goal():
-    residuals = load_costs().residuals
-    for engine in ("gpu", "dla", "gpu_and_dla"):
-        assert residuals[engine].median_error <= 0.20
-        assert residuals[engine].within_35 >= 0.90
-        assert residuals[engine].rows >= 15
+def test_a_fit_of_all_dla_rows_reaches_its_goal_and_gives_the_shipped_constants():
+    cases, _ = read_rows()
+    rows = DlaRows([c for c in cases if c.engine in ("dla0", "2dla") and c.measure in TIMES])
+    fitted, _ = fit_dla(rows, load_costs().crossing.us.value)
+    assert_near(rows.predicted(fitted), [case.value for case in rows.cases])
+    shipped = load_costs().dla
+    assert shipped.array_efficiency.value == pytest.approx(fitted.array_efficiency, rel=1e-3)
+    assert shipped.submission_us.value == pytest.approx(fitted.submission_us, rel=1e-3)
+    for generation in ("v1", "v2"):
+        for name, figure in structs.asdict(getattr(shipped, generation)).items():
+            again = getattr(fitted, f"{name}_{generation}")
+            assert figure.value == pytest.approx(again, rel=1e-3), name
+
+
+def test_a_fit_of_every_eighth_gpu_row_reaches_its_goal():
+    cases, _ = read_rows()
+    rows = GpuRows([c for c in cases if c.engine == "gpu" and c.measure in TIMES][::8])
+    fitted, _ = fit_gpu(rows)
+    assert_near(rows.predicted(fitted), [case.value for case in rows.cases])
+
+
+@pytest.mark.slow
+def test_a_fit_of_all_rows_reaches_its_goal():
+    fit_run = fit_everything()
+    for engines in (("gpu",), ("dla0", "2dla"), ("gpu+2dla",)):
+        rows = [p for p in fit_run.times if p.case.engine in engines]
+        assert_near([p.predicted for p in rows], [p.case.value for p in rows])
+
+
+def assert_near(predicted, published):
+    errors = np.abs(np.divide(predicted, published) - 1)
+    assert len(errors) >= 15
+    assert np.median(errors) <= 0.20
+    assert np.mean(errors <= 0.35) >= 0.90
 
 
 sizes = st.integers(1, 600)

@@ -16,7 +16,6 @@ from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import assess, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
-from toolkit.partition.solver.rounding import Rating
 from toolkit.partition.solver.solve import solve
 
 OBJECTIVES = ("latency", "utilisation", "energy", "gpu_time")
@@ -76,22 +75,6 @@ def test_assessed_figures_follow_from_the_definitions(processors, rng):
         starts = sum(problem.segment_us[s.processor] for s in cost.segments)
         assert starts == pytest.approx(want["starts"])
         assert len(cost.segments) == sum(want["segments"].values())
-
-
-def test_placements_rated_together_cost_what_each_costs(rng):
-    for _ in range(10):
-        net = random_network(rng, int(rng.integers(1, 9)), TWO)
-        problem = problem_of(rng, net)
-        rating = Rating(problem, net)
-        on = rating.allowed(rng.random((20, len(net.tasks))) < 0.5)
-        rated = rating.rate(on)
-        for index, row in enumerate(on):
-            placed = {t.name: TWO[int(there)] for t, there in zip(net.tasks, row, strict=True)}
-            cost = assess(problem, net, placed)
-            assert rated.latency_us[index] == pytest.approx(cost.latency_us)
-            assert rated.energy_mj[index] == pytest.approx(cost.energy_mj)
-            for processor in TWO:
-                assert rated.load_us[processor][index] == pytest.approx(cost.load_us[processor])
 
 
 def test_a_search_for_what_is_not_possible_ends_at_its_start(rng):

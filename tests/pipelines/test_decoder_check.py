@@ -9,8 +9,8 @@ from device.engine.manifest import TensorInfo
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import Finished, UltralyticsDetect
+from pipelines.stages.decode import constant_inputs
 from pipelines.stages.decoder_check import check_outputs, class_count, fitting_decoders
-from pipelines.stages.decoder_inputs import constant_inputs
 from pipelines.stages.decoders.expected import CLASSES, Size
 from pipelines.stages.decoders.table import ROWS
 

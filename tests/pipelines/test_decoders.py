@@ -35,7 +35,7 @@ from pipelines.decode_config import (
 )
 from pipelines.results import Detections
 from pipelines.stages.decode import View, decode, view_of
-from pipelines.stages.decoders.blazeface import anchor_count
+from pipelines.stages.decoders.faces import anchor_count
 from pipelines.stages.decoders.rotated import corners_of_rotated
 from pipelines.stages.decoders.table import DECODERS
 from pipelines.stages.preprocess import fit

@@ -15,7 +15,7 @@ from pipelines.preview.window import Window
 from pipelines.results import no_detections
 from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.draw_zones import EMPTY, LINE, OCCUPIED, Places
-from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.events import make_event
 from pipelines.sinks.labels import write_labels
 from pipelines.sinks.result import FrameResult
 from pipelines.sinks.video import VideoFileWriter
@@ -77,9 +77,7 @@ def test_a_video_shows_its_zones(tmp_path: Path) -> None:
 def result() -> FrameResult:
     frame = frame_of(gray_frame(9, *SIZE))
     event = make_event("test", frame, no_detections(), (), {"total": 1.0})
-    return FrameResult(
-        frame, no_detections(), event, encode_event(event), places=Places(zones=(ZONE,))
-    )
+    return FrameResult(frame, no_detections(), event, places=Places(zones=(ZONE,)))
 
 
 def test_a_window_without_a_screen_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from pipelines.frame import Away, Frame, Image, Stamp
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.in_flight import InFlightQueue, run_frames
 from pipelines.runtime.network import SessionHandle
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.result import FrameResult
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.take import Pace
@@ -443,9 +443,7 @@ def test_an_engine_that_hangs_gives_no_heartbeat(monkeypatch: pytest.MonkeyPatch
     run_pipeline(
         config,
         Model(Watched(hang), LABELS, ""),
-        emit=messages.append,
-        stop=threading.Event(),
-        frames=6,
+        RunOptions(emit=messages.append, frames=6),
         watch=results.append,
     )
     assert beats == [0]

@@ -16,7 +16,7 @@ from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
 from pipelines.runtime.batch import Model
 from pipelines.runtime.heartbeat import ENDING_S, SLACK_S, HeartbeatSender
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sources.live import BAD_S, FIRST_FRAME_S, LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
 
@@ -146,8 +146,11 @@ def test_a_time_lapse_says_so_and_is_taken(tmp_path: Path) -> None:
     source = SourceConfig(uri=f"images://{tmp_path}?fps=50", loop=True, max_hz=0.001)
     thread = threading.Thread(
         target=run_pipeline,
-        args=(replace(config, source=source), Model(ColourDetector(), LABELS, "")),
-        kwargs={"emit": said.append, "stop": stop},
+        args=(
+            replace(config, source=source),
+            Model(ColourDetector(), LABELS, ""),
+            RunOptions(emit=said.append, stop=stop),
+        ),
     )
     thread.start()
 

@@ -18,7 +18,7 @@ from pipelines.load_config import LoadConfig, LoadStep
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load import Load, Readings, load_text, next_load
 from pipelines.runtime.load_control import LoadControl, gpu_clock
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.table import FrameResult
 
 HALF, QUARTER = LoadStep(every_nth=2), LoadStep(every_nth=4)
@@ -195,8 +195,7 @@ def test_a_hot_board_gets_fewer_frames_and_the_heartbeat_says_why(
     run_pipeline(
         config,
         Model(ColourDetector(), LABELS, ""),
-        emit=messages.append,
-        stop=stop,
+        RunOptions(emit=messages.append, stop=stop),
         watch=watch,
     )
     gaps = [b - a for a, b in pairwise(numbers)]

@@ -47,8 +47,9 @@ from device.update.bundle import ENGINE, PIPELINE, extract_bundle, write_bundle
 from pipelines.decode_config import Classification, LtrbGrid
 from pipelines.runtime.batch import Model
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import JsonlSink
+from pipelines.sinks.events import encode_event
 from pipelines.stages.fit import check_fit
 from toolkit.cli.commands.run import run as run_command
 from toolkit.engine.build import BuildOptions, build_engine
@@ -67,7 +68,7 @@ def run_all(config, model=DETECTOR, **options):
     messages, results = [], []
     stop = options.pop("stop", threading.Event())
     count = run_pipeline(
-        config, model, emit=messages.append, stop=stop, watch=results.append, **options
+        config, model, RunOptions(emit=messages.append, stop=stop, **options), watch=results.append
     )
     return count, messages, results
 
@@ -115,11 +116,26 @@ def test_engine_is_warm_before_the_pipeline_says_ready(tmp_path):
     run_pipeline(
         colour_pipeline(write_images(tmp_path / "in", (1, 1, "red"))),
         Model(Recording(), LABELS, ""),
-        emit=lambda message: order.append(type(message)),
-        stop=threading.Event(),
+        RunOptions(emit=lambda message: order.append(type(message))),
     )
     order = [step for step in order if step is not Heartbeat]
     assert order == ["infer", "infer", Ready, "infer", Result, Stats]
+
+
+def test_an_event_becomes_json_once_and_only_where_a_sink_writes_it(tmp_path, monkeypatch):
+    encoded = []
+
+    def encode(event):
+        encoded.append(event.seq)
+        return encode_event(event)
+
+    monkeypatch.setattr("pipelines.sinks.result.encode_event", encode)
+    folder = write_images(tmp_path / "in", (1, 1, "red"), (2, 2, "red"))
+    run_all(colour_pipeline(folder))
+    assert not encoded
+    sinks = tuple(JsonlSink(path=str(tmp_path / name)) for name in ("a.jsonl", "b.jsonl"))
+    run_all(msgspec.structs.replace(colour_pipeline(folder), sinks=sinks))
+    assert encoded == [0, 1]
 
 
 def test_sinks_get_every_result(tmp_path):
@@ -164,9 +180,7 @@ def test_error_of_the_source_stops_the_run_after_its_last_figures(tmp_path):
     (tmp_path / "a.png").write_bytes(b"broken")
     messages = []
     with pytest.raises(SourceError, match="none of the 1 images"):
-        run_pipeline(
-            colour_pipeline(tmp_path), DETECTOR, emit=messages.append, stop=threading.Event()
-        )
+        run_pipeline(colour_pipeline(tmp_path), DETECTOR, RunOptions(emit=messages.append))
     assert [type(m) for m in messages if not isinstance(m, Heartbeat)] == [Ready, Stats]
 
 

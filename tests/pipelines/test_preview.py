@@ -28,7 +28,7 @@ from pipelines.config import SourceConfig
 from pipelines.preview import server
 from pipelines.preview.server import MAX_STREAMS, Preview, Status, parse_address
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sources.http import HttpCapture
 
 
@@ -50,8 +50,12 @@ def preview(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preview]:
     with Preview(":0") as opened:
         runner = threading.Thread(
             target=run_pipeline,
-            args=(config, Model(ColourDetector(), LABELS, "")),
-            kwargs={"emit": opened.on_message, "stop": stop, "watch": opened.on_result},
+            args=(
+                config,
+                Model(ColourDetector(), LABELS, ""),
+                RunOptions(emit=opened.on_message, stop=stop),
+                opened.on_result,
+            ),
         )
         runner.start()
         wait_for(lambda: opened.knows("left") and opened.knows("right"), PATIENCE_S, "pictures")
@@ -206,10 +210,8 @@ def test_viewers_are_bounded_and_those_who_have_gone_make_room(
         run_pipeline(  # it ends: no further picture comes
             pattern,
             Model(ColourDetector(), LABELS, ""),
-            emit=opened.on_message,
-            stop=threading.Event(),
+            RunOptions(emit=opened.on_message, frames=1),
             watch=opened.on_result,
-            frames=1,
         )
         place = opened.url.removeprefix("http://").rstrip("/")
         viewers = [http.client.HTTPConnection(place, timeout=30) for _ in range(MAX_STREAMS)]
@@ -270,10 +272,8 @@ def test_a_picture_that_is_wide_is_scaled_down() -> None:
         run_pipeline(
             config,
             Model(ColourDetector(), LABELS, ""),
-            emit=opened.on_message,
-            stop=threading.Event(),
+            RunOptions(emit=opened.on_message, frames=1),
             watch=results.append,
-            frames=1,
         )
         data = opened.picture(results[0])
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)

@@ -28,7 +28,7 @@ from device.protocol.messages import ChildMessage, Reload
 from pipelines.changes import changes
 from pipelines.config import parse_pipeline
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.reload import FileWatch, ReloadFile, hangups
 from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink, VideoSink
 from pipelines.sinks.opened import OpenSinks
@@ -129,8 +129,7 @@ def result_of(tmp_path: Path) -> FrameResult:
     run_pipeline(
         config_of(PLAIN, tmp_path / "one.png"),
         Model(ColourDetector(), LABELS, ""),
-        emit=lambda message: None,
-        stop=threading.Event(),
+        RunOptions(),
         watch=results.append,
     )
     return results[0]
@@ -274,10 +273,8 @@ def test_an_edit_while_engines_were_loaded_is_taken(tmp_path: Path) -> None:
     run_pipeline(
         parse_pipeline(base, path),
         Model(ColourDetector(), LABELS, ""),
-        emit=messages.append,
-        stop=stop,
+        RunOptions(emit=messages.append, stop=stop, reload=ReloadFile(path)),
         watch=watch,
-        reload=ReloadFile(path),
     )
     assert [one for one in messages if isinstance(one, Reload)] == [
         Reload(changes=("zones: yard new",))
@@ -362,10 +359,8 @@ def test_a_file_that_is_edited_again_and_again_loses_no_frame(tmp_path: Path) ->
     run_pipeline(
         parse_pipeline(base, path),
         Model(ColourDetector(), LABELS, ""),
-        emit=editor.messages.append,
-        stop=stop,
+        RunOptions(emit=editor.messages.append, stop=stop, reload=ReloadFile(path)),
         watch=editor.on_result,
-        reload=ReloadFile(path),
     )
     said = [one.refused or "; ".join(one.changes) for one in editor.reloads()]
     assert said[0] == "decode.score_threshold: 0.5 -> 0.999999"
@@ -402,11 +397,13 @@ def test_a_classifier_takes_other_classes_while_it_runs(tmp_path: Path) -> None:
     run_pipeline(
         parse_pipeline(base, path),
         Model(ColourDetector(), LABELS, ""),
-        emit=editor.messages.append,
-        stop=stop,
-        others={"shade": Model(ShadeClassifier(), SHADES, "")},
+        RunOptions(
+            emit=editor.messages.append,
+            stop=stop,
+            others={"shade": Model(ShadeClassifier(), SHADES, "")},
+            reload=ReloadFile(path),
+        ),
         watch=editor.on_result,
-        reload=ReloadFile(path),
     )
     taken, refused = editor.reloads()
     assert taken.changes == ("models[1].classes: ['red'] -> ['green']",)
@@ -428,11 +425,13 @@ def test_a_change_is_published_without_a_new_connection(tmp_path: Path) -> None:
         run_pipeline(
             parse_pipeline(base, path),
             Model(ColourDetector(), LABELS, ""),
-            emit=editor.messages.append,
-            stop=stop,
-            broker=Broker("127.0.0.1", port, "fleet/v1/robot-1"),
+            RunOptions(
+                emit=editor.messages.append,
+                stop=stop,
+                broker=Broker("127.0.0.1", port, "fleet/v1/robot-1"),
+                reload=ReloadFile(path),
+            ),
             watch=editor.on_result,
-            reload=ReloadFile(path),
         )
         wait_for(lambda: len(seen) == 2, PATIENCE_S, "both messages")
     taken, refused = (json.loads(one.payload) for one in seen)
@@ -449,8 +448,7 @@ def test_the_loop_lets_objects_end_while_it_waits_for_a_frame(tmp_path: Path) ->
     run_pipeline(
         config_of(text, f"images://{tmp_path}/in?fps=2"),
         Model(ColourDetector(), LABELS, ""),
-        emit=lambda message: None,
-        stop=threading.Event(),
+        RunOptions(),
         watch=results.append,
     )
     first = min(one.stat().st_mtime_ns for one in (tmp_path / "seen").iterdir())

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import select
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +33,7 @@ from pipelines.config import PipelineConfig
 from pipelines.preview.server import Preview
 from pipelines.results import ClassScores, Detections
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.draw import COLORS, Drawing, annotate_all
 from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.files import OutputFiles
@@ -57,10 +56,10 @@ def run(config: PipelineConfig, models: Mapping[str, Model], folder: Path | None
     run_pipeline(
         config,
         models[first],
-        emit=lambda message: None,
-        stop=threading.Event(),
-        files=OutputFiles(folder),
-        others={name: one for name, one in models.items() if name != first},
+        RunOptions(
+            files=OutputFiles(folder),
+            others={name: one for name, one in models.items() if name != first},
+        ),
         watch=results.append,
     )
     return results

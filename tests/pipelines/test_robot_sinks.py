@@ -20,7 +20,7 @@ from pipelines.frame import Frame, Stamp
 from pipelines.results import Detections
 from pipelines.sink_config import JsonlSink, MqttSink, PrometheusSink, SnapshotSink
 from pipelines.sinks.controls import Controls
-from pipelines.sinks.events import FrameFacts, encode_event, make_event
+from pipelines.sinks.events import FrameFacts, make_event
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
 from pipelines.sinks.table import open_sink
 from pipelines.sinks.track_lifecycle import BETTER_SCORE, ObjectEvent, TrackLifecycle
@@ -43,7 +43,7 @@ def result(found, *, seq=0, camera="", zones=None, time_s=0.0):
     frame = Frame(gray_frame(0), seq, taken, taken, "test", camera)
     facts = FrameFacts(zones=zones, processors=("gpu", "dla0"))
     event = make_event("door", frame, found, LABELS, {"infer": 1.0}, facts)
-    return FrameResult(frame, found, event, encode_event(event), zones)
+    return FrameResult(frame, found, event, zones)
 
 
 def context(port=None, **options):

@@ -33,7 +33,7 @@ from pipelines.results import ClassScores, Detections, Masks, no_detections
 from pipelines.run import Pipeline
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load_control import LoadControl
-from pipelines.runtime.pipeline import iter_results, run_pipeline
+from pipelines.runtime.pipeline import RunOptions, iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink
 from pipelines.sinks.events import make_event
@@ -69,10 +69,8 @@ def run_all(config, **options):
     run_pipeline(
         config,
         DETECTOR,
-        emit=lambda message: None,
-        stop=threading.Event(),
+        RunOptions(**options),
         watch=results.append,
-        **options,
     )
     return results
 
@@ -177,8 +175,7 @@ def test_the_engine_sees_every_nth_frame_and_tracks_fill_in(tmp_path):
         iter_results(
             config,
             Model(Counting(), LABELS, ""),
-            emit=lambda message: None,
-            stop=threading.Event(),
+            RunOptions(),
         )
     )
     assert len(runs) == 2 + 3  # two to warm up
@@ -416,8 +413,7 @@ def test_a_trace_has_the_stages_of_every_frame_in_order(tmp_path):
         run_pipeline(
             config,
             DETECTOR,
-            emit=lambda message: None,
-            stop=threading.Event(),
+            RunOptions(),
             watch=trace.add,
         )
     events = json.loads(path.read_text())["traceEvents"]
@@ -443,5 +439,5 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(caplog):
     event = make_event("p", frame, no_detections(), [], {"infer": 1.0})
     with TraceWriter(Path("/dev/full"), overwrite=True) as trace:
         for _ in range(500):  # more than the file's buffer holds
-            trace.add(FrameResult(frame, no_detections(), event, b""))
+            trace.add(FrameResult(frame, no_detections(), event))
     assert caplog.text.count("the trace /dev/full is not complete: ") == 1

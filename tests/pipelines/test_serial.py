@@ -270,7 +270,7 @@ def terminal(tmp_path):
 
 
 def result(seq):
-    return plain_result(seq, found=detections(([8, 16, 16, 24], 0.9, 0), ([1, 2, 3, 4], 0.5, 1)))
+    return plain_result(seq, objects=detections(([8, 16, 16, 24], 0.9, 0), ([1, 2, 3, 4], 0.5, 1)))
 
 
 def read_until(terminal, sink, wanted, begin=0):

@@ -49,7 +49,7 @@ from pipelines.model_config import PipelineModel
 from pipelines.results import NO_TRACK, Attribute, Detections
 from pipelines.runtime.batch import Model
 from pipelines.runtime.load_control import LoadControl
-from pipelines.runtime.pipeline import iter_results, run_pipeline
+from pipelines.runtime.pipeline import RunOptions, iter_results, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sinks.table import FrameResult
 from pipelines.sinks.track_lifecycle import TrackLifecycle
@@ -67,9 +67,7 @@ def run_all(
     run_pipeline(
         config,
         Model(ColourDetector(), LABELS, "0" * 64),
-        emit=messages.append,
-        stop=threading.Event(),
-        others=others,
+        RunOptions(emit=messages.append, others=others),
         watch=results.append,
     )
     return results, messages
@@ -114,9 +112,7 @@ def test_models_beside_each_other_see_the_same_frames_at_the_same_time(tmp_path:
     run_pipeline(
         config_of(DETECTOR + beside, folder),
         Model(Watching(), LABELS, ""),
-        emit=lambda message: None,
-        stop=threading.Event(),
-        others={"second": Model(Watching(), LABELS, "")},
+        RunOptions(others={"second": Model(Watching(), LABELS, "")}),
         watch=results.append,
     )
     assert max(together) == 2
@@ -324,9 +320,7 @@ def test_a_hot_board_runs_the_other_engine_and_goes_back(
     for result in iter_results(
         config,
         Model(ColourDetector(), LABELS, ""),
-        emit=messages.append,
-        stop=stop,
-        others={"small": Model(OnDla(), LABELS, "")},
+        RunOptions(emit=messages.append, stop=stop, others={"small": Model(OnDla(), LABELS, "")}),
     ):
         numbers.append(result.frame.seq)
         assert len(result.event.detections) == 1

@@ -64,7 +64,7 @@ def test_event_says_what_when_and_how_long():
 
 def test_event_of_a_classification_has_no_boxes():
     scores = ClassScores(np.array([0.75], np.float32), np.array([1], np.int64))
-    event = json.loads(result(found=scores).payload)
+    event = json.loads(result(objects=scores).payload)
     assert event["detections"] == [{"label": "green", "class_id": 1, "score": 0.75, "box": None}]
 
 
@@ -72,7 +72,7 @@ def test_hundred_detections_stay_small_and_quick():
     rng = np.random.default_rng(1)
     boxes = rng.uniform(0, 1920, (100, 4))
     found = detections(*[(box, 0.87654, 1) for box in boxes])
-    assert len(result(found=found).payload) < 9000
+    assert len(result(objects=found).payload) < 9000
     frame = frame_of(gray_frame(0))
     start = time.perf_counter()
     for _ in range(50):

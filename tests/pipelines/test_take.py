@@ -23,9 +23,9 @@ from device.engine.manifest import DimRange, TensorInfo
 from device.errors import ConfigError, PipelineError, SourceError
 from pipelines.config import PipelineConfig, SourceConfig, load_pipeline
 from pipelines.frame import Away, Frame, Stamp
+from pipelines.rate import FrameRate
 from pipelines.runtime.batch import Model
-from pipelines.runtime.frame_rate import FrameRate
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting
 from pipelines.sources.take import Admission, IdleEngines, Pace, batches_of
@@ -271,8 +271,7 @@ def test_cameras_share_a_model_and_keep_their_results_apart(
     count = run_pipeline(
         two_cameras(tmp_path),
         Model(detector, LABELS, ""),
-        emit=lambda message: None,
-        stop=threading.Event(),
+        RunOptions(),
         watch=results.append,
     )
     assert count == 6
@@ -294,8 +293,7 @@ def test_an_output_that_mixes_the_images_of_a_batch_is_refused(tmp_path: Path) -
         run_pipeline(
             two_cameras(tmp_path),
             Model(detector, LABELS, ""),
-            emit=lambda message: None,
-            stop=threading.Event(),
+            RunOptions(),
         )
 
 
@@ -305,8 +303,7 @@ def test_an_engine_whose_outputs_tell_no_images_apart_gets_one_at_a_time(tmp_pat
     run_pipeline(
         two_cameras(tmp_path),
         Model(detector, LABELS, ""),
-        emit=lambda message: None,
-        stop=threading.Event(),
+        RunOptions(),
     )
     assert set(detector.batches) == {1}
 

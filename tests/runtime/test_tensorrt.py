@@ -49,7 +49,7 @@ from pipelines.decode_config import Classification
 from pipelines.model_config import PipelineModel
 from pipelines.open_models import ModelFiles, open_models
 from pipelines.runtime.batch import BatchRunner, Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sinks.result import FrameResult
 from pipelines.sources.take import Pace
@@ -275,8 +275,7 @@ def run_with(
         run_pipeline(
             config,
             model,
-            emit=messages.append,
-            stop=threading.Event(),
+            RunOptions(emit=messages.append),
             watch=results.append,
         )
     return results, messages, model

@@ -33,8 +33,8 @@ def demo_files(engine: Path) -> Iterator[tuple[str, bytes]]:
 def pipeline_text(shipped: str) -> str:
     """Return the shipped pipeline, from the pictures to a file."""
     sections = re.split(r"(?m)^(?=\[)", shipped)
-    kept = [s for s in sections if not s.startswith(("[source]", "[[sinks]]"))]
+    shared = [s for s in sections if not s.startswith(("[source]", "[[sinks]]"))]
     return (
-        "".join(kept) + f'\n[source]\nuri = "{_PICTURES}"\nframes = "every"\nrealtime = false\n'
+        "".join(shared) + f'\n[source]\nuri = "{_PICTURES}"\nframes = "every"\nrealtime = false\n'
         f'\n[[sinks]]\nkind = "jsonl"\npath = "{EVENTS}"\n'
     )

@@ -5,7 +5,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 
 import configs
+from device.board_files import tandem_version
 from device.engine.file import open_engine, write_engine
 from device.engine.manifest import Portable, Precision
 from device.engine.purposes import entries_read
@@ -121,7 +121,7 @@ def make_kit(folder: Path, request: KitRequest, report: Report) -> tuple[Kit, tu
             if request.demo:
                 _demo(bench)
         kit = Kit(
-            tandem=_version(),
+            tandem=tandem_version(),
             profile=profile.name,
             sha256=hashlib.sha256((folder / DATA).read_bytes()).hexdigest(),
             references=references,
@@ -196,13 +196,6 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, _DATE)
     entry.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(entry, data)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-edge")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return ""
 
 
 def _reference(bench: _Bench, model: ReferenceModel, precision: Precision) -> Reference:

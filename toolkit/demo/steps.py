@@ -17,7 +17,7 @@ from device.protocol.messages import Stats
 from device.runtime.session import Session, open_session
 from pipelines.config import ModelConfig, PipelineConfig, SourceConfig, load_labels, load_model
 from pipelines.runtime.batch import Model
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import VideoSink
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
@@ -301,10 +301,10 @@ def _annotate(
         run_pipeline(
             config,
             Model(session, labels, opened.sha256),
-            emit=lambda message: None,
-            stop=threading.Event(),
-            files=OutputFiles(overwrite=True),  # of an earlier demo in this folder
-            frames=VIDEO_FRAMES,
+            RunOptions(
+                files=OutputFiles(overwrite=True),  # of an earlier demo in this folder
+                frames=VIDEO_FRAMES,
+            ),
             watch=count,
         )
         return tuple(f"{r.segment} ({r.processor}): {r.reason}" for r in session.reports)

@@ -17,11 +17,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, BinaryIO
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.shape_inference
 import onnx.version_converter
-from onnx import TensorProto, TypeProto, defs, helper
+from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
 
 from toolkit.graph.max_memory import address_space_bytes
 
@@ -328,10 +329,24 @@ def _text(kind: TypeProto) -> str:
 
 
 def evaluate(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
-    """Evaluate constants; few models need it, and its modules take long to import."""
-    from toolkit.graph.native_evaluate import evaluate as on_constants
+    """Run a graph of constants; return its results as the initializers of a GraphProto.
 
-    return on_constants(proto, options)
+    Results that are no arrays are left out. Raises RuntimeError: they have more than `max_bytes`.
+    """
+    # Few models need it, and it takes long to import.
+    from onnx.reference import ReferenceEvaluator
+
+    names = [value.name for value in proto.graph.output]
+    results = ReferenceEvaluator(proto).run(None, {})
+    total = sum(result.nbytes for result in results if isinstance(result, np.ndarray))
+    if total > options["max_bytes"]:
+        raise RuntimeError(f"{total} bytes, at most {options['max_bytes']} are taken")
+    tensors = [
+        numpy_helper.from_array(result, name)
+        for name, result in zip(names, results, strict=True)
+        if isinstance(result, np.ndarray)
+    ]
+    return bytes(helper.make_graph([], "results", [], [], tensors).SerializeToString())
 
 
 STEPS = {

@@ -22,7 +22,7 @@ from pipelines.decode_config import (
     Yolov5,
     Yolox,
 )
-from pipelines.stages.decoders.blazeface import anchor_count
+from pipelines.stages.decoders.faces import anchor_count
 from pipelines.stages.decoders.grid import cell_count
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.names import class_names

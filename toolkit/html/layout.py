@@ -36,8 +36,8 @@ def lay_out(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> Layout:
     widths = [width for width, _ in sizes] + [LANE] * len(lanes)
     links = [pair for chain in chains for pair in pairwise(chain)]
     x = _across(rows, widths, _neighbours(len(rank_of), links))
-    left = min((x[s] - widths[s] / 2 for s in range(len(x))), default=0.0) - GAP_X
-    x = [value - left for value in x]
+    origin = min((x[s] - widths[s] / 2 for s in range(len(x))), default=0.0) - GAP_X
+    x = [value - origin for value in x]
     tops, heights = _down(rows, sizes)
     middle = [tops[row] + heights[row] / 2 for row in rank_of]
     routes = []

@@ -24,13 +24,7 @@ def fix_shapes(
     input in the model at `path`.
     """
     notes: list[str] = []
-    inputs = {str(value.name): value for value in model.graph.inputs}
-    for name in shapes:
-        if name not in inputs:
-            raise ImportModelError(
-                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
-                "correct the name given with --shape."
-            )
+    inputs = _inputs(model, shapes, path)
     frozen: dict[str, int] = {}
     image_size = _image_size(model.metadata_props)
     # Inputs with requested shapes come first: they freeze dimensions of the others.
@@ -48,14 +42,9 @@ def set_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], path: Pat
 
     Raises ImportModelError: the model at `path` has no such input, or the shape does not fit it.
     """
-    inputs = {str(value.name): value for value in model.graph.inputs}
+    inputs = _inputs(model, shapes, path)
     fixed: dict[str, int] = {}
     for name, shape in shapes.items():
-        if name not in inputs:
-            raise ImportModelError(
-                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
-                "correct the name given with --shape."
-            )
         value = inputs[name]
         old: list[int | ir.SymbolicDim] = list(value.shape or [ir.SymbolicDim(None)] * len(shape))
         new = _new_dims(path, value, old, shape)
@@ -67,6 +56,18 @@ def set_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], path: Pat
         value.shape = ir.Shape(new)
     if shapes:
         _rebind(model, fixed)
+
+
+def _inputs(model: ir.Model, shapes: Iterable[str], path: Path) -> dict[str, ir.Value]:
+    """Return the inputs by name; `shapes` names some of them."""
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name in shapes:
+        if name not in inputs:
+            raise ImportModelError(
+                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
+                "correct the name given with --shape."
+            )
+    return inputs
 
 
 def _fix_input(

@@ -114,12 +114,12 @@ def read_model_bytes(path: Path) -> bytes:
     """
     limit = min(onnx.checker.MAXIMUM_PROTOBUF, max_memory_bytes())
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ImportModelError(f"Cannot read the model {path}: it is no file; check the path.")
-        if found.st_size > limit:
+        if status.st_size > limit:
             raise ImportModelError(
-                f"{path} has {size_text(found.st_size)}, and an ONNX file at most "
+                f"{path} has {size_text(status.st_size)}, and an ONNX file at most "
                 f"{size_text(limit)} here: keep its weights in files beside it, or raise the limit "
                 "with `tandem build --max-memory`."
             )

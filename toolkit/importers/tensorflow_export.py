@@ -66,16 +66,16 @@ def _own_stdout() -> TextIO:
 def _reason(err: Exception) -> str:
     """Say what went wrong and at which operator; of a slip of the converter where in its code."""
     first = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
-    said = f"{type(err).__name__}: {first[:300]}" if first else type(err).__name__
+    message = f"{type(err).__name__}: {first[:300]}" if first else type(err).__name__
     frames = [frame for frame, _ in traceback.walk_tb(err.__traceback__)]
     operator = next(filter(None, (_operator(frame.f_locals) for frame in reversed(frames))), None)
     if operator is not None:
-        return f"tf2onnx cannot convert the operator {operator} ({said})"
+        return f"tf2onnx cannot convert the operator {operator} ({message})"
     if isinstance(err, SLIPS):
         code = traceback.extract_tb(err.__traceback__)[-1]
         place = f"{code.name} ({os.path.basename(code.filename)}, line {code.lineno})"
-        return f"the file is damaged, or of a kind that {place} does not know ({said})"
-    return said
+        return f"the file is damaged, or of a kind that {place} does not know ({message})"
+    return message
 
 
 def _operator(names: Mapping[str, Any]) -> str | None:

@@ -56,8 +56,8 @@ def replaced_but_weights(
     for at in reversed(range(len(tensors))):
         if not _is_large(tensors[at], more_than) or tensors[at].name not in order:
             del tensors[at]
-    kept = {tensor.name for tensor in tensors}
-    tensors.extend(tensor for tensor in light.graph.initializer if tensor.name not in kept)
+    large = {tensor.name for tensor in tensors}
+    tensors.extend(tensor for tensor in light.graph.initializer if tensor.name not in large)
     tensors.sort(key=lambda tensor: order[tensor.name])
     for message, changed in ((proto.graph, light.graph), (proto, light)):
         for field, _ in message.ListFields():

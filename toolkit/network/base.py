@@ -94,6 +94,12 @@ class NetworkBase:
         array = weights_as(layer, what, values, shape, like.dtype)
         return self._draft.constant(f"{layer}_{what}", array)
 
+    def _bias(
+        self, layer: str, values: npt.ArrayLike | None, outputs: int, like: Tensor
+    ) -> list[Tensor]:
+        """Add the bias of a layer, if it has one."""
+        return [] if values is None else [self._weight(layer, "bias", values, (outputs,), like)]
+
     def _sizes(self, name: str, values: Sequence[int]) -> Tensor:
         """Add a list of sizes or axes."""
         return self._draft.constant(name, np.array(values, np.int64))

@@ -42,9 +42,8 @@ class WeightedLayers(NetworkBase):
         window = Window(
             name, kernel_shape, stride_nd, padding_nd, post_padding, dilation_nd, padding_mode
         )
-        operands = [source, self._weight(name, "kernel", kernel, shape, source)]
-        if bias is not None:
-            operands.append(self._weight(name, "bias", bias, (num_output_maps,), source))
+        weight = self._weight(name, "kernel", kernel, shape, source)
+        operands = [source, weight, *self._bias(name, bias, num_output_maps, source)]
         return DilatedLayer(*self._windowed("Conv", operands, window, {"group": num_groups}))
 
     def add_deconvolution_nd(
@@ -66,9 +65,8 @@ class WeightedLayers(NetworkBase):
         channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (channels, num_output_maps // num_groups, *kernel_shape)
         window = Window(name, kernel_shape, stride_nd, padding_nd, post_padding)
-        operands = [source, self._weight(name, "kernel", kernel, shape, source)]
-        if bias is not None:
-            operands.append(self._weight(name, "bias", bias, (num_output_maps,), source))
+        weight = self._weight(name, "kernel", kernel, shape, source)
+        operands = [source, weight, *self._bias(name, bias, num_output_maps, source)]
         return WindowLayer(
             *self._windowed("ConvTranspose", operands, window, {"group": num_groups})
         )
@@ -91,9 +89,8 @@ class WeightedLayers(NetworkBase):
                 f"layer {name!r} has one weight for each input value, but its input "
                 f"{source.name!r} is {source.sizes()}; fix all sizes but the first"
             )
-        operands = [flat, self._weight(name, "kernel", kernel, (num_outputs, width), source)]
-        if bias is not None:
-            operands.append(self._weight(name, "bias", bias, (num_outputs,), source))
+        weight = self._weight(name, "kernel", kernel, (num_outputs, width), source)
+        operands = [flat, weight, *self._bias(name, bias, num_outputs, source)]
         return self._layer(name, "Gemm", operands, {"transB": 1})
 
     def add_matrix_multiply(

@@ -60,12 +60,12 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
     return idle
 
 
-def best_options(asked: RangeOptions, graph: ir.Model, idle: Mapping[str, str]) -> RangeOptions:
+def best_options(options: RangeOptions, graph: ir.Model, idle: Mapping[str, str]) -> RangeOptions:
     """Return the options with idle nodes in floating point and a budget for the others."""
-    keep = frozenset({*asked.keep_float, *idle})
+    keep = frozenset({*options.keep_float, *idle})
     quantizes = any(str(node.name) not in keep for node, _ in int8_nodes(graph))
     return replace(
-        asked, keep_float=keep, budget=(asked.budget or DEFAULT_BUDGET) if quantizes else None
+        options, keep_float=keep, budget=(options.budget or DEFAULT_BUDGET) if quantizes else None
     )
 
 

@@ -39,5 +39,5 @@ def deliver(accumulator: IntLike, clip: IntLike = 0) -> Ints:
     """
     checks.signed("an accumulator", accumulator, ACCUMULATOR_BITS_INT16)
     checks.within("the shift behind the accumulator", clip, 0, 31)
-    kept = (np.asarray(accumulator, np.int64) << _FRACTION_BITS) >> np.asarray(clip, np.int64)
-    return rounding.saturate(rounding.shift_right(kept, _FRACTION_BITS), DELIVERED_BITS)
+    clipped = (np.asarray(accumulator, np.int64) << _FRACTION_BITS) >> np.asarray(clip, np.int64)
+    return rounding.saturate(rounding.shift_right(clipped, _FRACTION_BITS), DELIVERED_BITS)

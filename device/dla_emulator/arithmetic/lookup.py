@@ -233,9 +233,9 @@ def _locate(x: Ints, how: Addressing, entries: int) -> tuple[Ints, Ints, Bools, 
         rest = inside if how.select > 62 else inside - (index << how.select)
     under = (distance <= 0) | (index < 0)
     over = ~under & (index >= entries - 1)
-    left = FRACTION_BITS - places
+    shift = FRACTION_BITS - places
     shifted = np.where(
-        left >= 0, rest << np.maximum(left, 0), rest >> np.minimum(np.maximum(-left, 0), 63)
+        shift >= 0, rest << np.maximum(shift, 0), rest >> np.minimum(np.maximum(-shift, 0), 63)
     )
     fraction = np.where(under | over, 0, shifted)
     entry = np.where(under, 0, np.where(over, entries - 1, index))
@@ -252,8 +252,8 @@ def _read(x: Ints, index: Index, table: Table, unit: Unit) -> Ints:
     above = extend(x, table.end, high, table.above.scale, table.above.shift, bits=bits)
     y0, y1 = table.entries[entry], table.entries[np.minimum(entry + 1, last)]
     if unit is NORMALIZATION:
-        kept = index.fraction >> (FRACTION_BITS - unit.fraction_bits)
-        hit = interpolate_difference(kept, y0, y1)
+        fraction = index.fraction >> (FRACTION_BITS - unit.fraction_bits)
+        hit = interpolate_difference(fraction, y0, y1)
     else:
         hit = interpolate(index.fraction, y0, y1)
     return np.where(index.underflow, below, np.where(index.overflow, above, hit))

@@ -90,26 +90,9 @@ class _OnDevice(DeviceSegment):
         self._ready = ready
         self.largest_bytes = {place.tensor: place.bytes for place in places}
 
-    def format(self, tensor: str) -> None:
-        """Return C order, which all tensors between segments have for kernels."""
-        return
-
     def address(self, tensor: str) -> int:
         """Return an address in the workspace."""
         return self._gpu.address(tensor)
-
-    def use(self, tensor: str, address: int) -> None:
-        """Refuse: kernels have their tensors in the workspace."""
-        raise SessionError(
-            f"tensor {tensor!r} of a GPU segment is at its own address in the workspace; it cannot"
-            f" be put at 0x{address:x}: copy it"
-        )
-
-    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
-        """Refuse: kernels have their tensors in C order."""
-        raise SessionError(
-            f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
-        )
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
         """Choose tactics and load kernels; see `DeviceSegment.shapes`."""

@@ -77,19 +77,24 @@ class DeviceSegment(Protocol):
 
     def format(self, tensor: str) -> Format | None:
         """Return the format of an input or output, None for C order."""
-        ...
+        return None
 
     def address(self, tensor: str) -> int:
         """Return the address of an input or output in the segment's own memory."""
         ...
 
     def use(self, tensor: str, address: int) -> None:
-        """Read an input at another address from now on; segments of kernels cannot."""
-        ...
+        """Read an input at another address from now on; segments in C order cannot."""
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment has its own place; it cannot be put at "
+            f"0x{address:x}: copy it"
+        )
 
     def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
         """Enqueue the kernels of a port, from one address to the other."""
-        ...
+        raise SessionError(
+            f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
+        )
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
         """Get ready for these sizes, and return the shapes of inputs and outputs."""

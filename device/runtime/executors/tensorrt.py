@@ -5,7 +5,7 @@ itself inputs are packed in page-locked memory, and all is enqueued on one strea
 DLA's task, copies out. TensorRT is imported when a segment is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from device.runtime.chain_steps import Format, format_of
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.ports import PortKernels
+from device.runtime.executors.plan import PlanExecutor, plan_of
 from device.runtime.executors.protocol import (
     DeviceSegment,
     Executor,
@@ -26,16 +27,9 @@ from device.runtime.executors.protocol import (
     SegmentContext,
     Shapes,
 )
-from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
-from device.runtime.tensorrt.loaded import LoadedPlan, core_count
-from device.runtime.tensorrt.plans import (
-    Plan,
-    default_folder,
-    find_plan,
-    read_plan,
-    why_unusable,
-)
+from device.runtime.tensorrt.loaded import core_count
+from device.runtime.tensorrt.plans import why_unusable
 from device.runtime.tensorrt.releases import find_release
 
 Array = npt.NDArray[Any]
@@ -58,7 +52,7 @@ def why_not() -> str | None:
 def misfit(context: SegmentContext, implementation: TensorRT) -> str | None:
     """Return why this segment has no plan for this board, or None if it has one."""
     try:
-        plan = _find(context, implementation)
+        plan = plan_of(context, implementation)
     except SessionError as error:  # of this segment: no form of it is for this TensorRT
         return str(error)
     return why_unusable(plan, context.engine.path)
@@ -69,7 +63,7 @@ def load(context: SegmentContext, implementation: TensorRT) -> Executor:
     return TensorRTExecutor(context, implementation)
 
 
-class TensorRTExecutor(Executor):
+class TensorRTExecutor(PlanExecutor):
     """One segment on a DLA core, or on all in turn, with a stream and all its memory."""
 
     def __init__(self, context: SegmentContext, implementation: TensorRT) -> None:
@@ -78,23 +72,15 @@ class TensorRTExecutor(Executor):
         Raises LoadRefusedError if TensorRT does not load it or the driver refuses, SessionError if
         the caller wants a core that is not there.
         """
-        self._where = context.where
-        self._closed = False
-        self._tensors = {name: context.tensors[name] for name in _names(context)}
-        self._place = _find(context, implementation)
+        self._place = plan_of(context, implementation)
         self._frame = 0
-        self._plans: tuple[LoadedPlan, ...] = ()
-        try:
-            self._cuda = Context()
-        except CudaError as error:
-            raise LoadRefusedError(f"the GPU refuses: {error}") from error
-        try:
-            self._cuda.activate()  # TensorRT loads a plan into the context that is current
+        super().__init__(context)
+        with self._loading():
             chosen, count = context.options.dla_core, core_count()
             if chosen is not None and chosen >= count:
                 raise self._no_core(chosen, count)
             cores = _cores(context, implementation, count) if chosen is None else (chosen,)
-            self._plans = self._load(cores)
+            self._plans = self._load_plan(self._place, *cores)
             self._lacks_cores = chosen is None and implementation.take_turns and count < 2
             self._stream = self._cuda.stream()
             self._ports = {
@@ -102,13 +88,6 @@ class TensorRTExecutor(Executor):
                 for port in (*implementation.inputs, *implementation.outputs)
             }
             self._kernels, self._why_by_cpu = _port_kernels(self._cuda, context, implementation)
-        except BaseException as error:
-            for plan in self._plans:
-                plan.close()
-            self._cuda.close()
-            if isinstance(error, CudaError):
-                raise LoadRefusedError(f"the GPU refuses: {error}") from error
-            raise
         self._inputs = tuple(port.tensor for port in implementation.inputs)
         self._outputs = tuple(port.tensor for port in implementation.outputs)
 
@@ -144,8 +123,7 @@ class TensorRTExecutor(Executor):
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
         """Enqueue copies and the DLA's task, and wait; see `Executor.run`."""
-        if self._closed:
-            raise SessionError(f"{self._where} is closed; open a new session")
+        self._check_open()
         results: dict[str, Array] = {}
         try:
             self._cuda.activate()
@@ -181,7 +159,7 @@ class TensorRTExecutor(Executor):
         """Load the plan on this core alone, and release it on the others."""
         self._cuda.activate()
         try:
-            plans = self._load((core,))
+            plans = self._load_plan(self._place, core)
         except LoadRefusedError as error:
             raise SessionError(f"{self._where}: {error}") from error
         for plan in self._plans:
@@ -207,23 +185,8 @@ class TensorRTExecutor(Executor):
         """The names of inputs and outputs."""
         return (*self._inputs, *self._outputs)
 
-    def close(self) -> None:
-        """Release the plan, then the memory and the stream."""
-        if self._closed:
-            return
-        self._closed = True
-        for plan in self._plans:
-            plan.close()
-        self._cuda.close()
-
     def _no_core(self, core: int, count: int) -> SessionError:
         return SessionError(f"{self._where}: it is for DLA core {core}, and this board has {count}")
-
-    def _load(self, cores: Sequence[int]) -> tuple[LoadedPlan, ...]:
-        data = read_plan(self._place)
-        if data is None:  # it was there when `misfit` looked
-            raise LoadRefusedError("its plan is gone: prepare the engine again")
-        return tuple(LoadedPlan(self._where, data, core) for core in cores)
 
     def _take(self, port: Port) -> tuple[Array, int]:
         """Take memory for a port, on the host and on the GPU."""
@@ -272,15 +235,6 @@ class _OnDevice(DeviceSegment):
     def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
         """Enqueue the DLA's task."""
         self._executor.enqueue(stream, self._used)
-
-
-def _names(context: SegmentContext) -> tuple[str, ...]:
-    return (*context.segment.inputs, *context.segment.outputs)
-
-
-def _find(context: SegmentContext, implementation: TensorRT) -> Plan:
-    folder = context.options.plans or default_folder()
-    return find_plan(folder, context.engine, context.segment, implementation, read_board())
 
 
 def _cores(context: SegmentContext, implementation: TensorRT, count: int) -> tuple[int, ...]:

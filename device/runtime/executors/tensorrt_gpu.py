@@ -17,9 +17,9 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import ITEM_BYTES, TensorInfo, largest_elements
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import SessionError
-from device.runtime.chain_steps import Format
-from device.runtime.cuda.context import Context, CudaGraph, Stream
+from device.runtime.cuda.context import CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
+from device.runtime.executors.plan import PlanExecutor, plan_of
 from device.runtime.executors.protocol import (
     DeviceSegment,
     Executor,
@@ -30,15 +30,9 @@ from device.runtime.executors.protocol import (
     SegmentContext,
     Shapes,
 )
-from device.runtime.tensorrt.board import read_board
-from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import (
     Comparison,
-    Plan,
-    default_folder,
-    find_plan,
     kernels_digest,
-    read_plan,
     why_unusable,
 )
 from device.runtime.tensorrt.releases import find_gpu_release
@@ -64,7 +58,7 @@ def why_not() -> str | None:
 def misfit(context: SegmentContext, implementation: TensorRTGpu) -> str | None:
     """Return why this segment has no plan that is worth running here, or None if it has one."""
     try:
-        plan = _find(context, implementation)
+        plan = plan_of(context, implementation)
     except SessionError as error:  # of this segment: no form of it is for this TensorRT
         return str(error)
     problem = why_unusable(plan, context.engine.path)
@@ -90,7 +84,7 @@ def load(context: SegmentContext, implementation: TensorRTGpu) -> Executor:
     return TensorRTGpuExecutor(context, implementation)
 
 
-class TensorRTGpuExecutor(Executor):
+class TensorRTGpuExecutor(PlanExecutor):
     """One segment on the GPU through TensorRT, with a stream and all its memory."""
 
     def __init__(self, context: SegmentContext, implementation: TensorRTGpu) -> None:
@@ -98,29 +92,17 @@ class TensorRTGpuExecutor(Executor):
 
         Raises LoadRefusedError if TensorRT does not load it, or the driver refuses.
         """
-        self._where = context.where
-        self._closed = False
+        place = plan_of(context, implementation)
+        super().__init__(context)
         self._nodes = context.segment.nodes
         self._inputs, self._outputs = context.segment.inputs, context.segment.outputs
-        names = (*self._inputs, *self._outputs)
-        self._tensors = {name: context.tensors[name] for name in names}
         self._dynamic = tuple(n for n in self._inputs if _is_dynamic(self._tensors[n]))
         dims = context.engine.manifest.dims
         self._sizes = {dim.name: dim.opt for dim in dims}
-        place = _find(context, implementation)
         compared = None if place.record is None else place.record.compared
         self._times = "" if compared is None else f", {_times(compared)}"
-        data = read_plan(place)
-        if data is None:  # it was there when `misfit` looked
-            raise LoadRefusedError("its plan is gone: prepare the engine again")
-        try:
-            self._cuda = Context()
-        except CudaError as error:
-            raise LoadRefusedError(f"the GPU refuses: {error}") from error
-        plan: LoadedPlan | None = None
-        try:
-            self._cuda.activate()  # TensorRT loads a plan into the context that is current
-            self._plan = plan = LoadedPlan(self._where, data, None)
+        with self._loading():
+            self._plans = (self._plan,) = self._load_plan(place, None)
             self._stream = self._cuda.stream()
             ranges = {dim.name: dim for dim in dims}
             self.largest_bytes = {
@@ -130,13 +112,6 @@ class TensorRTGpuExecutor(Executor):
             self._host = {n: self._cuda.allocate_host(s) for n, s in self.largest_bytes.items()}
             self._address = {n: self._cuda.allocate(s) for n, s in self.largest_bytes.items()}
             self._graph, self._why_enqueued = self._capture()
-        except BaseException as error:
-            if plan is not None:
-                plan.close()
-            self._cuda.close()
-            if isinstance(error, CudaError):
-                raise LoadRefusedError(f"the GPU refuses: {error}") from error
-            raise
 
     @property
     def processors(self) -> tuple[str, ...]:
@@ -172,8 +147,7 @@ class TensorRTGpuExecutor(Executor):
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
         """Enqueue copies in, the plan and copies out, and wait; see `Executor.run`."""
-        if self._closed:
-            raise SessionError(f"{self._where} is closed; open a new session")
+        self._check_open()
         arrays = self.arrays(sizes)
         try:
             self._cuda.activate()
@@ -248,14 +222,6 @@ class TensorRTGpuExecutor(Executor):
         """The nodes of the segment."""
         return self._nodes
 
-    def close(self) -> None:
-        """Release the plan, then the memory and the stream."""
-        if self._closed:
-            return
-        self._closed = True
-        self._plan.close()
-        self._cuda.close()
-
     def _compute(self, sizes: Mapping[str, int] | None = None) -> None:
         """Run the plan by itself on the segment's own stream, as a graph if it is one."""
         if self._graph is None:
@@ -300,26 +266,9 @@ class _OnDevice(DeviceSegment):
         self.captured = executor.captured
         self.largest_bytes = executor.largest_bytes
 
-    def format(self, tensor: str) -> Format | None:
-        """Return C order."""
-        return None
-
     def address(self, tensor: str) -> int:
         """Return an address of the segment's own memory."""
         return self._executor.address(tensor)
-
-    def use(self, tensor: str, address: int) -> None:
-        """Refuse: tensors in C order are copied into the segment's memory."""
-        raise SessionError(
-            f"tensor {tensor!r} of a GPU segment has its own place; it cannot be put at "
-            f"0x{address:x}: copy it"
-        )
-
-    def convert(self, tensor: str, source: int, target: int, stream: Stream) -> None:
-        """Refuse: tensors are in C order."""
-        raise SessionError(
-            f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
-        )
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
         """Return the shapes at these sizes."""
@@ -348,11 +297,6 @@ class _Profiler:
         """Return the median time of the segment as one operation."""
         time_us = float(np.median(self.compute_us(runs)))
         return [LayerTime(self._executor.nodes, ("TensorRT",), 0, 1, time_us)]
-
-
-def _find(context: SegmentContext, implementation: TensorRTGpu) -> Plan:
-    folder = context.options.plans or default_folder()
-    return find_plan(folder, context.engine, context.segment, implementation, read_board())
 
 
 def _kernels(context: SegmentContext) -> Cuda | None:

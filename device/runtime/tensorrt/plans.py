@@ -204,17 +204,17 @@ def note_use(plan: Plan) -> None:
     os.utime(plan.path.with_suffix(".json"))
 
 
-def remove_unused(folder: Path, kept: Collection[str]) -> None:
+def remove_unused(folder: Path, used: Collection[str]) -> None:
     """Remove the least recently used plans beyond `MAX_PLANS`, such as those of an old JetPack.
 
-    `kept`: keys that stay. Another process may do the same. Raises OSError.
+    `used`: keys that stay. Another process may do the same. Raises OSError.
     """
     uses: list[tuple[int, Path]] = []
     for record in folder.glob("*.json"):
         with suppress(FileNotFoundError):
             uses.append((record.stat().st_mtime_ns, record))
     for _, record in sorted(uses, reverse=True)[MAX_PLANS:]:
-        if record.stem not in kept:
+        if record.stem not in used:
             for suffix in (".json", ".plan", ".log"):
                 record.with_suffix(suffix).unlink(missing_ok=True)
 

@@ -114,7 +114,7 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
     begin_s = time.monotonic() if job.begin_s is None else job.begin_s
     end_s = None if total_s is None else begin_s + total_s
     prepared = []
-    kept: set[str] = set()
+    used: set[str] = set()
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         for segment in job.engine.manifest.segments:
@@ -128,10 +128,10 @@ def prepare_engine(job: Job, *, again: bool = False) -> tuple[Prepared, ...]:
                 kernels = _kernels(segment, implementation)
                 part = _Part(segment, implementation, plan, kernels, end_s)
                 prepared.append(_prepare_on_disk(job, part, again=again))
-                kept.add(plan.key)
+                used.add(plan.key)
                 if plan.path.with_suffix(".json").exists():
                     note_use(plan)
-        remove_unused(job.folder, kept)
+        remove_unused(job.folder, used)
     except OSError as error:
         raise SessionError(f"{job.folder} cannot be written: {error.strerror}") from error
     return tuple(prepared)

@@ -49,7 +49,6 @@ def decode_boxes_scores(outputs: Outputs, config: BoxesScores, view: View) -> De
         boxes if config.format == "corners" else corners_of(boxes),
         chosen.scores,
         chosen.class_ids,
+        config,
         view,
-        max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold,
     )[0]

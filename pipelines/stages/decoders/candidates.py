@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.errors import PipelineError
+from pipelines.decode_config import Scored
 from pipelines.results import Detections
 from pipelines.stages.nms import suppress
 from pipelines.stages.view import View
@@ -57,7 +58,7 @@ def choose_rows(scores: Floats, threshold: float) -> Candidates:
     One comparison of all scores finds the few rows that matter: a maximum along short rows takes
     several times as long.
     """
-    # A NaN row is not kept: its maximum is NaN.
+    # A NaN row is not chosen: its maximum is NaN.
     rows = np.unique(np.flatnonzero(scores.reshape(-1) >= threshold) // scores.shape[1])
     best = scores[rows].max(axis=1)
     chosen = best_of(best, threshold)
@@ -109,24 +110,23 @@ def detections_of(
     boxes: NDArray[Any],
     scores: NDArray[Any],
     class_ids: NDArray[Any],
+    config: Scored,
     view: View,
     *,
-    max_detections: int,
-    iou_threshold: float | None = None,
     compared: NDArray[Any] | None = None,
 ) -> tuple[Detections, Indices]:
     """Return detections, best first, and the row of each.
 
-    `boxes` [M, 4]: x1, y1, x2, y2 in input pixels. `iou_threshold` None: nothing is suppressed.
-    `compared` [M, 4]: what suppression compares, if not `boxes`.
+    `boxes` [M, 4]: x1, y1, x2, y2 in input pixels. `compared` [M, 4]: what suppression compares, if
+    not `boxes`.
     """
     rows = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))  # False for NaN, too
-    if iou_threshold is None:
-        kept = np.argsort(-scores[rows], kind="stable")[:max_detections]
+    limit, max_iou = config.max_detections, config.max_iou
+    if max_iou is None:
+        rows = rows[np.argsort(-scores[rows], kind="stable")[:limit]]
     else:
         rivals = boxes if compared is None else compared
-        kept = suppress(rivals[rows], scores[rows], class_ids[rows], iou_threshold, max_detections)
-    rows = rows[kept]
+        rows = rows[suppress(rivals[rows], scores[rows], class_ids[rows], max_iou, limit)]
     clipped, shown = clip_to_frame(view.geometry.to_frame(boxes[rows]), view)
     rows = rows[shown]
     detections = Detections(

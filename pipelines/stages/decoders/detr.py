@@ -53,17 +53,15 @@ def decode_detr(outputs: Outputs, config: Detr, view: View) -> Detections:
         scores = flat[places]
     boxes = output_of(outputs, config.boxes)[0][queries]
     boxes = corners_of(scale_to_pixels(boxes, "fraction", view))
-    detections, rows = detections_of(
-        boxes, scores, classes, view, max_detections=config.max_detections
-    )
+    detections, rows = detections_of(boxes, scores, classes, config, view)
     if not config.masks:
         return detections
-    masks, kept = output_of(outputs, config.masks)[0], queries[rows].tolist()
+    masks, shown = output_of(outputs, config.masks)[0], queries[rows].tolist()
     height, width = masks.shape[1:]
     return with_masks(
         detections,
         boxes[rows],
-        lambda index, lines, columns: masks[kept[index], lines, columns],
+        lambda index, lines, columns: masks[shown[index], lines, columns],
         (height, width),
         view,
     )

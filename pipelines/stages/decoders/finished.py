@@ -73,14 +73,10 @@ def decode_finished(outputs: Outputs, config: Finished, view: View) -> Detection
     boxes = scale_to_pixels(boxes, config.unit, view)
     rows = _known(classes, config.first_class)
     rows = rows[best_of(scores[rows], config.score_threshold)]
-    detections, kept = detections_of(
-        boxes[rows],
-        scores[rows],
-        classes[rows].astype(np.int64) - config.first_class,
-        view,
-        max_detections=config.max_detections,
+    detections, stay = detections_of(
+        boxes[rows], scores[rows], classes[rows].astype(np.int64) - config.first_class, config, view
     )
-    rows = rows[kept]
+    rows = rows[stay]
     if config.masks:
         masks = output_of(outputs, config.masks)[rows, 0]
         height, width = masks.shape[1:]
@@ -105,11 +101,7 @@ def decode_box_score_rows(outputs: Outputs, config: BoxScoreRows, view: View) ->
     rows = _known(classes, 0)
     rows = rows[best_of(boxes[rows, 4], config.score_threshold)]
     return detections_of(
-        boxes[rows, :4],
-        boxes[rows, 4],
-        classes[rows].astype(np.int64),
-        view,
-        max_detections=config.max_detections,
+        boxes[rows, :4], boxes[rows, 4], classes[rows].astype(np.int64), config, view
     )[0]
 
 

@@ -1,4 +1,6 @@
-"""Maps of the frame: the class of each point (segmentation), or its depth."""
+"""What the whole frame shows: its classes, or a map of the class of each point (segmentation) or of
+its depth.
+"""
 
 from typing import Any
 
@@ -6,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.config import PreprocessConfig
-from pipelines.decode_config import Depth, Segmentation
-from pipelines.results import DepthMap, Region, SegmentationMap
+from pipelines.decode_config import Classification, Depth, Segmentation
+from pipelines.results import ClassScores, DepthMap, Region, SegmentationMap
 from pipelines.stages.decoders.candidates import Outputs, output_of
 from pipelines.stages.decoders.expected import (
     CLASSES,
@@ -44,7 +46,8 @@ def decode_segmentation(outputs: Outputs, config: Segmentation, view: View) -> S
     """Return the class of each point of the frame."""
     values = output_of(outputs, config.output)[0]
     if config.values == "classes":
-        return SegmentationMap(*_shown(values, view))
+        classes, region = _shown(values, view)
+        return SegmentationMap(classes, region)
     if config.layout == "nhwc":
         values = values.transpose(2, 0, 1)
     if config.values == "binary":
@@ -102,3 +105,21 @@ def _cells(start: float, end: float, count: int) -> tuple[int, int]:
     """Return the whole cells nearest to an interval, at least one."""
     first = min(max(round(start), 0), count - 1)
     return first, min(max(round(end), first + 1), count)
+
+
+def classification_outputs(
+    config: Classification, preprocess: PreprocessConfig
+) -> tuple[Expected, ...]:
+    """Return the output of `classification`."""
+    return (Expected("scores", config.scores, (1, CLASSES), more_ones=True),)
+
+
+def decode_classification(outputs: Outputs, config: Classification, view: View) -> ClassScores:
+    """Return the best classes; those whose score is no number go."""
+    scores = output_of(outputs, config.scores).reshape(-1).astype(np.float64)
+    if config.softmax:
+        powers = np.exp(scores - scores.max())
+        scores = powers / powers.sum()
+    order = np.argsort(-scores, kind="stable")[: config.top]  # NaN is last
+    order = order[np.isfinite(scores[order])]
+    return ClassScores(scores[order].astype(np.float32), order.astype(np.int64))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.results import Detections, Masks
+from pipelines.stages.decoders.expected import COEFFICIENTS, MAP_HEIGHT, MAP_WIDTH, Expected
 from pipelines.stages.view import View
 
 MARGIN = 1  # cells around a box, so that its border is interpolated as the inside is
@@ -42,19 +43,30 @@ def with_masks(
     return replace(detections, masks=Masks(tuple(crops), regions))
 
 
-def prototype_crop(coefficients: NDArray[Any], prototypes: NDArray[Any]) -> Crop:
-    """Return the crop of masks that are sums of prototypes [M, h, w] (YOLACT).
+def prototypes_output(name: str) -> Expected:
+    """Return the output that has the prototypes of masks."""
+    return Expected("masks", name, (1, COEFFICIENTS, MAP_HEIGHT, MAP_WIDTH))
 
-    `coefficients` [N, M]. sigmoid(x) > 0.5 is x > 0.
+
+def with_prototype_masks(
+    detections: Detections,
+    boxes: NDArray[Any],
+    coefficients: NDArray[Any],
+    prototypes: NDArray[Any],
+    view: View,
+) -> Detections:
+    """Return detections with masks that are sums of prototypes [M, h, w] (YOLACT).
+
+    `boxes`: see `with_masks`; `coefficients` [N, M]. sigmoid(x) > 0.5 is x > 0.
     """
-    count = len(prototypes)
+    count, height, width = prototypes.shape
 
     def crop(index: int, rows: slice, columns: slice) -> NDArray[Any]:
         part = prototypes[:, rows, columns]
         flat: NDArray[Any] = coefficients[index] @ part.reshape(count, -1)
         return flat.reshape(part.shape[1:])
 
-    return crop
+    return with_masks(detections, boxes, crop, (height, width), view)
 
 
 def _cells(start: float, end: float, count: int) -> tuple[int, int]:

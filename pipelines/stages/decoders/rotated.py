@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.decode_config import Scored
 from pipelines.results import Detections
 from pipelines.stages.decoders.candidates import Floats, Indices, clip_to_frame
 from pipelines.stages.nms import suppress_rotated
@@ -13,28 +14,19 @@ from pipelines.stages.view import View
 
 
 def rotated_detections(
-    rotated: NDArray[Any],
-    scores: NDArray[Any],
-    class_ids: NDArray[Any],
-    view: View,
-    *,
-    max_detections: int,
-    iou_threshold: float | None,
+    rotated: NDArray[Any], scores: NDArray[Any], class_ids: NDArray[Any], config: Scored, view: View
 ) -> tuple[Detections, Indices]:
     """Return detections with rotated boxes, best first, and the row of each.
 
     `rotated` [M, 5]: centre x, centre y, width, height in input pixels, angle in radians.
-    `iou_threshold` None: nothing is suppressed.
     """
     solid = (rotated[:, 2:4] > 0.0).all(axis=1) & np.isfinite(rotated).all(axis=1)
     rows = np.flatnonzero(solid)
-    if iou_threshold is None:
-        kept = np.argsort(-scores[rows], kind="stable")[:max_detections]
+    limit, max_iou = config.max_detections, config.max_iou
+    if max_iou is None:
+        rows = rows[np.argsort(-scores[rows], kind="stable")[:limit]]
     else:
-        kept = suppress_rotated(
-            rotated[rows], scores[rows], class_ids[rows], iou_threshold, max_detections
-        )
-    rows = rows[kept]
+        rows = rows[suppress_rotated(rotated[rows], scores[rows], class_ids[rows], max_iou, limit)]
     placed = rotated_to_frame(rotated[rows], view)
     boxes, shown = clip_to_frame(upright(placed), view)
     shown &= np.isfinite(placed).all(axis=1)
@@ -51,7 +43,7 @@ def rotated_to_frame(rotated: NDArray[Any], view: View) -> Floats:
     """Return rotated boxes [M, 5] in frame pixels, angles from -pi/2 to pi/2.
 
     Where the two sides are scaled differently, a rectangle becomes a parallelogram: the lengths of
-    its sides and the direction of its width are kept.
+    its sides and the direction of its width stay.
     """
     geometry = view.geometry
     scale = np.array([geometry.scale_x, geometry.scale_y])

@@ -25,15 +25,8 @@ from pipelines.stages.decoders.candidates import (
     output_of,
     scale_to_pixels,
 )
-from pipelines.stages.decoders.expected import (
-    CLASSES,
-    COEFFICIENTS,
-    MAP_HEIGHT,
-    MAP_WIDTH,
-    Expected,
-    Size,
-)
-from pipelines.stages.decoders.masks import prototype_crop, with_masks
+from pipelines.stages.decoders.expected import CLASSES, COEFFICIENTS, Expected, Size
+from pipelines.stages.decoders.masks import prototypes_output, with_prototype_masks
 from pipelines.stages.decoders.rotated import rotated_detections
 from pipelines.stages.view import View
 
@@ -48,7 +41,7 @@ def rows_outputs(config: Rows, preprocess: PreprocessConfig) -> tuple[Expected, 
     rows = Expected("output", config.output, (1, "rows", width), leading_one=True)
     if not config.masks:
         return (rows,)
-    masks = Expected("masks", config.masks, (1, COEFFICIENTS, MAP_HEIGHT, MAP_WIDTH))
+    masks = prototypes_output(config.masks)
     return (masks, rows)
 
 
@@ -65,17 +58,15 @@ def decode_rows(outputs: Outputs, config: Rows, view: View) -> Detections:
         boxes = clip_to_input(boxes, view)
         large = ((boxes[:, 2:] - boxes[:, :2]) >= 1.0).all(axis=1)
         boxes, rows = boxes[large], rows[large]
-    detections, kept = _detections(boxes, rows, columns, config, view)
-    extras = rows[kept, len(config.columns) :]
+    detections, stay = _detections(boxes, rows, columns, config, view)
+    extras = rows[stay, len(config.columns) :]
     if config.keypoints:
         detections = _with_keypoints(detections, extras, config, view)
         extras = extras[:, config.keypoints * config.keypoint_values :]
     if not config.masks:
         return detections
     prototypes = output_of(outputs, config.masks)[0]
-    height, width = prototypes.shape[1:]
-    crop = prototype_crop(extras, prototypes)
-    return with_masks(detections, boxes[kept], crop, (height, width), view)
+    return with_prototype_masks(detections, boxes[stay], extras, prototypes, view)
 
 
 def class_rows_outputs(config: ClassRows, preprocess: PreprocessConfig) -> tuple[Expected, ...]:
@@ -93,9 +84,8 @@ def decode_class_rows(outputs: Outputs, config: ClassRows, view: View) -> Detect
         boxes if config.format == "corners" else corners_of(boxes),
         chosen.scores,
         chosen.class_ids,
+        config,
         view,
-        max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold if config.suppress else None,
     )[0]
 
 
@@ -113,12 +103,7 @@ def _detections(
 ) -> tuple[Detections, Indices]:
     find = rotated_detections if "angle" in columns else detections_of
     return find(
-        boxes,
-        rows[:, columns["score"]],
-        rows[:, columns["class"]].astype(np.int64),
-        view,
-        max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold if config.suppress else None,
+        boxes, rows[:, columns["score"]], rows[:, columns["class"]].astype(np.int64), config, view
     )
 
 

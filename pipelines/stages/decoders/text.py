@@ -51,14 +51,7 @@ def decode_text_detection(outputs: Outputs, config: TextDetection, view: View) -
         large = rectangles[:, 2:4].min(axis=1) >= MIN_GROWN_SIDE
         rectangles, scores = rectangles[large], scores[large]
     rectangles[:, :4] *= np.array(cell * 2)
-    return rotated_detections(
-        rectangles,
-        scores,
-        np.zeros(len(scores), np.int64),
-        view,
-        max_detections=config.max_detections,
-        iou_threshold=None,
-    )[0]
+    return rotated_detections(rectangles, scores, np.zeros(len(scores), np.int64), config, view)[0]
 
 
 def decode_text_recognition(outputs: Outputs, config: TextRecognition, view: View) -> Texts:

@@ -1,16 +1,17 @@
 """Ultralytics' raw heads [1, 4+C+extras, A]: detect, segment, pose and oriented boxes.
 
 Boxes are decoded in the graph: centre, width and height in input pixels; scores are probabilities.
-What is left: the best class, suppression, and the extras of the cells that stay.
+What remains: the best class, suppression, and the extras of the cells that stay.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import (
+    Scored,
     UltralyticsDetect,
     UltralyticsObb,
     UltralyticsPose,
@@ -26,28 +27,10 @@ from pipelines.stages.decoders.candidates import (
     keypoints_of,
     output_of,
 )
-from pipelines.stages.decoders.expected import (
-    CLASSES,
-    COEFFICIENTS,
-    MAP_HEIGHT,
-    MAP_WIDTH,
-    Expected,
-    Size,
-)
-from pipelines.stages.decoders.masks import prototype_crop, with_masks
+from pipelines.stages.decoders.expected import CLASSES, COEFFICIENTS, Expected, Size
+from pipelines.stages.decoders.masks import prototypes_output, with_prototype_masks
 from pipelines.stages.decoders.rotated import rotated_detections
 from pipelines.stages.view import View
-
-Head = UltralyticsDetect | UltralyticsSegment | UltralyticsPose | UltralyticsObb
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """Detections, the boxes in input pixels that they came from, and their cells."""
-
-    detections: Detections
-    boxes: NDArray[Any]
-    cells: Indices
 
 
 def detect_outputs(config: UltralyticsDetect, preprocess: PreprocessConfig) -> tuple[Expected, ...]:
@@ -61,7 +44,7 @@ def segment_outputs(
     """Return the outputs of `ultralytics_segment`."""
     channels = Size((CLASSES, COEFFICIENTS), plus=4)
     return (
-        Expected("masks", config.masks, (1, COEFFICIENTS, MAP_HEIGHT, MAP_WIDTH)),
+        prototypes_output(config.masks),
         Expected("output", config.output, (1, channels, "cells")),
     )
 
@@ -79,18 +62,16 @@ def obb_outputs(config: UltralyticsObb, preprocess: PreprocessConfig) -> tuple[E
 
 def decode_detect(outputs: Outputs, config: UltralyticsDetect, view: View) -> Detections:
     """Return boxes."""
-    return _detect(output_of(outputs, config.output)[0], 0, config, view).detections
+    return _detect(output_of(outputs, config.output)[0], 0, config, view)[0]
 
 
 def decode_segment(outputs: Outputs, config: UltralyticsSegment, view: View) -> Detections:
     """Return boxes and masks."""
     prototypes = output_of(outputs, config.masks)[0]
     head = output_of(outputs, config.output)[0]
-    kept = _detect(head, len(prototypes), config, view)
-    coefficients = head[-len(prototypes) :, kept.cells].T
-    crop = prototype_crop(coefficients, prototypes)
-    height, width = prototypes.shape[1:]
-    return with_masks(kept.detections, kept.boxes, crop, (height, width), view)
+    detections, boxes, cells = _detect(head, len(prototypes), config, view)
+    coefficients = head[-len(prototypes) :, cells].T
+    return with_prototype_masks(detections, boxes, coefficients, prototypes, view)
 
 
 def decode_pose(outputs: Outputs, config: UltralyticsPose, view: View) -> Detections:
@@ -98,11 +79,11 @@ def decode_pose(outputs: Outputs, config: UltralyticsPose, view: View) -> Detect
     head = output_of(outputs, config.output)[0]
     values = config.keypoint_values
     extras = config.keypoints * values
-    kept = _detect(head, extras, config, view)
-    points = head[-extras:, kept.cells].T.reshape(-1, config.keypoints, values)
+    detections, _, cells = _detect(head, extras, config, view)
+    points = head[-extras:, cells].T.reshape(-1, config.keypoints, values)
     scores = points[..., 2] if values == 3 else None
     keypoints = keypoints_of(points[..., :2], scores, view, clip=True)
-    return replace(kept.detections, keypoints=keypoints)
+    return replace(detections, keypoints=keypoints)
 
 
 def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detections:
@@ -110,27 +91,15 @@ def decode_obb(outputs: Outputs, config: UltralyticsObb, view: View) -> Detectio
     head = output_of(outputs, config.output)[0]
     chosen = choose_columns(head[4:-1], config.score_threshold)
     rotated = head[[0, 1, 2, 3, -1]][:, chosen.cells].T
-    return rotated_detections(
-        rotated,
-        chosen.scores,
-        chosen.class_ids,
-        view,
-        max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold,
-    )[0]
+    return rotated_detections(rotated, chosen.scores, chosen.class_ids, config, view)[0]
 
 
-def _detect(head: NDArray[Any], extras: int, config: Head, view: View) -> _Kept:
-    """Detect with a head [4+C+extras, A]."""
+def _detect(
+    head: NDArray[Any], extras: int, config: Scored, view: View
+) -> tuple[Detections, NDArray[Any], Indices]:
+    """Return what a head [4+C+extras, A] detects, with the boxes in input pixels and the cells."""
     scores = head[4 : len(head) - extras]
     chosen = choose_columns(scores, config.score_threshold)
     boxes = corners_of(head[:4, chosen.cells].T)
-    detections, rows = detections_of(
-        boxes,
-        chosen.scores,
-        chosen.class_ids,
-        view,
-        max_detections=config.max_detections,
-        iou_threshold=config.iou_threshold,
-    )
-    return _Kept(detections, boxes[rows], chosen.cells[rows])
+    detections, rows = detections_of(boxes, chosen.scores, chosen.class_ids, config, view)
+    return detections, boxes[rows], chosen.cells[rows]

@@ -96,7 +96,7 @@ def _flash_all(options: Flash, policy: InstallPolicy) -> NoReturn:
 
             def show(board: FoundBoard, state: Progress) -> None:
                 received, total = state.received_bytes, state.total_bytes
-                lines.show(board.way, state.phase, received, total, board.name)
+                lines.show(board.address, state.phase, received, total, board.name)
 
             flasher = ManyFlasher(
                 options.bundle,
@@ -127,7 +127,7 @@ def _summary(results: Sequence[BoardResult]) -> Table:
     table = Table("device", "address", "state", "sent", "s", "reason", title=title, box=None)
     for row in results:
         sent = f"{row.sent_bytes / 1e6:.1f} MB"
-        table.add_row(row.device, row.way, row.state, sent, f"{row.duration_s:.1f}", row.reason)
+        table.add_row(row.device, row.address, row.state, sent, f"{row.duration_s:.1f}", row.reason)
     return table
 
 
@@ -154,12 +154,12 @@ def _broker(options: Flash, host: str, port: int | None) -> BrokerAddress:
 def _sentence(result: Flashed) -> str:
     """Return the last line."""
     what = f"{result.name} {result.version}"
-    where = result.device or result.way
+    where = result.device or result.address
     if result.phase == "same":
         return f"{where} runs {what} already: nothing was sent"
     sent = f"{result.sent_bytes / 1e6:.1f} of {result.total_bytes / 1e6:.1f} MB sent"
     if result.phase == "written":
-        folder = result.way.removeprefix("dir://")
+        folder = result.address.removeprefix("dir://")
         return (
             f"{what} is in {folder} ({sent}); on the board: `tandem-agent control install {folder}`"
         )

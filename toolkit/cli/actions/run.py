@@ -28,13 +28,12 @@ from pipelines.open_models import (
     Opener,
     bundle_files,
     files_of,
-    first_and_others,
     open_models,
 )
 from pipelines.preview.server import Preview
 from pipelines.preview.window import Window
 from pipelines.runtime.metrics import Metrics
-from pipelines.runtime.pipeline import run_pipeline
+from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
@@ -80,7 +79,6 @@ def run(options: Run) -> None:
             console.print(Text(MQTT_LEFT_OUT, style="dim"))
         config = _adapt(config, options)
         models = open_models(config, files, stack, _opener(options), partial(warn, colour="red"))
-        model, others = first_and_others(models)
         cache = options.kernels.timing_cache
         reports = [one for each in models.values() for one in each.session.reports]
         if cache and all(one.implementation != "cuda" for one in reports):
@@ -96,13 +94,15 @@ def run(options: Run) -> None:
         with view:
             run_pipeline(
                 config,
-                model,
-                emit=_all([one.on_message for one in viewers]),
-                stop=stop,
-                files=OutputFiles(overwrite=output.overwrite),
-                frames=options.model.frames,
-                others=others,
-                reload=reload,
+                models[config.first.name],
+                RunOptions(
+                    emit=_all([one.on_message for one in viewers]),
+                    stop=stop,
+                    files=OutputFiles(overwrite=output.overwrite),
+                    frames=options.model.frames,
+                    others=models,
+                    reload=reload,
+                ),
                 watch=_all([one.on_result for one in viewers]),
             )
     if output.as_json:

@@ -1,7 +1,7 @@
 """The result of the cycle functions: work of a plan -> cycles -> time."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from toolkit.dla.cycles.configurations import Config
@@ -33,19 +33,11 @@ class LayerWork:
 
     def times(self, count: int) -> "LayerWork":
         """Return the work of `count` such layers one after another."""
-        return LayerWork(
-            sequence=self.sequence.times(count),
-            output=self.output * count,
-            read=self.read * count,
-            written=self.written * count,
-            fill=self.fill * count,
-            refetch=self.refetch * count,
-            sram=self.sram * count,
-            sram_fill=self.sram_fill * count,
-            layers=self.layers * count,
-            chunks=self.chunks,
-            weight_mode=self.weight_mode,
-        )
+        scaled = {name: getattr(self, name) * count for name in _SCALED}
+        return replace(self, sequence=self.sequence.times(count), **scaled)
+
+
+_SCALED = ("output", "read", "written", "fill", "refetch", "sram", "sram_fill", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,29 +134,18 @@ def _part_cycles(
 
 def _one_after_another(plan: LayerPlan, parts: list[Cycles]) -> Cycles:
     """Return the sum of the plan's parts; the longest gives the bottleneck."""
-    longest = max(parts, key=lambda part: part.total)
-    return Cycles(
+    return replace(
+        max(parts, key=lambda part: part.total),
         mode=plan.mode,
         weight_mode=parts[0].weight_mode,
-        mac=sum(part.mac for part in parts),
-        data=sum(part.data for part in parts),
-        weights=sum(part.weights for part in parts),
-        fill=sum(part.fill for part in parts),
-        output_stage=sum(part.output_stage for part in parts),
-        memory=sum(part.memory for part in parts),
-        overhead=sum(part.overhead for part in parts),
-        optimistic=sum(part.optimistic for part in parts),
-        pessimistic=sum(part.pessimistic for part in parts),
-        total=sum(part.total for part in parts),
-        bound_by=longest.bound_by,
-        bytes_read=sum(part.bytes_read for part in parts),
-        bytes_written=sum(part.bytes_written for part in parts),
-        bytes_sram=sum(part.bytes_sram for part in parts),
-        bytes_refetched=sum(part.bytes_refetched for part in parts),
         chunks=max(part.chunks for part in parts),
-        hardware_layers=sum(part.hardware_layers for part in parts),
         macs=plan.macs,
+        **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
     )
+
+
+_APART = {"mode", "weight_mode", "bound_by", "chunks", "macs"}  # what parts do not add up
+_SUMMED = tuple(field.name for field in fields(Cycles) if field.name not in _APART)
 
 
 def _bound(work: LayerWork, mac: float, memory: float, memory_once: float) -> Bound:

@@ -11,11 +11,7 @@ def pointwise_work(layer: Pointwise, config: Config) -> LayerWork:
 
     Raises LayerError: this DLA has no last unit, and the layer needs it.
     """
-    channels = post_processing.padded_channels(layer.channels, config, layer.precision)
-    elements = channels * layer.height * layer.width * layer.batch
-    size = layer.batch * post_processing.tensor_bytes(
-        layer.channels, layer.height, layer.width, config, layer.precision
-    )
+    elements, size = _input(layer, config)
     return LayerWork(
         output=post_processing.sdp_cycles(elements, layer.stage, config),
         read=size * layer.operands,
@@ -49,14 +45,20 @@ def pool_work(pool: Pool, config: Config) -> LayerWork:
 
 def lrn_work(layer: Lrn, config: Config) -> LayerWork:
     """Return the work of a response normalisation."""
-    channels = post_processing.padded_channels(layer.channels, config, layer.precision)
-    elements = channels * layer.height * layer.width * layer.batch
-    size = layer.batch * post_processing.tensor_bytes(
-        layer.channels, layer.height, layer.width, config, layer.precision
-    )
+    elements, size = _input(layer, config)
     return LayerWork(
         output=elements / post_processing.cdp_rate(config, layer.precision),
         read=size,
         written=size,
         layers=layer.batch,
     )
+
+
+def _input(layer: Pointwise | Lrn, config: Config) -> tuple[int, int]:
+    """Return the elements of an input, with padding, and its bytes."""
+    channels = post_processing.padded_channels(layer.channels, config, layer.precision)
+    elements = channels * layer.height * layer.width * layer.batch
+    size = layer.batch * post_processing.tensor_bytes(
+        layer.channels, layer.height, layer.width, config, layer.precision
+    )
+    return elements, size

@@ -1,6 +1,6 @@
 """Element-wise operators as Mul, Add and Max, with operands in shapes that the DLA takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -8,6 +8,7 @@ import onnx_ir as ir
 from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.legalize.rewrite import Outcome, Site, constant_of, image, sizes
 
+Image = tuple[int, int, int, int]
 MAX_EXPANDED = 1 << 20  # elements: a constant may be written out up to this, 4 MiB in float32
 MAX_RESIZE = 32  # nearest scales of the DLA, rule resize.nearest
 
@@ -28,14 +29,16 @@ def divide_by_constant(site: Site) -> Outcome:
 
 def subtract(site: Site) -> Outcome:
     """a - b = a + (-1) b."""
-    rewriter, (left, right) = site.rewriter, site.node.inputs
-    assert left is not None
-    assert right is not None
-    constant = constant_of(right)
+    rewriter, (minuend, subtrahend) = site.rewriter, site.node.inputs
+    assert minuend is not None
+    assert subtrahend is not None
+    constant = constant_of(subtrahend)
     negative = (
-        _negated(rewriter, right) if constant is None else rewriter.constant(-constant, right)
+        _negated(rewriter, subtrahend)
+        if constant is None
+        else rewriter.constant(-constant, subtrahend)
     )
-    return site.replaced_by(rewriter.add("Add", [negative, left]))
+    return site.replaced_by(rewriter.add("Add", [negative, minuend]))
 
 
 def negate(site: Site) -> Outcome:
@@ -77,51 +80,47 @@ def identity(site: Site) -> Outcome:
 
 def broadcast_constant(site: Site) -> Outcome:
     """Write out constant operands that are neither whole, nor per channel, nor one number."""
-    shape = image(site.output)
-    if shape is None:
-        return "it needs a 4-D result of known size"
-    operands: list[ir.Value | None] = []
-    changed = False
-    for value in site.node.inputs:
-        array = constant_of(value)
-        if value is None or array is None or _fits(array.shape, shape):
-            operands.append(value)
-            continue
-        if int(np.prod(shape[1:])) > MAX_EXPANDED:
-            return f"'{value.name}' written out has more than {MAX_EXPANDED} elements"
-        whole = (array.shape[0] if array.ndim == 4 else 1, *shape[1:])
-        operands.append(site.rewriter.constant(np.broadcast_to(array, whole), value))
-        changed = True
-    if not changed:
-        return "no constant operand is broadcast in another way"
-    return _same_operator(site, operands)
+    return _with_operands(site, _written_out, "constant")
 
 
 def broadcast_computed(site: Site) -> Outcome:
     """Widen computed operands: over channels by a convolution of ones, over a map by Resize."""
+    return _with_operands(site, _widened, "computed 4-D")
+
+
+def _with_operands(
+    site: Site, broadcast: Callable[[Site, ir.Value, Image], ir.Value | str], kind: str
+) -> Outcome:
+    """Put what `broadcast` gives in the place of operands; it returns others as they are."""
     shape = image(site.output)
     if shape is None:
         return "it needs a 4-D result of known size"
     operands: list[ir.Value | None] = []
-    changed = False
     for value in site.node.inputs:
-        operand_shape = image(value)
-        if (
-            value is None
-            or constant_of(value) is not None
-            or operand_shape is None
-            or _fits(operand_shape, shape)
-        ):
-            operands.append(value)
-            continue
-        wide = widen(site.rewriter, value, shape)
-        if isinstance(wide, str):
-            return wide
-        operands.append(wide)
-        changed = True
-    if not changed:
-        return "no computed 4-D operand is broadcast in another way"
+        operand = None if value is None else broadcast(site, value, shape)
+        if isinstance(operand, str):
+            return operand
+        operands.append(operand)
+    if operands == list(site.node.inputs):
+        return f"no {kind} operand is broadcast in another way"
     return _same_operator(site, operands)
+
+
+def _written_out(site: Site, value: ir.Value, shape: Image) -> ir.Value | str:
+    array = constant_of(value)
+    if array is None or _fits(array.shape, shape):
+        return value
+    if int(np.prod(shape[1:])) > MAX_EXPANDED:
+        return f"'{value.name}' written out has more than {MAX_EXPANDED} elements"
+    whole = (array.shape[0] if array.ndim == 4 else 1, *shape[1:])
+    return site.rewriter.constant(np.broadcast_to(array, whole), value)
+
+
+def _widened(site: Site, value: ir.Value, shape: Image) -> ir.Value | str:
+    operand_shape = image(value)
+    if constant_of(value) is not None or operand_shape is None or _fits(operand_shape, shape):
+        return value
+    return widen(site.rewriter, value, shape)
 
 
 def expand(site: Site) -> Outcome:
@@ -141,9 +140,7 @@ def expand(site: Site) -> Outcome:
     return site.replaced_by(wide)
 
 
-def widen(
-    rewriter: GraphRewriter, value: ir.Value, shape: tuple[int, int, int, int]
-) -> ir.Value | str:
+def widen(rewriter: GraphRewriter, value: ir.Value, shape: Image) -> ir.Value | str:
     """Return `value` repeated to `shape`, or why the DLA cannot."""
     operand_shape = image(value)
     assert operand_shape is not None

@@ -139,12 +139,14 @@ class Bisection:
 
     def _confirm(self, tensors: Sequence[str]) -> str | None:
         """Return the first of `tensors` that differs, all computed together, or None."""
-        asked = [name for name in tensors if self._verdicts.get(name, True) is not None]
-        if not asked:
+        candidates = [name for name in tensors if self._verdicts.get(name, True) is not None]
+        if not candidates:
             return None
-        ours, theirs = self._run(asked)
+        ours, theirs = self._run(candidates)
         beyond = (
-            name for name in asked if name in ours and self._beyond(name, ours[name], theirs[name])
+            name
+            for name in candidates
+            if name in ours and self._beyond(name, ours[name], theirs[name])
         )
         # By itself, too: other outputs change what is fused.
         return next((name for name in beyond if self.differs(name)), None)

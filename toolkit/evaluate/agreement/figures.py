@@ -10,6 +10,7 @@ Elements that are not finite count as equal where both are the same (NaN, or the
 else as beyond every tolerance; they are left out of all other figures.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,3 +154,12 @@ class Tally:
             histogram=tuple(int(count) for count in self._histogram),
             worst=self._worst,
         )
+
+
+def finite_json(value: Any) -> Any:  # noqa: ANN401
+    """Return a value with None for NaN and infinities, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: finite_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

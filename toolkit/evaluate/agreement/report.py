@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.evaluate.agreement.bisect import Culprit
 from toolkit.evaluate.agreement.compare import Compared, Row
-from toolkit.evaluate.agreement.figures import DECADES, Figures
+from toolkit.evaluate.agreement.figures import DECADES, Figures, finite_json
 
 BAR = 40  # characters
 SHOWN = 10  # tensors of --layers without --nodes
@@ -37,7 +37,7 @@ def compared_text(compared: Compared, *, every: bool) -> str:
 
 def compared_builtins(compared: Compared, culprit: dict[str, Any] | None) -> dict[str, Any]:
     """Return what `--json` prints; what is not finite is None."""
-    values: dict[str, Any] = _finite(
+    values: dict[str, Any] = finite_json(
         {
             "a": compared.a,
             "b": compared.b,
@@ -183,12 +183,3 @@ def _verdict(compared: Compared) -> str:
         return "not judged: INT8 has no usual tolerance; give --atol, --rtol or --min-sqnr"
     unjudged = [row.tensor for row in compared.outputs if row.agrees is None]
     return f"A and B agree; not judged: {', '.join(unjudged)}" if unjudged else "A and B agree"
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -190,8 +190,8 @@ class _Output:
 _SHARED = [stage.name for stage in fields(Stages)].index("shared")
 
 
-def _energy(found: Array, exact: Array) -> float:
-    error = np.asarray(found, np.float64) - np.asarray(exact, np.float64)
+def _energy(computed: Array, exact: Array) -> float:
+    error = np.asarray(computed, np.float64) - np.asarray(exact, np.float64)
     return float(np.vdot(error, error))
 
 

@@ -43,9 +43,9 @@ class ErrorTally:
         self._signal = self._noise = self._power = self._product = 0.0
         self._worst: Worst | None = None
 
-    def add(self, expected: Array, found: Array, sample: int) -> None:
+    def add(self, expected: Array, actual: Array, sample: int) -> None:
         """Count arrays of one shape; a tensor may have several in a sample, by its number."""
-        y, z = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+        y, z = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
         distance = np.abs(z - y)
         self._signal += float(np.vdot(y, y))
         self._power += float(np.vdot(z, z))

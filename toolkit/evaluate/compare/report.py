@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from device.engine.manifest import UNCALIBRATED
+from toolkit.evaluate.agreement.figures import finite_json
 from toolkit.evaluate.compare.causes import CAUSES, CLIPPED, CLIPPED_LEAVING, SHARED_SCALE
 from toolkit.evaluate.compare.compare import (
     LEAST_COST_DB,
@@ -148,17 +149,8 @@ def _row_builtins(row: TensorRow) -> dict[str, Any]:
     values = asdict(row)
     if row.own is not None:
         values["own"] |= {"cost_db": row.own.cost_db, "costs": row.own.costs, "why": why(row.own)}
-    finite: dict[str, Any] = _finite(values)
+    finite: dict[str, Any] = finite_json(values)
     return finite
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _output(row: TensorRow, names: Sequence[str], *, has_dla: bool) -> list[str]:
@@ -216,13 +208,13 @@ def _error(error: Error) -> str:
 
 
 def _worst(
-    worst: Worst | None, names: Sequence[str], expected: str = "FP32", found: str = "found"
+    worst: Worst | None, names: Sequence[str], expected: str = "FP32", actual: str = "found"
 ) -> str:
     if worst is None:
         return "no difference"
     return (
         f"{names[worst.sample]}, {list(worst.index)}: {expected} {worst.expected:.6g}, "
-        f"{found} {worst.found:.6g}"
+        f"{actual} {worst.found:.6g}"
     )
 
 

@@ -80,8 +80,8 @@ def describe(request: InputRequest, count: int) -> str:
 
 def _check_names(request: InputRequest, inputs: Sequence[Input]) -> None:
     names = [tensor.name for tensor in inputs]
-    for option, asked in (("--shape", request.shapes), ("--range", request.ranges)):
-        for name in asked:
+    for option, by_name in (("--shape", request.shapes), ("--range", request.ranges)):
+        for name in by_name:
             if name not in names:
                 raise InferError(
                     f"{option} {name}: there is no such input; there are {', '.join(names)}"
@@ -122,19 +122,19 @@ def _read(path: Path, tensor: Input, shape: tuple[int, ...] | None) -> Array:
         return load_array(path, tensor.name)
     dims, expected = _sizes(tensor, shape), _bytes(tensor, shape)
     try:
-        found = path.stat().st_size
-        if found == expected <= max_memory_bytes() and path.is_file():
+        size = path.stat().st_size
+        if size == expected <= max_memory_bytes() and path.is_file():
             return np.frombuffer(path.read_bytes(), tensor.dtype).reshape(dims)
     except (OSError, ValueError) as error:  # ValueError: it has become shorter
         why = getattr(error, "strerror", None) or error
         raise InferError(f"cannot read {path}: {why}; check the path") from error
-    if found == expected:
+    if size == expected:
         raise InferError(
-            f"{path} has {size_text(found)}, above the limit of {size_text(max_memory_bytes())}, "
+            f"{path} has {size_text(size)}, above the limit of {size_text(max_memory_bytes())}, "
             "or is no file; raise the limit with `tandem infer --max-memory`"
         )
     raise InferError(
-        f"{path} has {found} bytes, but {tensor.text} at {'x'.join(map(str, dims))} takes "
+        f"{path} has {size} bytes, but {tensor.text} at {'x'.join(map(str, dims))} takes "
         f"{expected}; give another file, or the size with --shape"
     )
 

@@ -112,12 +112,12 @@ class _Session:
 
         self._title = title
         self._names = list(names)
-        asked = model.clone()
-        asked.ir_version = min(model.ir_version, MAX_IR_VERSION)
-        declared = {str(value.name) for value in asked.graph.outputs}
-        values = {str(v.name): v for node in asked.graph for v in node.outputs}
-        asked.graph.outputs.extend(values[n] for n in names if n not in declared and n in values)
-        weights = external_weights(asked.graph)
+        exposed = model.clone()
+        exposed.ir_version = min(model.ir_version, MAX_IR_VERSION)
+        declared = {str(value.name) for value in exposed.graph.outputs}
+        values = {str(v.name): v for node in exposed.graph for v in node.outputs}
+        exposed.graph.outputs.extend(values[n] for n in names if n not in declared and n in values)
+        weights = external_weights(exposed.graph)
         # onnxruntime reads some weights in place: they must live as long as the session.
         self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options = ort.SessionOptions()
@@ -125,7 +125,7 @@ class _Session:
         options.add_external_initializers(list(weights), self._weights)
         try:
             with bounded_growth():
-                self._session = exact_session(ir.to_proto(asked).SerializeToString(), options)
+                self._session = exact_session(ir.to_proto(exposed).SerializeToString(), options)
         except Exception as err:  # onnxruntime has a type of its own for every status
             raise InferError(f"onnxruntime cannot load {title}: {first_line(err)}") from err
 

@@ -1,7 +1,7 @@
 """Looks for boards: the USB network, mDNS, then serial ports, in this order.
 
 Finding is one thing, asking is another: whatever a place says of itself, the board behind it is
-asked by its way before it counts, and one that is there by several ways counts once.
+asked at its address before it counts, and one with several addresses counts once.
 """
 
 import re
@@ -83,9 +83,9 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a board may be: the address of a way, and what it calls itself, "" if it does not."""
+    """The address at which a board may be, and what it calls itself, "" if it does not."""
 
-    way: str
+    address: str
     name: str = ""
 
 
@@ -102,7 +102,7 @@ class Look:
 class FoundBoard:
     """A board that was asked. `facts`: None if it did not answer, `error` says why."""
 
-    way: str
+    address: str
     name: str
     facts: BoardFacts | None = None
     error: str = ""
@@ -127,7 +127,7 @@ def look_usb(options: SearchOptions) -> Look:
     except OSError as error:
         reason = "nobody answers" if isinstance(error, TimeoutError) else error.strerror
         return Look("USB network", f"{USB_HOST}: {reason or error}")
-    place = Place(_ssh_way(USB_HOST, SSH_PORT, options))
+    place = Place(_ssh_address(USB_HOST, SSH_PORT, options))
     return Look("USB network", f"{USB_HOST} answers", (place,))
 
 
@@ -176,9 +176,9 @@ def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
         host = _host(info.server or "", addresses)
         user = options.user or text.get("user", "")
         parts = announced_paths(text)
-        way = _ssh_way(host, info.port, options, user=user, parts=parts)
+        address = _ssh_address(host, info.port, options, user=user, parts=parts)
         label = _text(name.removesuffix(f".{SERVICE}")[:_SHOWN])
-        places.append(Place(way, text.get("device") or label))
+        places.append(Place(address, text.get("device") or label))
     return tuple(places)
 
 
@@ -229,39 +229,39 @@ def find_boards(options: SearchOptions, on_look: Callable[[Look], None]) -> Sear
         looks.append(look)
     places = [place for look in looks for place in look.places]
     with ThreadPoolExecutor(MAX_ASKED) as pool:
-        asked = list(pool.map(_ask, places))
-    return Search(tuple(looks), distinct(asked))
+        boards = list(pool.map(_ask, places))
+    return Search(tuple(looks), distinct(boards))
 
 
-def distinct(asked: Sequence[FoundBoard]) -> tuple[FoundBoard, ...]:
-    """Return each board once, by the first way to it that answers."""
+def distinct(answers: Sequence[FoundBoard]) -> tuple[FoundBoard, ...]:
+    """Return each board once, by the first of its addresses that answers."""
     boards: dict[str, FoundBoard] = {}
-    for board in asked:
-        earlier = boards.get(board.name or board.way)
+    for board in answers:
+        earlier = boards.get(board.name or board.address)
         if earlier is None or (earlier.facts is None and board.facts is not None):
-            boards[board.name or board.way] = board
+            boards[board.name or board.address] = board
     return tuple(boards.values())
 
 
 def _ask(place: Place) -> FoundBoard:
-    """Ask the board at a place what it is; a place that lies about its way is one that fails."""
-    scheme = place.way.partition(":")[0]
+    """Ask the board at a place what it is; a place with a wrong address is one that fails."""
+    scheme = place.address.partition(":")[0]
     if scheme not in TRANSPORTS:
-        return FoundBoard(place.way, place.name, error=f"{scheme}:// is no way of this Tandem")
+        return FoundBoard(place.address, place.name, error=f"{scheme}:// is no way of this Tandem")
     import click
 
     try:
-        board = open_board(parse_address(place.way))
+        board = open_board(parse_address(place.address))
         try:
             facts = board.facts()
         finally:
             board.close()
     except click.UsageError as error:
-        return FoundBoard(place.way, place.name, error=error.message)
+        return FoundBoard(place.address, place.name, error=error.message)
     except TandemError as error:
-        return FoundBoard(place.way, place.name, error=str(error))
+        return FoundBoard(place.address, place.name, error=str(error))
     name = place.name if facts is None else facts.answer.device
-    return FoundBoard(place.way, name, facts)
+    return FoundBoard(place.address, name, facts)
 
 
 def the_one(search: Search) -> FoundBoard:
@@ -269,7 +269,7 @@ def the_one(search: Search) -> FoundBoard:
     if len(search.boards) == 1:
         return search.boards[0]
     if search.boards:
-        rows = "; ".join(f"{board.name or 'unknown'} at {board.way}" for board in search.boards)
+        rows = "; ".join(f"{board.name or 'unknown'} at {board.address}" for board in search.boards)
         raise NoBoardError(
             f"{len(search.boards)} boards are there ({rows}): name one with `tandem flash --to`, "
             "or take all with `tandem flash --all-found`"
@@ -286,7 +286,7 @@ def no_boards(search: Search) -> NoBoardError:
     )
 
 
-def _ssh_way(
+def _ssh_address(
     host: str,
     port: int,
     options: SearchOptions,
@@ -294,7 +294,7 @@ def _ssh_way(
     user: str | None = None,
     parts: dict[str, str] | None = None,
 ) -> str:
-    """Return the address of a way over SSH."""
+    """Return the ssh:// address of a host."""
     name = options.user if user is None else user
     login = f"{quote(name, safe='')}@" if name else ""
     place = f"[{host}]" if ":" in host else host

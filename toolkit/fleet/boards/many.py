@@ -15,9 +15,8 @@ from device.protocol.documents import InstallPolicy
 from toolkit.fleet.boards.discovery import FoundBoard
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
-from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deploy import DEFAULT_POLICY
-from toolkit.fleet.transports.transport import Cancels, Flashed, Progress
+from toolkit.fleet.transports.delivery import DEFAULT_POLICY, Delivery
+from toolkit.fleet.transports.transport import Flashed, Progress
 
 MAX_AT_ONCE = 16
 INTERRUPTED = 130
@@ -29,7 +28,7 @@ class BoardResult(msgspec.Struct, frozen=True, kw_only=True):
     """How one board ended. `status`: the exit status that it alone would give."""
 
     device: str
-    way: str
+    address: str = msgspec.field(name="way")
     state: FlashState
     status: int = 0
     reason: str = ""
@@ -56,7 +55,9 @@ class ManyFlasher:
         self._on_progress = on_progress
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # one at a time writes into the fleet's folder
-        self._requests: dict[str, str] = {}  # of the boards that are flashed now, by their ways
+        self._requests: dict[
+            str, str
+        ] = {}  # of the boards that are flashed now, by their addresses
 
     def flash(self, boards: Sequence[FoundBoard]) -> tuple[BoardResult, ...]:
         """Return how each board ended, in their order.
@@ -88,7 +89,7 @@ class ManyFlasher:
             return _failed(board, "stopped: it stays on its old release", INTERRUPTED, begun_s)
         return BoardResult(
             device=board.name,
-            way=board.way,
+            address=board.address,
             state=flashed.phase,
             sent_bytes=flashed.sent_bytes,
             duration_s=round(time.monotonic() - begun_s, 3),
@@ -101,35 +102,35 @@ class ManyFlasher:
             contextlib.closing(
                 Delivery(self._bundle, self._fleet, erase=self._erase, policy=self._policy)
             ) as delivery,
-            contextlib.closing(open_board(parse_address(board.way))) as way,
+            contextlib.closing(open_board(parse_address(board.address))) as connection,
         ):
             with self._lock:
                 delivery.metadata()
-            self._requests[board.way] = delivery.request
+            self._requests[board.address] = delivery.request
             try:
                 return flash_board(
-                    way,
-                    board.way,
+                    connection,
+                    board.address,
                     delivery,
                     on_facts=lambda _facts: None,
                     on_progress=lambda state: self._show(board, state),
                 )
             finally:
-                del self._requests[board.way]
+                del self._requests[board.address]
 
     def _show(self, board: FoundBoard, state: Progress) -> None:
-        # A way that only one may use, such as a serial port, ends its update by itself.
+        # A transport that only one may use, such as a serial port, ends its update by itself.
         if self._stopped.is_set() and state.phase != "live":
             raise KeyboardInterrupt
         self._on_progress(board, state)
 
     def _cancel(self) -> None:
-        """End transfers and trials: boards with a second way are asked here, which wakes the
-        threads that wait for them; the others by their threads."""
+        """End transfers and trials: over a second connection where the board takes one, which
+        wakes the thread that waits for it; otherwise by that thread."""
         self._stopped.set()
-        for way, request in dict(self._requests).items():
-            with contextlib.closing(open_board(parse_address(way))) as board:
-                if isinstance(board, Cancels):
+        for address, request in dict(self._requests).items():
+            with contextlib.closing(open_board(parse_address(address))) as board:
+                if board.shared:
                     with contextlib.suppress(TandemError):  # the thread says how it ended
                         board.cancel(request)
 
@@ -142,7 +143,7 @@ def exit_status(results: Sequence[BoardResult]) -> int:
 def _failed(board: FoundBoard, reason: str, status: int, begun_s: float) -> BoardResult:
     return BoardResult(
         device=board.name,
-        way=board.way,
+        address=board.address,
         state="failed",
         status=status,
         reason=reason,

@@ -58,13 +58,13 @@ def set_mode(shell: Shell, text: str, *, reboot: bool = False) -> Mode:
         if not reboot:
             raise
         return mode  # it went down before it could answer
-    asked = "reboot" in (done.text + done.stderr).casefold()
-    if reboot and asked:
+    needs_reboot = "reboot" in (done.text + done.stderr).casefold()
+    if reboot and needs_reboot:
         return mode
     current = current_mode(shell)
     if current is not None and current.number == mode.number:
         return mode
-    if asked:
+    if needs_reboot:
         raise PendingError(
             f"{mode.name} needs a reboot of {shell.name}, which was not asked for: `tandem board "
             f"power-mode {mode.name} --reboot`"

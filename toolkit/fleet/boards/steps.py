@@ -88,9 +88,9 @@ def _write_unit(setup: Setup) -> str:
 
 
 def _look_command(setup: Setup) -> State:
-    wanted = command_text(setup.options.user).encode()
+    script = command_text(setup.options.user).encode()
     rights = sudoers_text(setup.login, setup.options.user).encode()
-    if setup.read(COMMAND) != wanted:
+    if setup.read(COMMAND) != script:
         return State("todo", f"write {COMMAND}")
     if _needs_rights(setup) and setup.read(SUDOERS) != rights:
         return State("todo", f"let {setup.login} run `tandem-agent control` as the agent's user")
@@ -138,10 +138,10 @@ def _look_power(setup: Setup) -> State:
         return State("skipped", "no nvpmodel: this is no Jetson, or it has not run yet")
     if not setup.options.power_mode:
         return State("already", f"{mode.name} is kept; --power-mode chooses another one")
-    wanted = find_mode(setup.shell, setup.options.power_mode)
-    if mode.number == wanted.number:
+    target = find_mode(setup.shell, setup.options.power_mode)
+    if mode.number == target.number:
         return State("already", mode.name)
-    return State("todo", f"from {mode.name} to {wanted.name}")
+    return State("todo", f"from {mode.name} to {target.name}")
 
 
 def _set_power(setup: Setup) -> str:

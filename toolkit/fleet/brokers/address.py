@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from device.errors import BrokerError
+from device.protocol.mqtt import LinkSettings
 from device.protocol.tls import TlsFiles
 
 DEFAULT_PORT, TLS_PORT = 1883, 8883
@@ -17,6 +18,18 @@ class BrokerAddress:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
+
+    def link_settings(self, client_id: str, *topics: str) -> LinkSettings:
+        """Return the settings of a connection that subscribes to topics."""
+        return LinkSettings(
+            host=self.host,
+            port=self.port,
+            client_id=client_id,
+            subscriptions=tuple((topic, 1) for topic in topics),
+            username=self.username,
+            password=self.password,
+            tls=self.tls,
+        )
 
 
 def parse_broker(

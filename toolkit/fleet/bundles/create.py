@@ -94,10 +94,10 @@ def pack_bundle(
                 )
             sources.append(ModelSource(network.name, engine, members.labels, golden_file))
         facts = with_provenance(facts, manifests)
-        kept = manifests
+        packed = manifests
         if not portable:
-            kept = {model: without_portable(whole) for model, whole in manifests.items()}
-        release = _Release(name, version, profile, facts, _bom_writer(output, stack, kept))
+            packed = {model: without_portable(whole) for model, whole in manifests.items()}
+        release = _Release(name, version, profile, facts, _bom_writer(output, stack, packed))
         info = _write(output, sources, pipeline, release)
     uncalibrated = tuple(model for model, row in manifests.items() if row.uncalibrated)
     return Packed(info, uncalibrated, warnings, slim.left_out_bytes)
@@ -200,15 +200,15 @@ class _Slim:
         self.left_out_bytes = 0
         self._output = output
         self._stack = stack
-        self._made: dict[Path, Path] = {}
+        self._smaller: dict[Path, Path] = {}
 
     def engine(self, path: Path) -> Path:
         """Return what goes into the bundle: the engine itself, or a smaller file."""
-        if path not in self._made:
+        if path not in self._smaller:
             slim = self._stack.enter_context(_for_board(path, self._output))
             self.left_out_bytes += path.stat().st_size - slim.stat().st_size
-            self._made[path] = slim
-        return self._made[path]
+            self._smaller[path] = slim
+        return self._smaller[path]
 
 
 @contextmanager

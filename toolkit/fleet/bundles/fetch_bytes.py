@@ -17,7 +17,7 @@ from toolkit.fleet.bundles.delta import DeltaEncoder
 
 
 class FetchBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """All in bytes; every way but `whole_bytes` begins with the index.
+    """All in bytes; every transfer but `whole_bytes` begins with the index.
 
     `reused_bytes`: of chunks that the board copies from its slot. `reuse_bytes`: what it then
     fetches, chunks as they are. `delta_bytes`: the same with differences where they are smaller.

@@ -22,7 +22,7 @@ from device.update.bundle import GoldenLimit
 from pipelines.golden import Compared, compare_outputs
 from pipelines.model_config import PipelineModel
 from pipelines.pictures import PictureError, read_picture
-from pipelines.stages.decoder_inputs import constant_inputs
+from pipelines.stages.decode import constant_inputs
 from pipelines.stages.preprocess import Preprocessor
 
 TOLERANCE = 0.02  # of the range of an output, for boards that compare values

@@ -147,21 +147,21 @@ class RegistryClient:
         """Raise unless a status is one of those expected; as `ask`."""
         if status in expect:
             return
-        said = _said(body)
+        note = _detail(body)
         if status >= 500 or status == 429:
-            raise CutError(f"the registry {self.reference.host} answered {status}{said}")
+            raise CutError(f"the registry {self.reference.host} answered {status}{note}")
         what = self.reference
         if status in (401, 403):
             who = "nobody" if self._credentials is None else repr(self._credentials.user)
             raise RegistryError(
-                f"{what.host} does not let {who} do this with {what.name} (status {status}{said}): "
+                f"{what.host} does not let {who} do this with {what.name} (status {status}{note}): "
                 "log in with `docker login`, or set TANDEM_REGISTRY_USER and "
                 "TANDEM_REGISTRY_PASSWORD"
             )
         if status == 404:
-            raise RegistryError(f"{what.host} has no {what.name} {what.asked} (status 404{said})")
+            raise RegistryError(f"{what.host} has no {what.name} {what.asked} (status 404{note})")
         place = urlsplit(url).path
-        raise RegistryError(f"{what.host} answered {method} {place} with status {status}{said}")
+        raise RegistryError(f"{what.host} answered {method} {place} with status {status}{note}")
 
     def target(self, method: str, url: str, location: str) -> str:
         """Return the URL that an answer's Location leads to.
@@ -289,7 +289,7 @@ def _scheme(url: str) -> str:
         return ""
 
 
-def _said(body: bytes) -> str:
+def _detail(body: bytes) -> str:
     """Return what a registry says of an error, as one line."""
     try:
         problems = msgspec.json.decode(body, type=_Problems).errors

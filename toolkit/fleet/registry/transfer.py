@@ -99,11 +99,11 @@ def resolve(client: RegistryClient) -> Resolved:
     headers = {"Accept": MANIFEST_TYPE}
     answer = _again(lambda: client.ask("GET", url, expect=(200,), headers=headers))
     digest = digest_of(answer.body)
-    said = reference.digest or answer.headers.get("docker-content-digest", digest)
-    if said != digest:
+    expected = reference.digest or answer.headers.get("docker-content-digest", digest)
+    if expected != digest:
         raise RegistryError(
             f"{reference.host} gives a manifest with the digest {digest} for {reference}, expected "
-            f"{said}: it is another one, or damaged on the way"
+            f"{expected}: it is another one, or damaged on the way"
         )
     return Resolved(digest=digest, pieces=pieces_in(answer.body, reference))
 

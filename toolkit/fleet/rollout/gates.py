@@ -213,24 +213,24 @@ def broken_by_bundle(gates: Sequence[Gate], statements: BundleStatements) -> tup
     return tuple(sentences)
 
 
-Said = TypeVar("Said", float, str)
+Stated = TypeVar("Stated", float, str)
 
 
 def _broken(
-    gate: Gate, said: Mapping[str, Said], models: Sequence[str], holds: Callable[[Said], bool]
+    gate: Gate, stated: Mapping[str, Stated], models: Sequence[str], holds: Callable[[Stated], bool]
 ) -> list[str]:
-    """Return what is said and does not hold, and what is not said and should be."""
+    """Return what is stated and does not hold, and what is not stated and should be."""
     name = gate.name.removeprefix(BUNDLE)
-    names = [name] if name in said or not models else [f"{model}.{name}" for model in models]
-    if not any(one in said for one in names):
+    names = [name] if name in stated or not models else [f"{model}.{name}" for model in models]
+    if not any(one in stated for one in names):
         names = [name]
-    known = ", ".join(sorted(said)) or "nothing"
+    known = ", ".join(sorted(stated)) or "nothing"
     return [
-        f"the bundle's {one} is {_text(said[one])}, the gate is {gate}"
-        if one in said
+        f"the bundle's {one} is {_text(stated[one])}, the gate is {gate}"
+        if one in stated
         else f"the bundle does not say its {one} (it says: {known})"
         for one in names
-        if one not in said or not holds(said[one])
+        if one not in stated or not holds(stated[one])
     ]
 
 

@@ -70,8 +70,8 @@ def assign(
         free = [target for target in able if target.device not in taken]
         members = _members(group, free, total=len(ordered))
         if not members and group != REST and not _PERCENT.match(group):
-            left = [target for target in ordered if target.device not in taken]
-            away = len(_members(group, left, total=len(ordered)))
+            unassigned = [target for target in ordered if target.device not in taken]
+            away = len(_members(group, unassigned, total=len(ordered)))
             raise RolloutError(_nobody(group, len(taken), away))
         taken.update(target.device for target in members)
         assigned.append(tuple(members))

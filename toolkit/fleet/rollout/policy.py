@@ -67,7 +67,7 @@ def with_window(policy: InstallPolicy, text: str) -> InstallPolicy:
 
 
 def going_back(policy: InstallPolicy) -> InstallPolicy:
-    """Return the policy of the way back: at once, and without the limits of the release that is
+    """Return the policy of a rollback: at once, and without the limits of the release that is
     left, which the one before need not hold."""
     return InstallPolicy(
         confirm_after_s=policy.confirm_after_s, max_bytes_per_s=policy.max_bytes_per_s

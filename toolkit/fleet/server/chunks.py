@@ -208,14 +208,7 @@ def reach(address: BrokerAddress) -> LinkSettings:
             f"cannot reach the broker at {address.host}:{address.port}: "
             f"{error.strerror or error}; is it running, and is its address right?"
         ) from error
-    return LinkSettings(
-        host=address.host,
-        port=address.port,
-        client_id=f"tandem-chunks-{secrets.token_hex(4)}",
-        username=address.username,
-        password=address.password,
-        tls=address.tls,
-    )
+    return address.link_settings(f"tandem-chunks-{secrets.token_hex(4)}")
 
 
 def make_parser() -> argparse.ArgumentParser:

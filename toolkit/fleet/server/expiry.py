@@ -24,7 +24,7 @@ RENEWED = "run `tandem fleet serve`, which renews it"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When an ending is soon and when it is urgent, in days before it, and what to do."""
+    """When an expiry is soon and when it is urgent, in days before it, and what to do."""
 
     soon_days: int
     urgent_days: int
@@ -65,9 +65,9 @@ class ExpiringItem:
         return RULES[self.kind].remedy.format(name=self.name)
 
 
-def urgency(ending: ExpiringItem, now: datetime) -> Urgency:
-    """Return how urgent an ending is."""
-    rule, remaining = RULES[ending.kind], ending.ends - now
+def urgency(item: ExpiringItem, now: datetime) -> Urgency:
+    """Return how urgent the renewal of an item is."""
+    rule, remaining = RULES[item.kind], item.ends - now
     if remaining <= timedelta():
         return "over"
     if remaining <= timedelta(days=rule.urgent_days):
@@ -75,46 +75,46 @@ def urgency(ending: ExpiringItem, now: datetime) -> Urgency:
     return "soon" if remaining <= timedelta(days=rule.soon_days) else "fine"
 
 
-def most_urgent(endings: Iterable[ExpiringItem], now: datetime) -> Urgency:
+def most_urgent(items: Iterable[ExpiringItem], now: datetime) -> Urgency:
     """Return the highest urgency of all."""
-    return max((urgency(row, now) for row in endings), key=URGENCIES.index, default="fine")
+    return max((urgency(row, now) for row in items), key=URGENCIES.index, default="fine")
 
 
-def sentence(ending: ExpiringItem, now: datetime) -> str:
-    """Return one line on an ending that is not fine."""
-    what = ending.kind if ending.kind == ending.name else f"{ending.kind} {ending.name}"
-    days = (ending.ends - now) / timedelta(days=1)
+def sentence(item: ExpiringItem, now: datetime) -> str:
+    """Return one line on an item that is not fine."""
+    what = item.kind if item.kind == item.name else f"{item.kind} {item.name}"
+    days = (item.ends - now) / timedelta(days=1)
     when = f"ends in {days:.0f} days, on" if days > 0 else "ended on"
-    return f"the {what} {when} {ending.ends:%Y-%m-%d %H:%M} UTC: {ending.remedy}"
+    return f"the {what} {when} {item.ends:%Y-%m-%d %H:%M} UTC: {item.remedy}"
 
 
 def read_expiry(folder: Path) -> tuple[ExpiringItem, ...]:
     """Return all that ends, the next one first; of a bench without keys, nothing. Of devices, those
     that are enrolled."""
-    endings: list[ExpiringItem] = []
+    items: list[ExpiringItem] = []
     if is_signed(folder):
         from toolkit.fleet.trust.repository import FleetRepository
 
         rows = FleetRepository(folder).expiries()
-        endings += [ExpiringItem(row.role, row.role, row.expires) for row in rows]
+        items += [ExpiringItem(row.role, row.role, row.expires) for row in rows]
     if (folder / IDENTITY / "ca.key").exists():
-        endings += _of_identity(Authority(folder / IDENTITY))
-    return tuple(sorted(endings, key=lambda row: row.ends))
+        items += _of_identity(Authority(folder / IDENTITY))
+    return tuple(sorted(items, key=lambda row: row.ends))
 
 
 def _of_identity(authority: Authority) -> list[ExpiringItem]:
     folder = authority.folder
-    endings = [
+    items = [
         ExpiringItem("CA", "CA", read_certificate(folder / "ca.crt").not_valid_after_utc),
         ExpiringItem("revocation list", "revocation list", authority.crl_end()),
     ]
     for name in ("server", SERVER, OPERATOR, CLAIM):
         end = read_certificate(folder / f"{name}.crt").not_valid_after_utc
-        endings.append(ExpiringItem("certificate", f"{name}.crt", end))
+        items.append(ExpiringItem("certificate", f"{name}.crt", end))
     for row in identities(authority):
         if row.not_after is not None:
-            endings.append(ExpiringItem("device", row.device, row.not_after))
-    return endings
+            items.append(ExpiringItem("device", row.device, row.not_after))
+    return items
 
 
 def utc_now() -> datetime:

@@ -130,13 +130,13 @@ def save_desired(database: Database, rows: Iterable[DesiredRow]) -> None:
 
 
 def applied(database: Database) -> int:
-    """Return the row of the log up to which all has been carried out."""
+    """Return the row of the log up to which all has been done."""
     rows = database.rows("SELECT value FROM settings WHERE name = ?", APPLIED)
     return int(rows[0][0]) if rows else 0
 
 
 def set_applied(database: Database, seq: int) -> None:
-    """Note that the log has been carried out up to a row."""
+    """Note that the log has been done up to a row."""
     database.run(
         "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value ="
         " excluded.value",

@@ -1,4 +1,4 @@
-"""The ways to a board, as addresses: ssh://, serial://, smp+udp://, dir:// and mqtt://."""
+"""The transports to a board, as addresses: ssh://, serial://, smp+udp://, dir:// and mqtt://."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,13 @@ from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.transports.transport import Board
 
 USB = "ssh://192.168.55.1"  # a Jetson at a USB port
+_RENAMED = {"rescue": "console"}  # options as addresses of earlier versions have them
 _NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.%:-]*\Z")  # ::1 too, never an option of ssh
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of a way. `devices`: of the command line; `broker`: with its login."""
+    """The parts of an address. `devices`: of the command line; `broker`: with its login."""
 
     text: str
     user: str = ""
@@ -70,7 +71,7 @@ def _serial(address: Address) -> Board:
     if not (baud.isascii() and baud.isdigit() and 1200 <= int(baud) <= 12_000_000):
         raise click.UsageError(f"--to {address.text}: baud = {baud!r} is no rate, such as 921600")
     lines = _lines(address)
-    if "rescue" in address.options:
+    if "console" in address.options:
         return _console(address, device, int(baud))
     from toolkit.fleet.transports.smp import SmpBoard
 
@@ -80,8 +81,8 @@ def _serial(address: Address) -> Board:
 def _console(address: Address, device: str, baud: int) -> Board:
     from toolkit.fleet.transports.console import ConsoleBoard
 
-    if address.options["rescue"] != "zmodem":
-        raise click.UsageError(f"--to {address.text}: the rescue way is rescue=zmodem")
+    if address.options["console"] != "zmodem":
+        raise click.UsageError(f"--to {address.text}: the console install is console=zmodem")
     return ConsoleBoard(address, device, baud, lambda text, secret: _ask(text, secret=secret))
 
 
@@ -113,7 +114,7 @@ def _lines(address: Address) -> ModuleType:
 # Scheme -> what opens it, and the options that its address may have behind "?".
 TRANSPORTS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
     "ssh": (_ssh, frozenset({"agent", "config", "ssh_config"})),
-    "serial": (_serial, frozenset({"baud", "framing", "rescue", "user", "agent", "config"})),
+    "serial": (_serial, frozenset({"baud", "framing", "console", "user", "agent", "config"})),
     "smp+udp": (_udp, frozenset()),
     "dir": (_folder, frozenset()),
     "mqtt": (_mqtt, frozenset()),
@@ -132,7 +133,8 @@ def parse_address(
     if url.scheme not in TRANSPORTS:
         names = ", ".join(f"{name}://" for name in TRANSPORTS)
         raise click.UsageError(f"--to {text} is no way to a board: it begins with one of {names}")
-    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    pairs = parse_qsl(url.query, keep_blank_values=True)
+    options = {_RENAMED.get(name, name): value for name, value in pairs}
     for name in sorted(set(options) - TRANSPORTS[url.scheme][1]):
         raise click.UsageError(f"--to {text}: {url.scheme}:// has no option {name!r}")
     user, host = unquote(url.username or ""), url.hostname or ""

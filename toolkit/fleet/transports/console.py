@@ -15,21 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from device.control.upload_request import DESIRED, DESIRED_OF, BoardFacts
+from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer
+from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.addresses import Address
+from toolkit.fleet.transports.deliver import await_result
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.login_shell import Ask, Shell
-from toolkit.fleet.transports.ssh import AGENT, CONFIG, await_result
+from toolkit.fleet.transports.ssh import AGENT, CONFIG, updates_in
 from toolkit.fleet.transports.transport import (
-    Delivered,
     OnProgress,
     Progress,
     RefusedError,
     TransportError,
 )
 
-FOLDER = "tandem-rescue"  # in the home of the user
+FOLDER = "tandem-install"  # in the home of the user
 INSTALLER = "install.sh"
 INSTALL_S = 900.0  # a board may build segments with TensorRT meanwhile
 MISSING = 127  # exit status of a shell: there is no such program
@@ -49,6 +50,10 @@ __FILES__
 class ConsoleBoard:
     """The board behind a login shell."""
 
+    sent_bytes = 0
+    measured: Measured | None = None
+    shared = False
+
     def __init__(self, address: Address, device: str, baud: int, ask: Ask) -> None:
         self.name = device
         self._baud, self._ask = baud, ask
@@ -58,13 +63,11 @@ class ConsoleBoard:
         self._control = shlex.join((agent, "control", "--config", config))
         self._device = address.devices[0] if address.devices else ""
         self._shell: Shell | None = None
-        self._has_agent = True
 
     def facts(self) -> BoardFacts | None:
         """Return what the board is; None: it has no agent."""
         status, lines = self._open().run(f"{self._control} facts 2>&1")
         if status == MISSING:
-            self._has_agent = False
             return None
         try:
             facts = msgspec.json.decode(lines[-1], type=BoardFacts)
@@ -73,8 +76,8 @@ class ConsoleBoard:
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
-        """Send both files whole, and run the installer."""
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Send both files whole, and compare the bundle with its SHA-256."""
         if delivery.signed and not self._device:
             raise RefusedError(
                 f"the board behind {self.name} has no agent that says who it is: name it with "
@@ -87,19 +90,40 @@ class ConsoleBoard:
             )
         erase = f"rm -rf ~/{FOLDER}; " if delivery.erase else ""
         shell.run(f"{erase}mkdir -p ~/{FOLDER}; rm -f ~/{FOLDER}/{INSTALLER}")
-        sent_bytes = self._send(shell, delivery, on_progress)
-        if not self._has_agent:
-            return Delivered(sent_bytes)
-        try:
-            last = await_result(self._installed(shell), delivery, self.name, on_progress)
-        except KeyboardInterrupt:
-            shell.interrupt()
-            shell.run(f"{self._control} cancel {delivery.request}")
-            raise
-        assert last.reported is not None
+        spec, device = delivery.blob.spec, self._device
+        sent: dict[str, int] = {}
+
+        def show(name: str, sent_bytes: int) -> None:
+            sent[name] = sent_bytes
+            self.sent_bytes = sum(sent.values())
+            on_progress(Progress("sending", min(spec.bytes, self.sent_bytes), spec.bytes))
+
+        with tempfile.TemporaryDirectory() as folder:
+            bundle, script = Path(folder) / f"{spec.sha256}.bundle", Path(folder) / INSTALLER
+            bundle.symlink_to(delivery.bundle.resolve())
+            script.write_bytes(installer(delivery, device, self._control))
+            for path in (bundle, script):
+                shell.send(path, f"~/{FOLDER}", partial(show, path.name))
+        status, lines = shell.run(f"sha256sum ~/{FOLDER}/{spec.sha256}.bundle", INSTALL_S)
+        if status or not lines or not lines[0].startswith(spec.sha256):
+            shell.run(f"rm -f ~/{FOLDER}/{spec.sha256}.bundle")
+            raise TransportError(
+                f"what arrived behind {self.name} has another SHA-256: flash again"
+            )
+
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """Run the installer."""
+        shell = self._open()
+        updates = updates_in(self._installed(shell), self)
+        update = await_result(updates, self, delivery, on_progress)
         shell.run(f"cd; rm -rf ~/{FOLDER}")
-        update = last.reported.update
-        return Delivered(sent_bytes, last.reported.measured, update.waits_for_commit)
+        return update
+
+    def cancel(self, request: str) -> None:
+        """End the installer and its update."""
+        shell = self._open()
+        shell.interrupt()
+        shell.run(f"{self._control} cancel {request}")
 
     def commit(self) -> Answer:
         """Keep the release on trial."""
@@ -120,29 +144,6 @@ class ConsoleBoard:
             self._shell.log_in(self._user)
         return self._shell
 
-    def _send(self, shell: Shell, delivery: Delivery, on_progress: OnProgress) -> int:
-        """Send both files; return their bytes on the line."""
-        spec = delivery.blob.spec
-        sent: dict[str, int] = {}
-
-        def show(name: str, sent_bytes: int) -> None:
-            sent[name] = sent_bytes
-            on_progress(Progress("sending", min(spec.bytes, sum(sent.values())), spec.bytes))
-
-        with tempfile.TemporaryDirectory() as folder:
-            bundle, script = Path(folder) / f"{spec.sha256}.bundle", Path(folder) / INSTALLER
-            bundle.symlink_to(delivery.bundle.resolve())
-            script.write_bytes(installer(delivery, self._device, self._control))
-            for path in (bundle, script):
-                shell.send(path, f"~/{FOLDER}", partial(show, path.name))
-        status, lines = shell.run(f"sha256sum ~/{FOLDER}/{spec.sha256}.bundle", INSTALL_S)
-        if status or not lines or not lines[0].startswith(spec.sha256):
-            shell.run(f"rm -f ~/{FOLDER}/{spec.sha256}.bundle")
-            raise TransportError(
-                f"what arrived behind {self.name} has another SHA-256: flash again"
-            )
-        return sum(sent.values())
-
     def _installed(self, shell: Shell) -> Iterator[bytes]:
         """Yield the lines of the installer; TransportError if it says why it cannot."""
         for line in shell.lines(f"sh ~/{FOLDER}/{INSTALLER} 2>&1", INSTALL_S):
@@ -155,10 +156,9 @@ class ConsoleBoard:
 
 def installer(delivery: Delivery, device: str, control: str) -> bytes:
     """Return a script of the shell that installs the bundle which lies beside it."""
-    name = DESIRED_OF.format(device=device) if device else DESIRED
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, content in {name: delivery.desired(device), **delivery.metadata()}.items():
+        for path, content in delivery.files(*filter(None, (device,))).items():
             entry = tarfile.TarInfo(path)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from device.control.upload_request import REPOSITORY
+from device.control.upload_request import DESIRED, DESIRED_OF, REPOSITORY
 from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
-from device.update.bundle import BundleInfo, check_bundle
+from device.update.bundle import BundleInfo, check_bundle, read_bundle_info
 from toolkit.errors import FleetError
 from toolkit.fleet.bundles.blob import Blob
-from toolkit.fleet.transports.checks import FlashOptions
-from toolkit.fleet.transports.deploy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from toolkit.fleet.trust.repository import FleetRepository
 
+DEFAULT_POLICY = InstallPolicy()
 _VERSIONED = re.compile(r"(\d+)\.(\w+)\.json\Z")
 
 
@@ -31,13 +30,20 @@ class Delivery:
         *,
         erase: bool = False,
         policy: InstallPolicy = DEFAULT_POLICY,
+        retry: bool = True,
+        checked: bool = False,
     ) -> None:
-        """Raises BundleError: it is damaged. `erase`: forget what an earlier transfer left."""
+        """Raises BundleError: it is damaged. `erase`: forget what an earlier transfer left.
+
+        `retry`: also where the release was rolled back before. `checked`: the bundle was compared
+        with its hashes.
+        """
         self.policy = policy
+        self.retry = retry
         self.bundle = bundle
         self.fleet = fleet
         self.erase = erase
-        self.info: BundleInfo = check_bundle(bundle)[0]
+        self.info: BundleInfo = read_bundle_info(bundle) if checked else check_bundle(bundle)[0]
         self.blob = Blob(bundle)
         self.request = uuid.uuid4().hex
         self._repository: FleetRepository | None = None
@@ -49,37 +55,42 @@ class Delivery:
         return self.fleet is not None
 
     @property
-    def options(self) -> FlashOptions:
-        """What the board is asked for beside the bundle."""
-        return FlashOptions(signed=self.signed, slot=self.policy.slot)
-
-    @property
     def named(self) -> str:
         """Name and version, for sentences."""
         return f"{self.info.name} {self.info.version}"
 
-    def desired(self, device: str) -> bytes:
-        """Return the desired document for one device; TrustError if it cannot be signed."""
+    @property
+    def document(self) -> Desired:
+        """The desired document, without what binds it to one device."""
         info = self.info
         release = ReleaseSpec(
             name=info.name, version=info.version, profile=info.profile, blob=self.blob.spec
         )
-        document = Desired(
+        return Desired(
             format=format_of(self.policy),
             request=self.request,
             release=release,
-            retry=True,
+            retry=self.retry,
             policy=self.policy,
         )
+
+    def desired(self, device: str) -> bytes:
+        """Return the desired document for one device; TrustError if it cannot be signed."""
+        document = self.document
         if self.fleet is None:
             return encode(document)
         from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
 
         repository = self._published(self.fleet)
-        release = msgspec.structs.replace(release, target=self._target)
+        release = msgspec.structs.replace(document.release, target=self._target)
         document = msgspec.structs.replace(document, release=release)
         signer = repository.director_signer()
         return sign_desired(addressed(document, device, next_counter()), signer)
+
+    def files(self, *devices: str) -> dict[str, bytes]:
+        """Return the small files beside the bundle by their paths; no devices: for every one."""
+        documents = {DESIRED_OF.format(device=device): self.desired(device) for device in devices}
+        return (documents or {DESIRED: self.desired("")}) | self.metadata()
 
     def metadata(self) -> dict[str, bytes]:
         """Return the signed metadata that a check reads, by paths; none without a fleet."""

@@ -8,8 +8,7 @@ import contextlib
 import queue
 import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,20 +16,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device.errors import BrokerError, DeployError
-from device.protocol.documents import Desired, InstallPolicy, ReleaseSpec, encode, format_of
 from device.protocol.mqtt import (
     Link,
     LinkDown,
     LinkEvent,
-    LinkSettings,
     LinkUp,
     Message,
     queue_putter,
 )
 from device.protocol.topics import PREFIX, DeviceId
-from device.update.bundle import read_bundle_info
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.bundles.blob import INDEX_PART, Blob
+from toolkit.fleet.bundles.blob import INDEX_PART
+from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.deployment import (
     Deployment,
     DeployProgress,
@@ -43,42 +40,37 @@ if TYPE_CHECKING:
     from toolkit.fleet.server.metadata import MetadataServer
 
 MAX_EVENTS = 1024
-DEFAULT_POLICY = InstallPolicy()
+TIMEOUT_S = 120.0  # a device that says nothing for so long is given up
 
 
 class _Rollout:
     """The deployments of one release over one connection: one thread handles all events.
 
-    `documents`: what is published to each device; `metadata` answers for what is signed; `library`:
-    the bundle, and those that a chunk may be sent as a difference from; `fleet`: the folder that
-    has signed; `withdraw`: take the release back at Ctrl-C.
+    `library`: the bundle, and those that a chunk may be sent as a difference from; `withdraw`: take
+    the release back at Ctrl-C.
     """
 
     def __init__(
         self,
-        blob: Blob,
-        desired: Desired,
-        documents: Mapping[str, bytes],
-        *,
+        delivery: Delivery,
+        devices: Sequence[str],
         broker: BrokerAddress,
-        metadata: "MetadataServer | None",
         library: "Library",
+        *,
         timeout_s: float,
-        on_progress: Callable[[DeployProgress], None],
-        fleet: Path | None,
         withdraw: bool,
+        on_progress: Callable[[DeployProgress], None],
     ) -> None:
         from toolkit.fleet.server.chunks import ChunkServer  # it needs numpy, for differences
 
-        now_s = time.monotonic()
-        self._fleet, self._withdraws = fleet, withdraw
-        self._desired = desired
+        self._documents = {device: delivery.desired(device) for device in devices}
+        self._metadata = _metadata_server(delivery.fleet)
+        self._fleet, self._withdraws = delivery.fleet, withdraw
+        self._desired, now_s = delivery.document, time.monotonic()
         self._deployments = [
-            Deployment(blob, desired, device, timeout_s=timeout_s, now_s=now_s)
-            for device in documents
+            Deployment(delivery.blob, self._desired, device, timeout_s=timeout_s, now_s=now_s)
+            for device in devices
         ]
-        self._documents = documents
-        self._metadata = metadata
         self._by_topic = {
             topic: deployment
             for deployment in self._deployments
@@ -89,7 +81,9 @@ class _Rollout:
         self._on_progress = on_progress
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._ended = threading.Event()
-        self._link = Link(self._settings(broker), queue_putter(self._events, self._ended))
+        client_id = f"tandem-deploy-{self._desired.request[:8]}"
+        settings = broker.link_settings(client_id, *self._topics())
+        self._link = Link(settings, queue_putter(self._events, self._ended))
         self._was_up = False
 
     def run(self) -> tuple[DeployResult, ...]:
@@ -132,17 +126,6 @@ class _Rollout:
 
     def _serve_metadata(self, message: Message) -> bool:
         return self._metadata is not None and self._metadata.handle(self._link, message)
-
-    def _settings(self, broker: BrokerAddress) -> LinkSettings:
-        return LinkSettings(
-            host=broker.host,
-            port=broker.port,
-            client_id=f"tandem-deploy-{self._desired.request[:8]}",
-            subscriptions=tuple((topic, 1) for topic in self._topics()),
-            username=broker.username,
-            password=broker.password,
-            tls=broker.tls,
-        )
 
     def _topics(self) -> tuple[str, ...]:
         """Return what this side listens to."""
@@ -233,16 +216,14 @@ def deploy_bundle(
     device: str,
     broker: BrokerAddress,
     *,
-    timeout_s: float = 120.0,
+    timeout_s: float = TIMEOUT_S,
     retry: bool = False,
     fleet: Path | None = None,
     earlier: Path | None = None,
-    policy: InstallPolicy = DEFAULT_POLICY,
-    withdraw: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
     """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
-    (result,) = deploy_to_devices(
+    return deploy_to_devices(
         bundle,
         (device,),
         broker,
@@ -250,11 +231,8 @@ def deploy_bundle(
         retry=retry,
         fleet=fleet,
         earlier=earlier,
-        policy=policy,
-        withdraw=withdraw,
         on_progress=on_progress,
-    )
-    return result
+    )[0]
 
 
 def deploy_to_devices(
@@ -262,88 +240,75 @@ def deploy_to_devices(
     devices: Sequence[str],
     broker: BrokerAddress,
     *,
-    timeout_s: float = 120.0,
+    timeout_s: float = TIMEOUT_S,
     retry: bool = False,
     fleet: Path | None = None,
     earlier: Path | None = None,
-    policy: InstallPolicy = DEFAULT_POLICY,
-    withdraw: bool = False,
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
-    """Deploy a bundle to all devices at once and return their results, in the same order.
+    """Deploy a bundle to all devices at once and return their results; see `deploy`.
 
-    `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
-    devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
-    bundle is published there if it is not. A device that runs a bundle of the fleet, or of the
-    folder `earlier`, gets the differences from it where those are smaller. `withdraw`: Ctrl-C takes
-    the release back where its trial has not begun (`withdrawal.py`), and the text of
-    KeyboardInterrupt says what has become of it; without, it stays desired.
+    `retry`: try the release also on devices that have rolled it back before. `fleet`: the folder of
+    a fleet, whose keys sign; the bundle is published there if it is not. The bundle is not compared
+    with its hashes: the devices do that.
 
-    Raises BrokerError if the broker cannot be reached at the start (later interruptions are waited
-    out), DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
+    Raises DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
     """
     for device in devices:
         _check_device(device)
         if devices.count(device) > 1:
             raise DeployError(f"the device {device} is named twice: name each once")
-    info = read_bundle_info(bundle)
-    blob = Blob(bundle)
-    library = _library(blob, fleet, earlier)
-    try:
-        release = ReleaseSpec(
-            name=info.name, version=info.version, profile=info.profile, blob=blob.spec
-        )
-        desired = Desired(
-            format=format_of(policy),
-            request=uuid.uuid4().hex,
-            release=release,
-            retry=retry,
-            policy=policy,
-        )
-        documents, metadata = _documents(bundle, desired, devices, fleet)
-        return _Rollout(
-            blob,
-            desired,
-            documents,
-            broker=broker,
-            metadata=metadata,
-            library=library,
+    with contextlib.closing(Delivery(bundle, fleet, retry=retry, checked=True)) as delivery:
+        return deploy(
+            delivery,
+            devices,
+            broker,
             timeout_s=timeout_s,
+            earlier=earlier,
             on_progress=on_progress,
-            fleet=fleet,
-            withdraw=withdraw,
-        ).run()
-    finally:
-        blob.close()
-        library.close()
+        )
 
 
-def _library(blob: Blob, fleet: Path | None, earlier: Path | None) -> "Library":
-    """Return the bundle with those that devices may have."""
+def deploy(
+    delivery: Delivery,
+    devices: Sequence[str],
+    broker: BrokerAddress,
+    *,
+    timeout_s: float,
+    earlier: Path | None = None,
+    withdraw: bool = False,
+    on_progress: Callable[[DeployProgress], None],
+) -> tuple[DeployResult, ...]:
+    """Deliver a release to all devices at once; return their results, in the same order.
+
+    `timeout_s`: give a device up when it is silent for this long. A device that runs a bundle of
+    the fleet, or of the folder `earlier`, gets the differences from it where those are smaller.
+    `withdraw`: Ctrl-C takes the release back where its trial has not begun (`withdrawal.py`), and
+    the text of KeyboardInterrupt says what has become of it; without, it stays desired.
+
+    Raises BrokerError if the broker cannot be reached at the start (later interruptions are waited
+    out).
+    """
     from toolkit.fleet.bundles.library import Library
 
-    published = None if fleet is None else fleet / "repository" / "targets"
+    published = None if delivery.fleet is None else delivery.fleet / "repository" / "targets"
     folders = (folder for folder in (published, earlier) if folder is not None)
-    return Library(*folders, held=(blob,))
+    with contextlib.closing(Library(*folders, held=(delivery.blob,))) as library:
+        return _Rollout(
+            delivery,
+            devices,
+            broker,
+            library,
+            timeout_s=timeout_s,
+            withdraw=withdraw,
+            on_progress=on_progress,
+        ).run()
 
 
-def _documents(
-    bundle: Path, desired: Desired, devices: Sequence[str], fleet: Path | None
-) -> "tuple[dict[str, bytes], MetadataServer | None]":
-    """Return what each device gets, and what answers for its signatures; None without a fleet."""
+def _metadata_server(fleet: Path | None) -> "MetadataServer | None":
+    """Return what answers for signatures; None without a fleet."""
     if fleet is None:
-        return dict.fromkeys(devices, encode(desired)), None
+        return None
     from toolkit.fleet.server.metadata import MetadataServer
-    from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
-    from toolkit.fleet.trust.publish import publish_bundle
-    from toolkit.fleet.trust.repository import FleetRepository
 
-    repository = FleetRepository(fleet)
-    published = publish_bundle(repository, bundle)
-    repository.refresh(due_only=True)
-    release = msgspec.structs.replace(desired.release, target=published.target)
-    signed, key = msgspec.structs.replace(desired, release=release), repository.director_signer()
-    documents = {
-        device: sign_desired(addressed(signed, device, next_counter()), key) for device in devices
-    }
-    return documents, MetadataServer(fleet / "repository")
+    return MetadataServer(fleet / "repository")

@@ -5,12 +5,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from device.control.upload_request import DESIRED, DESIRED_OF, REPOSITORY
+from device.control.upload_request import DESIRED, REPOSITORY
 from device.files import make_folder, sync_folder, write_synced
 from device.protocol.control import Answer
+from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
-    Delivered,
     OnProgress,
     Progress,
     RefusedError,
@@ -21,6 +21,10 @@ from toolkit.fleet.transports.transport import (
 class FolderBoard:
     """A folder for one or more devices. Nobody answers: the boards judge when they install."""
 
+    sent_bytes = 0
+    measured: Measured | None = None
+    shared = False
+
     def __init__(self, folder: Path, devices: Sequence[str]) -> None:
         self.name = str(folder)
         self._folder = folder
@@ -29,32 +33,34 @@ class FolderBoard:
     def facts(self) -> None:
         """Nobody answers."""
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
         """Write what the folder lacks; a bundle that is there whole is not written again."""
         if delivery.signed and not self._devices:
             raise RefusedError(
                 "a signed release is for a device by its name: name each that shall take it from "
                 f"{self._folder} with `tandem flash --device`"
             )
-        names = [DESIRED_OF.format(device=device) for device in self._devices] or [DESIRED]
-        owners = self._devices or ("",)
-        documents = {
-            name: delivery.desired(device) for name, device in zip(names, owners, strict=True)
-        }
+        files = delivery.files(*self._devices)
         if not self._folder.is_dir():
             raise TransportError(f"{self._folder} is no folder: is the stick there, and mounted?")
         try:
-            sent_bytes = self._write_bundle(delivery, on_progress)
+            self._write_bundle(delivery, on_progress)
             for old in (DESIRED, "desired", REPOSITORY):
                 _remove(self._folder / old)
-            for name, content in {**delivery.metadata(), **documents}.items():
+            for name, content in files.items():
                 path = self._folder / name
                 make_folder(path.parent)
                 write_synced(path, [content])
             sync_folder(self._folder)
         except OSError as error:
             raise TransportError(f"cannot write to {self._folder}: {error.strerror}") from error
-        return Delivered(sent_bytes)
+
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """A folder installs nothing; its boards do, by `tandem-agent control install`."""
+        raise NotImplementedError
+
+    def cancel(self, request: str) -> None:
+        """Nothing runs there."""
 
     def commit(self) -> Answer:
         """A folder commits nothing."""
@@ -66,9 +72,9 @@ class FolderBoard:
     def close(self) -> None:
         """There is nothing to end."""
 
-    def _write_bundle(self, delivery: Delivery, on_progress: OnProgress) -> int:
-        """Copy the bundle chunk by chunk over what is there; return the bytes written."""
-        blob, sent_bytes, present_bytes = delivery.blob, 0, 0
+    def _write_bundle(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Copy the bundle chunk by chunk over what is there."""
+        blob, done_bytes = delivery.blob, 0
         path = self._folder / f"{blob.spec.sha256}.bundle"
         if delivery.erase:
             path.unlink(missing_ok=True)
@@ -77,17 +83,14 @@ class FolderBoard:
             os.ftruncate(handle, blob.spec.bytes)
             for number in range(blob.table.count):
                 start, size = blob.table.starts[number], blob.table.size(number)
-                if blob.table.fits(number, os.pread(handle, size, start)):
-                    present_bytes += size
-                else:
+                if not blob.table.fits(number, os.pread(handle, size, start)):
                     os.pwrite(handle, blob.read(number), start)
-                    sent_bytes += size
-                done_bytes = present_bytes + sent_bytes
+                    self.sent_bytes += size
+                done_bytes += size
                 on_progress(Progress("sending", done_bytes, blob.spec.bytes))
             os.fsync(handle)
         finally:
             os.close(handle)
-        return sent_bytes
 
 
 def _remove(path: Path) -> None:

@@ -72,7 +72,7 @@ class Shell:
         except TransportError as error:
             raise TransportError(
                 f"nobody answers on {self.name}: is a login shell there, and the rate right? An "
-                "agent that serves SMP there needs no ?rescue="
+                "agent that serves SMP there needs no ?console="
             ) from error
         self._logged_in = True
 

@@ -7,20 +7,19 @@ import time
 from device.control.upload_request import BoardFacts
 from device.errors import BrokerError
 from device.protocol.control import Answer
-from device.protocol.documents import Reported
-from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, Message, queue_putter
+from device.protocol.documents import Measured, Reported, Update
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, Message, queue_putter
 from device.protocol.signed import open_reported
 from device.protocol.topics import Topics
 from toolkit.fleet.brokers.address import BrokerAddress
+from toolkit.fleet.transports.checks import check_result
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import deploy
 from toolkit.fleet.transports.deployment import DeployProgress
 from toolkit.fleet.transports.transport import (
-    Delivered,
     OnProgress,
     Progress,
     RefusedError,
-    RolledBackError,
     TransportError,
 )
 
@@ -29,6 +28,10 @@ REPORT_S = 20.0  # a retained report comes at once; a slow broker may take longe
 
 class MqttBoard:
     """One device of a broker."""
+
+    sent_bytes = 0
+    measured: Measured | None = None
+    shared = False
 
     def __init__(self, broker: BrokerAddress, device: str, timeout_s: float) -> None:
         """`timeout_s`: give the device up when it is silent for so long."""
@@ -41,41 +44,48 @@ class MqttBoard:
         reported = _read_report(self._broker, self.name)
         return BoardFacts(facts=reported.facts, answer=Answer(device=self.name, reported=reported))
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
-        """Deploy, and take the report at the end.
-
-        The text of KeyboardInterrupt says what has become of the release: see
-        `toolkit.fleet.transports.withdrawal`.
-        """
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Nothing is sent yet: the device asks for what it lacks once the release is desired."""
         if delivery.erase:
             raise RefusedError(
                 "what a board has received is not erased through a broker: leave out `tandem flash "
                 "--erase-cache`, or flash over ssh:// or serial://"
             )
 
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """Deploy, and take the report at the end.
+
+        The text of KeyboardInterrupt says what has become of the release: see
+        `toolkit.fleet.transports.withdrawal`.
+        """
+
         def show(progress: DeployProgress) -> None:
             received = progress.received_bytes
             on_progress(Progress(progress.phase, received, progress.total_bytes))
 
-        result = deploy_bundle(
-            delivery.bundle,
-            self.name,
+        (result,) = deploy(
+            delivery,
+            (self.name,),
             self._broker,
             timeout_s=self._timeout_s,
-            retry=True,
-            fleet=delivery.fleet,
-            policy=delivery.policy,
             withdraw=True,
             on_progress=show,
         )
-        if result.phase == "refused":
-            raise RefusedError(f"{self.name} refused {delivery.named}: {result.reason}")
-        if result.phase == "rolled_back":
-            raise RolledBackError(f"{self.name} rolled {delivery.named} back: {result.reason}")
-        waits = result.phase == "trial"
-        if not result.live and not waits:
+        self.sent_bytes, phase = result.sent_bytes, result.phase
+        if phase == "superseded" or phase == "timeout":  # noqa: PLR1714  (mypy narrows by it)
             raise TransportError(f"{delivery.named} is not live on {self.name}: {result.reason}")
-        return Delivered(result.sent_bytes, _read_report(self._broker, self.name).measured, waits)
+        update = Update(
+            phase=phase,
+            request=delivery.request,
+            reason=result.reason,
+            waits_for_commit=phase == "trial",
+        )
+        check_result(update, self.name, delivery)
+        self.measured = _read_report(self._broker, self.name).measured
+        return update
+
+    def cancel(self, request: str) -> None:
+        """A release that Ctrl-C stops was withdrawn while it was deployed."""
 
     def commit(self) -> Answer:
         """A broker carries desired releases, and nothing that commits one."""
@@ -92,16 +102,8 @@ def _read_report(broker: BrokerAddress, device: str) -> Reported:
     """Return the retained report of a device."""
     events: queue.Queue[LinkEvent] = queue.Queue(16)
     ended = threading.Event()
-    topic = Topics(device).reported
-    settings = LinkSettings(
-        host=broker.host,
-        port=broker.port,
-        client_id=f"tandem-flash-{threading.get_native_id()}",
-        subscriptions=((topic, 1),),
-        username=broker.username,
-        password=broker.password,
-        tls=broker.tls,
-    )
+    client_id = f"tandem-flash-{threading.get_native_id()}"
+    settings = broker.link_settings(client_id, Topics(device).reported)
     link = Link(settings, queue_putter(events, ended))
     link.start()
     until_s = time.monotonic() + REPORT_S

@@ -2,26 +2,27 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from typing import cast
 
 import msgspec
 
 from device.control.upload_request import REPOSITORY, BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
-from device.protocol.documents import Reported
+from device.protocol.documents import Measured, Phase, Reported, Update
 from device.smp.cbor import Scalar
 from device.smp.inbox import Statement
 from device.smp.intake import ChunkList
 from device.smp.message import READ, WRITE
 from toolkit.fleet.transports.bases import difference_encoder
+from toolkit.fleet.transports.deliver import RESUMES, Patience, await_result, send_patiently
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.smp_client import IMAGE, TANDEM, SmpClient, SmpRefusedError
 from toolkit.fleet.transports.smp_links import Line
 from toolkit.fleet.transports.smp_records import Records, numbers_of
 from toolkit.fleet.transports.transport import (
-    Delivered,
     OnProgress,
     Progress,
     RefusedError,
@@ -40,46 +41,57 @@ _SHA256_BYTES = 32
 
 
 class SmpBoard:
-    """The board of one line."""
+    """The board of one line. `name`: of the line until its device has said its own."""
+
+    sent_bytes = 0
+    measured: Measured | None = None
+    shared = False
 
     def __init__(self, line: Line) -> None:
-        self.name = line.name
+        self.name = self._line = line.name
         self._client = SmpClient(line)
-        self._device = ""
-        self._sent_bytes = 0
 
     def facts(self) -> BoardFacts:
         """Return what the board is."""
         self._client.connect()
         answer = self._report()
-        self._device = answer.device
+        self.name = answer.device
         return BoardFacts(facts=_reported(answer).facts, answer=answer)
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
-        """Send, install and follow; see `toolkit.fleet.transports.transport.Board`."""
-        if not self._device:
-            self.facts()
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Send what the board lacks, and its statement."""
         if delivery.erase:
             self._client.ask(WRITE, IMAGE, 5, {"slot": 1})
-        statement = _statement(delivery, self._device)
-        self._send_patiently(delivery, statement, on_progress)
+        statement = _statement(delivery, self.name)
+        send_patiently(
+            self,
+            lambda: Sender(self._client, delivery, statement, on_progress),
+            Patience(lambda _tries: self._reconnect(), max_silent_s=PATIENCE_S),
+            delivery.blob.spec.bytes,
+            on_progress,
+        )
+
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """Ask for the release, and follow until it is live, or waits for a commit."""
         try:
-            self._install(delivery)
-            waits = self._follow(delivery, on_progress)
-        except KeyboardInterrupt:
-            with suppress(SmpRefusedError):  # it has not begun
-                self._client.ask(WRITE, TANDEM, CANCEL, {})
-            raise
+            self._activate(delivery)
+            update = await_result(self._updates(delivery), self, delivery, on_progress)
         except SmpRefusedError as error:
-            raise RefusedError(f"{self._device} refused {delivery.named}: {error}") from error
-        return Delivered(self._sent_bytes, _reported(self._report()).measured, waits)
+            raise RefusedError(f"{self.name} refused {delivery.named}: {error}") from error
+        self.measured = _reported(self._report()).measured
+        return update
+
+    def cancel(self, request: str) -> None:
+        """End the update that came over this line."""
+        with suppress(SmpRefusedError):  # it has not begun
+            self._client.ask(WRITE, TANDEM, CANCEL, {})
 
     def commit(self) -> Answer:
         """Keep the release on trial; the board's slots tell whether it did."""
         self._client.connect()
         update = _reported(self._report()).update
         if not update.waits_for_commit:
-            raise RefusedError(f"no release on {self.name} waits for a commit")
+            raise RefusedError(f"no release on {self._line} waits for a commit")
         lost: TandemError | None = None
         try:
             self._client.ask(WRITE, TANDEM, INSTALL, {"confirm": True})
@@ -119,11 +131,11 @@ class SmpBoard:
             return self._report()
         except TransportError:  # the line may be gone for a moment
             try:
-                self._reconnect(time.monotonic() + PATIENCE_S)
+                self._reconnect()
                 return self._report()
             except TransportError as error:
                 raise TransportError(
-                    f"whether {self.name} has kept the release is not known: look with `tandem "
+                    f"whether {self._line} has kept the release is not known: look with `tandem "
                     f"board info` at the same address ({error})"
                 ) from error
 
@@ -132,55 +144,27 @@ class SmpBoard:
             answer = msgspec.json.decode(self._client.download(REPORT), type=Answer)
         except ValueError as error:
             raise TransportError(
-                f"the report of {self.name} is not understood ({error}): its agent must be of this "
-                "version"
+                f"the report of {self._line} is not understood ({error}): its agent must be of "
+                "this version"
             ) from error
         if answer.reported is None:
             raise TransportError(
-                f"the agent behind {self.name} reports nothing: is it of this version?"
+                f"the agent behind {self._line} reports nothing: is it of this version?"
             )
         return answer
 
-    # -- sending
-
-    def _send_patiently(
-        self, delivery: Delivery, statement: bytes, on_progress: OnProgress
-    ) -> None:
-        """Send; a line that is gone is waited for, as long as it brings something each time."""
-        total, most, silent_s = delivery.blob.spec.bytes, -1, float("inf")
-        while True:
-            sender = _Sender(self._client, delivery, on_progress)
-            try:
-                sender.send(statement)
-                return
-            except TransportError as error:
-                now_s = time.monotonic()
-                silent_s = now_s if sender.on_board_bytes > most else min(silent_s, now_s)
-                most = max(most, sender.on_board_bytes)
-                if now_s - silent_s > PATIENCE_S:
-                    raise TransportError(
-                        f"{error}; the board keeps what has arrived: flash again, it goes on there"
-                    ) from error
-                on_progress(Progress("reconnecting", max(0, most), total, str(error)))
-            finally:
-                self._sent_bytes += sender.sent_bytes
-            self._reconnect(time.monotonic() + PATIENCE_S)
-
-    def _reconnect(self, until_s: float) -> None:
+    def _reconnect(self) -> None:
+        until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._client.connect()
                 return
             except TransportError as error:
                 if time.monotonic() >= until_s:
-                    raise TransportError(
-                        f"{error}; the board keeps what has arrived: flash again, it goes on there"
-                    ) from error
+                    raise TransportError(f"{error}; {RESUMES}") from error
                 time.sleep(LOOK_S)
 
-    # -- installing
-
-    def _install(self, delivery: Delivery) -> None:
+    def _activate(self, delivery: Delivery) -> None:
         """Ask for the release. Raises SmpRefusedError, or TransportError: no answer comes."""
         digest = bytes.fromhex(delivery.blob.spec.sha256)
         try:
@@ -190,57 +174,60 @@ class SmpBoard:
             if self._status().get("request") != delivery.request:
                 raise
 
-    def _follow(self, delivery: Delivery, on_progress: OnProgress) -> bool:
-        """Follow the update until it is live; return whether it waits for a commit instead."""
-        total, begun_s = delivery.blob.spec.bytes, time.monotonic()
+    def _updates(self, delivery: Delivery) -> Iterator[Update]:
+        """Yield the update until it ends, or another one has taken its place for long."""
+        begun_s = time.monotonic()
         while True:
             status = self._status()
-            phase, reason = str(status.get("phase")), str(status.get("reason"))
-            if status.get("request") == delivery.request:
-                on_progress(Progress(phase, total, total, reason))
-                if phase == "refused":
-                    raise RefusedError(f"{self._device} refused {delivery.named}: {reason}")
-                if phase == "rolled_back":
-                    raise RolledBackError(f"{self._device} rolled {delivery.named} back: {reason}")
-                if phase == "live" or status.get("waits"):
-                    return phase != "live"
+            update = Update(
+                phase=cast("Phase", str(status.get("phase"))),
+                request=str(status.get("request")),
+                reason=str(status.get("reason")),
+                waits_for_commit=bool(status.get("waits")),
+            )
+            if update.request == delivery.request:
                 begun_s = time.monotonic()
+                yield update
+                if update.waits_for_commit or update.phase in ("live", "refused", "rolled_back"):
+                    return
             elif time.monotonic() - begun_s > PATIENCE_S:
-                raise RefusedError(
-                    f"another release took the place of {delivery.named}: somebody else updates "
-                    f"{self._device}"
-                )
+                yield update
+                return
             time.sleep(LOOK_S)
 
     def _status(self) -> Mapping[str, Scalar]:
         try:
             return self._client.ask(READ, TANDEM, STATUS, {})
         except TransportError:  # the agent may start again, or the line be gone for a moment
-            self._reconnect(time.monotonic() + PATIENCE_S)
+            self._reconnect()
             return self._client.ask(READ, TANDEM, STATUS, {})
 
 
-class _Sender:
+class Sender:
     """One connection that brings what the board lacks."""
 
-    def __init__(self, client: SmpClient, delivery: Delivery, on_progress: OnProgress) -> None:
+    def __init__(
+        self, client: SmpClient, delivery: Delivery, statement: bytes, on_progress: OnProgress
+    ) -> None:
         self.sent_bytes = 0
-        self.on_board_bytes = -1
+        self.received_bytes = -1
+        self._statement = statement
         self._client = client
         self._delivery = delivery
         self._on_progress = on_progress
 
-    def send(self, statement: bytes) -> None:
+    def run(self) -> None:
         """Send the statement and the missing chunks."""
         blob = self._delivery.blob
         chunks = msgspec.json.encode(ChunkList(blob=blob.spec, index=blob.index))
         self._client.upload(CHUNK_LIST, chunks, hashlib.sha256(chunks).digest())
-        self._client.upload(STATEMENT, statement, hashlib.sha256(statement).digest())
-        self._on_progress(Progress("comparing", max(0, self.on_board_bytes), blob.spec.bytes))
+        digest = hashlib.sha256(self._statement).digest()
+        self._client.upload(STATEMENT, self._statement, digest)
+        self._on_progress(Progress("comparing", max(0, self.received_bytes), blob.spec.bytes))
         plan, bitmap = self._read_plan()
         missing = numbers_of(bitmap)
         if not missing:
-            self.on_board_bytes = blob.spec.bytes
+            self.received_bytes = blob.spec.bytes
             return
         row, start = missing.index(_number(plan, "chunk")), _number(plan, "start")
         records = Records(blob, missing, row, start)
@@ -262,8 +249,8 @@ class _Sender:
     def show(self, missing_bytes: int) -> None:
         """Tell how much is on the board."""
         total = self._delivery.blob.spec.bytes
-        self.on_board_bytes = total - missing_bytes
-        self._on_progress(Progress("sending", self.on_board_bytes, total))
+        self.received_bytes = total - missing_bytes
+        self._on_progress(Progress("sending", self.received_bytes, total))
 
     def _count(self, size: int) -> None:
         self.sent_bytes += size
@@ -285,7 +272,7 @@ class _Sender:
 class _Shown:
     """Records whose progress is shown."""
 
-    def __init__(self, sender: _Sender, records: Records) -> None:
+    def __init__(self, sender: Sender, records: Records) -> None:
         self._sender, self._records = sender, records
         self.read, self.rejected = records.read, records.rejected
 

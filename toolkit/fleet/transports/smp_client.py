@@ -68,7 +68,7 @@ class SmpClient:
         except TransportError as error:
             raise TransportError(
                 f"nobody answers SMP on {self._line.name}: compare device, framing and baud with "
-                "[smp] of the board's agent.toml; a login shell there needs ?rescue=zmodem"
+                "[smp] of the board's agent.toml; a login shell there needs ?console=zmodem"
             ) from error
         buffer_bytes, buffers = parameters.get("buf_size"), parameters.get("buf_count")
         if isinstance(buffer_bytes, int) and isinstance(buffers, int):
@@ -94,12 +94,12 @@ class SmpClient:
         `patience_s`: how long the board may think; `tries`: TRIES by default.
         """
         patient_until_s, garbled = time.monotonic() + patience_s, 0
-        tried, asked = 0, set[int]()
+        tried, sequences = 0, set[int]()
         while tried < (tries or TRIES) or time.monotonic() < patient_until_s:
             tried += 1
-            asked.add(self._send(operation, group, command, content))
+            sequences.add(self._send(operation, group, command, content))
             wait_s = ANSWER_S + self._line_s(2 * self._buffer_bytes)
-            answer = self._await(asked, time.monotonic() + wait_s)
+            answer = self._await(sequences, time.monotonic() + wait_s)
             if answer is None:
                 continue
             try:
@@ -197,11 +197,11 @@ class SmpClient:
         self._line.write(request(operation, group, command, self._sequence, content))
         return self._sequence
 
-    def _await(self, asked: Set[int], until_s: float) -> dict[str, Scalar] | None:
+    def _await(self, sequences: Set[int], until_s: float) -> dict[str, Scalar] | None:
         while (remaining_s := until_s - time.monotonic()) > 0:
             for message in self._line.read(remaining_s):
                 answered = _opened(message)
-                if answered is not None and answered[0] in asked:
+                if answered is not None and answered[0] in sequences:
                     return answered[1]
         return None
 

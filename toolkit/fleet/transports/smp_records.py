@@ -21,7 +21,7 @@ class Records:
         self.differ: Differ = lambda _number: None
         self._blob = blob
         self._missing = missing
-        self._kept: list[tuple[int, int, bytes]] = []  # start, row, record
+        self._unacknowledged: list[tuple[int, int, bytes]] = []  # start, row, record
         self._next = start, row
         self._rejected: dict[int, int] = {}
         self.missing_bytes = sum(blob.table.size(number) for number in missing[row:])
@@ -38,13 +38,16 @@ class Records:
 
     def acknowledged(self, offset: int) -> None:
         """Forget the records before an offset."""
-        while self._kept and self._kept[0][0] + len(self._kept[0][2]) <= offset:
-            _, row, _ = self._kept.pop(0)
+        while (
+            self._unacknowledged
+            and self._unacknowledged[0][0] + len(self._unacknowledged[0][2]) <= offset
+        ):
+            _, row, _ = self._unacknowledged.pop(0)
             self.missing_bytes -= self._blob.table.size(self._missing[row])
 
     def rejected(self, offset: int) -> None:
         """Make the record at an offset anew, without a difference."""
-        for at, (start, row, _) in enumerate(self._kept):
+        for at, (start, row, _) in enumerate(self._unacknowledged):
             if start == offset:
                 count = self._rejected[row] = self._rejected.get(row, 0) + 1
                 if count > MAX_REJECTED:
@@ -52,18 +55,18 @@ class Records:
                         f"chunk {self._missing[row]} arrived damaged {count} times: take console "
                         "framing, a shorter cable or a lower rate"
                     )
-                del self._kept[at:]
+                del self._unacknowledged[at:]
                 self._next = start, row
                 return
 
     def _records(self) -> Iterator[tuple[int, bytes]]:
         """Yield the records from the first that is kept on, with their starts."""
-        for start, _row, record in tuple(self._kept):
+        for start, _row, record in tuple(self._unacknowledged):
             yield start, record
         while self._next[1] < len(self._missing):
             start, row = self._next
             record = self._make(row)
-            self._kept.append((start, row, record))
+            self._unacknowledged.append((start, row, record))
             self._next = start + len(record), row + 1
             yield start, record
 

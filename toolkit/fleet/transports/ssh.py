@@ -13,24 +13,18 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from device.control.upload_request import (
-    DESIRED_OF,
-    BoardFacts,
-    Missing,
-    Reply,
-    Taken,
-    UploadRequest,
-)
+from device.control.upload_request import BoardFacts, Missing, Reply, Taken, UploadRequest
 from device.errors import TransferError
 from device.protocol.control import Answer
+from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.addresses import Address
+from toolkit.fleet.transports.deliver import Patience, await_result, send_patiently
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.transport import (
-    Delivered,
+    Board,
     OnProgress,
     Progress,
     RefusedError,
-    RolledBackError,
     TransportError,
 )
 
@@ -90,13 +84,13 @@ def ssh_arguments(address: Address) -> tuple[str, ...]:
     return (*(() if config is None else ("-F", config)), *port)
 
 
-def advice_for(address: Address, said: str) -> str:
+def advice_for(address: Address, stderr: str) -> str:
     """Return what to do about what ssh said, "" where nothing is known of it."""
-    advice = next((advice for words, advice in CAUSES if words in said), "")
+    advice = next((advice for words, advice in CAUSES if words in stderr), "")
     destination, port = destination_of(address), address.port
     words = shlex.join((*ssh_arguments(address), destination))
     known = address.host if port in (None, SSH_PORT) else f"[{address.host}]:{port}"
-    offending = _OFFENDING.search(said)
+    offending = _OFFENDING.search(stderr)
     file = () if offending is None else ("-f", offending[1])
     return advice.format(
         place=destination if port is None else f"{destination}:{port}",
@@ -117,6 +111,10 @@ def ssh_board(address: Address) -> "ControlBoard":
 class ControlBoard:
     """A board whose `tandem-agent control` is run through a command such as ssh."""
 
+    sent_bytes = 0
+    measured: Measured | None = None
+    shared = True
+
     def __init__(self, prefix: Sequence[str], address: Address, control: Sequence[str]) -> None:
         """`prefix` takes the line of the board's shell as its last word."""
         self.name = destination_of(address)
@@ -124,6 +122,7 @@ class ControlBoard:
         self._prefix = tuple(prefix)
         self._control = tuple(control)
         self._device = ""
+        self._folder = ""  # on the board, with what was sent
 
     def facts(self) -> BoardFacts:
         """Return what the board is."""
@@ -135,23 +134,41 @@ class ControlBoard:
         self._device = facts.answer.device
         return facts
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
-        """Send, install and follow; see `toolkit.fleet.transports.transport.Board`."""
-        if not self._device:
-            self.facts()
-        files = {
-            DESIRED_OF.format(device=self._device): delivery.desired(self._device),
-            **delivery.metadata(),
-        }
-        folder, sent_bytes = self._send_patiently(delivery, files, on_progress)
-        try:
-            last = self._install(folder, delivery, on_progress)
-        except KeyboardInterrupt:
-            self.cancel(delivery.request)
-            raise
-        assert last.reported is not None
-        waits = last.reported.update.waits_for_commit
-        return Delivered(sent_bytes, last.reported.measured, waits)
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Send what the board lacks, and the small files."""
+        spec = delivery.blob.spec
+        request = UploadRequest(
+            blob=spec,
+            index_bytes=len(delivery.blob.index),
+            files=delivery.files(self._device),
+            erase=delivery.erase,
+        )
+
+        def attempt() -> _Transfer:
+            nonlocal request
+            transfer = _Transfer(self, delivery, request, on_progress)
+            request = msgspec.structs.replace(request, erase=False)
+            return transfer
+
+        patience = Patience(lambda tries: time.sleep(PAUSE_S * 2 ** (tries - 1)), MAX_TRIES)
+        send_patiently(self, attempt, patience, spec.bytes, on_progress)
+
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """Hand over and follow until it is live."""
+        with self._running("install", self._folder) as child:
+            lines = iter(_stdout(child).readline, b"")
+            first = next(lines, b"")
+            if not first:
+                raise TransportError(self._cause(child))
+            updates = updates_in(itertools.chain((first,), lines), self)
+            return await_result(updates, self, delivery, on_progress)
+
+    def receive(self, transfer: "_Transfer") -> None:
+        """Have one transfer received; TransportError: the connection broke."""
+        with self._running("receive") as child:
+            self._folder = transfer.over(child)
+            if not self._folder:
+                raise TransportError(self._cause(child))
 
     def commit(self) -> Answer:
         """Keep the release on trial; the board commits it as soon as it works."""
@@ -168,51 +185,6 @@ class ControlBoard:
 
     def close(self) -> None:
         """Every action has its own connection: there is nothing to end."""
-
-    # -- sending
-
-    def _send_patiently(
-        self, delivery: Delivery, files: dict[str, bytes], on_progress: OnProgress
-    ) -> tuple[str, int]:
-        """Send; a connection that breaks is made again, as long as each brings something."""
-        sent_bytes, most_bytes, tries = 0, -1, 0
-        spec = delivery.blob.spec
-        request = UploadRequest(
-            blob=spec,
-            index_bytes=len(delivery.blob.index),
-            files=files,
-            erase=delivery.erase,
-        )
-        while True:
-            transfer = _Transfer(delivery, request, on_progress)
-            try:
-                with self._running("receive") as child:
-                    folder = transfer.run(child)
-                    if not folder:
-                        raise TransportError(self._cause(child))
-                return folder, sent_bytes + transfer.sent_bytes
-            except TransportError as error:
-                sent_bytes += transfer.sent_bytes
-                tries = 1 if transfer.received_bytes > most_bytes else tries + 1
-                most_bytes = max(most_bytes, transfer.received_bytes)
-                if tries >= MAX_TRIES:
-                    raise TransportError(
-                        f"{error}; the board keeps what has arrived: flash again, it goes on there"
-                    ) from error
-                on_progress(Progress("reconnecting", max(0, most_bytes), spec.bytes, str(error)))
-                request = msgspec.structs.replace(request, erase=False)
-                time.sleep(PAUSE_S * 2 ** (tries - 1))
-
-    # -- installing
-
-    def _install(self, folder: str, delivery: Delivery, on_progress: OnProgress) -> Answer:
-        """Hand over and follow until it is live."""
-        with self._running("install", folder) as child:
-            lines = iter(_stdout(child).readline, b"")
-            first = next(lines, b"")
-            if not first:
-                raise TransportError(self._cause(child))
-            return await_result(itertools.chain((first,), lines), delivery, self.name, on_progress)
 
     # -- the child
 
@@ -259,54 +231,39 @@ class ControlBoard:
         return f"{self.name}: {last_line}"
 
 
-def await_result(
-    lines: Iterable[bytes], delivery: Delivery, name: str, on_progress: OnProgress
-) -> Answer:
-    """Follow what `tandem-agent control install` says; return the last of it once it is live.
-
-    Raises RefusedError, RolledBackError, or TransportError: it ended before.
-    """
-    total, last = delivery.blob.spec.bytes, None
+def updates_in(lines: Iterable[bytes], board: Board) -> Iterator[Update]:
+    """Yield the updates in what `tandem-agent control install` says; note what was measured."""
     for line in lines:
-        last = _decoded(line, Answer)
-        assert last.reported is not None
-        update = last.reported.update
-        if update.request == delivery.request:
-            on_progress(Progress(update.phase, total, total, update.reason))
-    if last is None or last.reported is None:
-        raise TransportError(
-            f"{name} did not say what became of {delivery.named}: flash again to see"
-        )
-    update = last.reported.update
-    if update.request != delivery.request:
-        raise RefusedError(
-            f"another release took the place of {delivery.named}: somebody else updates {name}"
-        )
-    if update.phase == "refused":
-        raise RefusedError(f"{name} refused {delivery.named}: {update.reason}")
-    if update.phase == "rolled_back":
-        raise RolledBackError(f"{name} rolled {delivery.named} back: {update.reason}")
-    if update.phase != "live" and not update.waits_for_commit:
-        raise TransportError(
-            f"the connection to {name} was lost while {delivery.named} was in the phase "
-            f"{update.phase}: the board goes on by itself; flash again to see how it ended"
-        )
-    return last
+        reported = _decoded(line, Answer).reported
+        assert reported is not None
+        board.measured = reported.measured
+        yield reported.update
 
 
 class _Transfer:
     """One connection that sends what the board lacks."""
 
-    def __init__(self, delivery: Delivery, request: UploadRequest, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        board: ControlBoard,
+        delivery: Delivery,
+        request: UploadRequest,
+        on_progress: OnProgress,
+    ) -> None:
         self.sent_bytes = 0
-        self.received_bytes = -1  # on the board, as far as it said so
+        self.received_bytes = -1
+        self._board = board
         self._blob = delivery.blob
         self._request = request
         self._on_progress = on_progress
         self._folder = ""
         self._error = ""
 
-    def run(self, child: "subprocess.Popen[bytes]") -> str:
+    def run(self) -> None:
+        """Send over a connection of its own."""
+        self._board.receive(self)
+
+    def over(self, child: "subprocess.Popen[bytes]") -> str:
         """Return the folder on the board, empty if the connection broke.
 
         Raises RefusedError: the board says why it does not take it.

@@ -1,13 +1,15 @@
-"""The interface of a way to a board, and what it says."""
+"""The interface of a transport to a board, and what it says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
+
+import msgspec
 
 from device.control.upload_request import BoardFacts
 from device.errors import TandemError
 from device.protocol.control import Answer
-from device.protocol.documents import Measured
+from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.delivery import Delivery
 
 Phase = Literal["live", "same", "written", "trial"]
@@ -39,12 +41,11 @@ class Progress:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Flashed:
+class Flashed(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick;
     "trial": it works, and stays once it is committed."""
 
-    way: str
+    address: str = msgspec.field(name="way")
     device: str
     name: str
     version: str
@@ -56,44 +57,39 @@ class Flashed:
     measured: Measured | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The bytes that were sent, and what the board measured. `waits`: for a commit."""
-
-    sent_bytes: int
-    measured: Measured | None = None
-    waits: bool = False
-
-
 OnProgress = Callable[[Progress], None]
 
 
 class Board(Protocol):
-    """One board behind one way. All raise TransportError; `close` it."""
+    """One board behind one transport. All raise TransportError; `close` it.
+
+    `name`: for sentences. `sent_bytes`: over the transport by now; `measured`: by the board, of the
+    release that was installed. `shared`: another connection may cancel at the same time.
+    """
 
     name: str
+    sent_bytes: int
+    measured: Measured | None
+    shared: bool
 
     def facts(self) -> BoardFacts | None:
         """Return what the board is; None: nobody answers there, as on a stick."""
 
-    def deliver(self, delivery: Delivery, on_progress: OnProgress) -> Delivered:
-        """Send what is missing, install it and follow that until it is live, or works and waits to
-        be committed.
+    def send(self, delivery: Delivery, on_progress: OnProgress) -> None:
+        """Offer the release, send what is missing, and have it verified. Raises RefusedError."""
 
-        Raises RefusedError or RolledBackError. KeyboardInterrupt leaves the board on its old
-        release, or its text says what the board does.
+    def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
+        """Activate the release; watch until it is live, or works and waits to be committed.
+
+        Raises RefusedError or RolledBackError. The text of KeyboardInterrupt may say what has
+        become of the release.
         """
+
+    def cancel(self, request: str) -> None:
+        """End the update of this request, unless it is live."""
 
     def commit(self) -> Answer:
         """Keep the release on trial; return what the board said then. Raises RefusedError."""
 
     def close(self) -> None:
         """End the connection."""
-
-
-@runtime_checkable
-class Cancels(Protocol):
-    """A way by which another thread ends an update."""
-
-    def cancel(self, request: str) -> None:
-        """End the update of this request, unless it is live; TransportError."""

@@ -55,7 +55,7 @@ def publish_bundle(repository: FleetRepository, bundle: Path, source: str = "") 
         "index_sha256": blob.spec.index_sha256,
         "chunk_format": CHUNK_FORMAT,
     }
-    said = {
+    statements = {
         # Canonical JSON, which is signed, has no numbers with a fraction.
         "metrics": {key: repr(value) for key, value in info.metrics.items()},
         REQUIRES: info.requires,
@@ -64,7 +64,7 @@ def publish_bundle(repository: FleetRepository, bundle: Path, source: str = "") 
         "licence": info.licence,
         "source": source,
     }
-    custom |= {key: value for key, value in said.items() if value}
+    custom |= {key: value for key, value in statements.items() if value}
     repository.publish(bundle, target, custom)
     return Published(
         target, info.name, info.version, info.profile, blob.spec.sha256, blob.spec.bytes, source

@@ -1,6 +1,6 @@
-"""Bytes of tensors and kernels at the precision of an engine."""
+"""Sizes of tensors, and bytes of tensors and kernels at the precision of an engine."""
 
-from device.engine.manifest import Precision
+from device.engine.manifest import Dim, Precision
 from toolkit.graph.node_view import TensorView
 from toolkit.partition.costs.fusion import FusedKernel
 
@@ -31,3 +31,12 @@ def moved_bytes(kernel: FusedKernel, precision: Precision) -> tuple[int, int]:
     if kernel.kind == "copy":
         return read, read
     return read + total(kernel.constants), total(kernel.writes)
+
+
+def known_shape(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
+    """Return a shape with a dynamic leading dimension as 1, None if another is unknown."""
+    if shape is None:
+        return None
+    sizes = [1 if i == 0 and not isinstance(dim, int) else dim for i, dim in enumerate(shape)]
+    static = tuple(dim for dim in sizes if isinstance(dim, int))
+    return static if len(static) == len(sizes) else None

@@ -77,7 +77,7 @@ class CrossingCosts(_Group, frozen=True, kw_only=True):
 
 
 class Contention(_Group, frozen=True, kw_only=True):
-    """Slowdown by memory contention; formula in `toolkit/partition/costs/memory.py`."""
+    """Slowdown by memory contention; formula in `toolkit/partition/costs/model.py`."""
 
     free_share: Constant  # of the peak: own demand below which there is no slowdown
     full_share: Constant  # of the peak: others' demand at which the slowdown saturates

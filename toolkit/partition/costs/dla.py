@@ -5,6 +5,7 @@ memory. Its time is the maximum of the three plus the overhead of an empty layer
 the time: the DLA does not gain from it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -25,11 +26,10 @@ from toolkit.dla.cycles.layers import (
 )
 from toolkit.dla.cycles.result import Cycles
 from toolkit.graph.node_view import NodeView
-from toolkit.partition.costs.bytes import moved_bytes
+from toolkit.partition.costs.bytes import known_shape, moved_bytes
 from toolkit.partition.costs.fusion import FusedKernel
 from toolkit.partition.costs.gpu import Array, Quantity, Times
 from toolkit.partition.costs.hardware import Generation, Hardware
-from toolkit.partition.costs.shapes import known, product
 
 TABLES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "HardSigmoid", "HardSwish"})
 SUMS = frozenset({"Add", "Sum", "Sub", "Mul", "Max", "Min"})
@@ -144,7 +144,7 @@ def dla_times(work: DlaWork, rates: DlaRates, parameters: DlaParameters) -> Time
 
 def _frames(kernel: FusedKernel) -> float:
     """Return the batch: the leading dimension."""
-    output_shape = known(kernel.head.outputs[0].shape) if kernel.head.outputs else None
+    output_shape = known_shape(kernel.head.outputs[0].shape) if kernel.head.outputs else None
     return float(output_shape[0]) if output_shape is not None and len(output_shape) > 1 else 1.0
 
 
@@ -168,14 +168,14 @@ def layer_of(kernel: FusedKernel, precision: DlaPrecision, *, first: bool) -> La
     """
     view = kernel.head
     data = view.input(0)
-    input_shape = None if data is None else known(data.shape)
-    output_shape = known(view.outputs[0].shape) if view.outputs else None
+    input_shape = None if data is None else known_shape(data.shape)
+    output_shape = known_shape(view.outputs[0].shape) if view.outputs else None
     if input_shape is None or output_shape is None:
         return None
     if view.op in ("Conv", "ConvTranspose") and len(input_shape) == 4:
         return _convolution(kernel, input_shape, output_shape, precision, first=first)
     if view.op in ("Gemm", "MatMul"):
-        batch = product(input_shape[1:-1])  # rows of one frame
+        batch = math.prod(input_shape[1:-1])  # rows of one frame
         return ConvLayer(
             channels=input_shape[-1],
             height=1,

@@ -6,23 +6,35 @@ fitted efficiency; a smaller one proportionally less by its reuse. Every kernel 
 an empty one. Where no CUDA graph starts them, kernels are no faster than the CPU launches them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from device.engine.manifest import Precision
 from toolkit.graph.node_view import NodeView
-from toolkit.partition.costs.bytes import WIDTH, moved_bytes
+from toolkit.partition.costs.bytes import WIDTH, known_shape, moved_bytes
 from toolkit.partition.costs.fusion import FusedKernel
 from toolkit.partition.costs.hardware import Hardware
-from toolkit.partition.costs.launches import Launch
-from toolkit.partition.costs.shapes import known, product
 
 Array = npt.NDArray[np.float64]
 Quantity = Array | float
+
+# How executors start the kernels of a GPU segment: a CUDA graph is one launch for all of them, and
+# each takes a share of an empty one (`gpu.graph_share`).
+Launch = Literal["graph", "each"]  # one launch for all kernels, or one for each
+ExecutorName = Literal["cuda", "tensorrt", "portable"]
+
+# By the names in `device.runtime.executors.table`.
+LAUNCH_OF: Mapping[ExecutorName, Launch] = {
+    "cuda": "graph",  # `device/runtime/executors/cuda.py` captures a segment into one graph
+    "tensorrt": "each",  # enqueueV3, as TensorRT's runtime and trtexec without --useCudaGraph do
+    "portable": "each",
+}
+PLANNED: ExecutorName = "cuda"  # what an engine's GPU segments run with
 
 # Output tiles (rows, maps) of TensorRT's kernels on these chips, from names in engine profiles
 # ("tile128x64x64"), and one for few rows.
@@ -155,9 +167,9 @@ def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     launched = (moved, float(kernel.launches if kernel.kind != "free" else 0))
     if kernel.kind != "matrix":
         return (*NO_GEMM, *launched)
-    output_shape = known(view.outputs[0].shape) if view.outputs else None
+    output_shape = known_shape(view.outputs[0].shape) if view.outputs else None
     data = view.input(0)
-    input_shape = None if data is None else known(data.shape)
+    input_shape = None if data is None else known_shape(data.shape)
     if output_shape is None or input_shape is None:
         return (*NO_GEMM, *launched)
     macs = float(view.macs or 0)
@@ -169,7 +181,7 @@ def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     groups = view.integer("group", 1)
     per_group = input_shape[1] // groups
     maps = output_shape[1] // groups
-    positions = product(output_shape) / max(1, output_shape[1])
+    positions = math.prod(output_shape) / max(1, output_shape[1])
     taps = macs / max(1.0, positions * output_shape[1] * per_group)
     separable = groups > 1 and per_group < SEPARABLE
     unit = IMAGE_CHANNELS if per_group <= IMAGE_CHANNELS else DEPTH_UNIT[precision]
@@ -197,10 +209,10 @@ def _matrix_sizes(
     """Return rows, maps, depth and groups of a GEMM."""
     weight = view.input(1)
     batched = view.op == "MatMul" and weight is not None and not weight.constant
-    groups = product(output_shape[:-2]) if batched else 1
+    groups = math.prod(output_shape[:-2]) if batched else 1
     transposed = view.op == "Gemm" and view.integer("transA", 0) == 1
     return (
-        product(output_shape[:-1]) / groups,
+        math.prod(output_shape[:-1]) / groups,
         output_shape[-1],
         input_shape[0 if transposed else -1],
         groups,

@@ -21,6 +21,7 @@ from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.constants import (
     Constant,
+    Contention,
     Costs,
     gpu_errors,
     idle_power,
@@ -32,6 +33,9 @@ from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
 from toolkit.partition.costs.errors import ErrorRow, Part, Spread, batched, distances
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import (
+    LAUNCH_OF,
+    PLANNED,
+    ExecutorName,
     GpuParameters,
     GpuRates,
     Times,
@@ -42,9 +46,7 @@ from toolkit.partition.costs.gpu import (
     time_shares,
 )
 from toolkit.partition.costs.hardware import Hardware, hardware
-from toolkit.partition.costs.launches import LAUNCH_OF, PLANNED, ExecutorName
 from toolkit.partition.costs.measured import Measured, check_measured
-from toolkit.partition.costs.memory import slowdown
 
 Bound = Literal["compute", "memory", "launch", "nothing", "measured"]
 T = TypeVar("T")
@@ -371,3 +373,15 @@ def dla_parameters(costs: Costs) -> DlaParameters:
 def energy_parameters(costs: Costs) -> EnergyParameters:
     """Return the constants of energy as numbers."""
     return _numbers(EnergyParameters, costs.energy, tuple(EnergyParameters.__dataclass_fields__))
+
+
+def slowdown(own_gbps: float, other_gbps: float, peak_gbps: float, constants: Contention) -> float:
+    """Return the factor by which a processor's time grows, at least 1.
+
+    `own_gbps`: its demand when alone; `other_gbps`: the demand of all others. The form is that of
+    PCCS (Xu et al., MICRO 2021): no slowdown at low demand; above, the factor grows with both
+    demands, until that of the others saturates. Piecewise linear in each.
+    """
+    own_excess = max(0.0, own_gbps / peak_gbps - constants.free_share.value)
+    other_share = min(max(0.0, other_gbps / peak_gbps), constants.full_share.value)
+    return 1.0 + constants.slope.value * own_excess * other_share

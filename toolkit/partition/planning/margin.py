@@ -26,7 +26,7 @@ from toolkit.partition.solver.segmentation import components
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FilteredSolution:
     """A solution that keeps only what pays; `foregone`: the share that the rest would gain.
 
     `min_gain`: the least share asked for; `model_error`: the one that is asked for by default.
@@ -56,10 +56,10 @@ def default_min_gain(costs: CostModel, goal: Goal) -> float:
 
 def keep_what_pays(
     problem: Problem, solution: Solution, goal: Goal, min_gain: float, model_error: float
-) -> Kept:
+) -> FilteredSolution:
     """Return the solution with islands moved back to the GPU that gain less than `min_gain`."""
     if min_gain <= 0 or len(problem.processors) == 1 or goal.aim == "makespan":
-        return Kept(solution, min_gain, model_error)
+        return FilteredSolution(solution, min_gain, model_error)
     best = solution.placement
     for network, island in _islands(problem, solution.placement, goal.aim):
         trial = _moved(best, network, island)
@@ -75,17 +75,17 @@ def keep_what_pays(
             best = alone
     value = _value(problem, goal.aim, best)
     if best == solution.placement or value is None:
-        return Kept(solution, min_gain, model_error)
+        return FilteredSolution(solution, min_gain, model_error)
     foregone = share_gained(problem, goal.aim, solution.placement, best) or 0.0
     costs = costs_of(problem, best)
-    kept = replace(
+    filtered = replace(
         solution,
         placement=best,
         segments=tuple(s for network in problem.networks for s in costs[network.name].segments),
         value=value,
         proven=False,
     )
-    return Kept(kept, min_gain, model_error, max(0.0, foregone))
+    return FilteredSolution(filtered, min_gain, model_error, max(0.0, foregone))
 
 
 def share_gained(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from toolkit.dla.rules.meanings import Meaning
+from toolkit.partition.planning.refusals import POLICY
 
 # fmt: off
 MEANINGS: Mapping[str, Meaning] = {
@@ -33,10 +34,7 @@ SOURCES: Mapping[str, str] = {
     "compare.pair": "TensorRT DLA layer restrictions",
 }
 LIMITS: Mapping[str, str] = {
+    **POLICY,
     "P2": "the plan is best with the node elsewhere",
     "F1": "nodes named with `tandem plan --force-gpu` run on the GPU",
-    "K1": "nodes kept in floating point run on the GPU",
-    "S1": "INT8 on the DLA needs a scale on every input and output",
-    "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
-    "compare.pair": "a comparison and the Cast behind it run together",
 }

@@ -18,7 +18,7 @@ from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import GPU_ONLY, Figures, figures, of_frames
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.margin import (
-    Kept,
+    FilteredSolution,
     default_min_gain,
     keep_what_pays,
     share_gained,
@@ -88,7 +88,7 @@ class Placed:
     solution: Solution
     stayed: Mapping[str, Mapping[str, str]]
     figures: Mapping[str, tuple[Figures, ...]]
-    kept: Kept
+    filtered: FilteredSolution
 
 
 def place(
@@ -104,17 +104,19 @@ def place(
     """
     formulations, free = _formulated(candidates, profile, goal, limits)
     problem = _with_forced(free, formulations, candidates)
-    kept = _solved(problem, goal, candidates, effort)
+    filtered = _solved(problem, goal, candidates, effort)
     return Placed(
         problem=problem,
         formulated=formulations,
-        solution=kept.solution,
+        solution=filtered.solution,
         stayed={
-            candidate.name: _stayed(candidate, formulations[candidate.name], problem, kept, goal)
+            candidate.name: _stayed(
+                candidate, formulations[candidate.name], problem, filtered, goal
+            )
             for candidate in candidates
         },
-        figures=_figures(free, kept.solution, goal, candidates),
-        kept=kept,
+        figures=_figures(free, filtered.solution, goal, candidates),
+        filtered=filtered,
     )
 
 
@@ -136,16 +138,16 @@ def try_placement(
 ) -> Trial:
     """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
     formulations, problem = _formulated(candidates, profile, goal, limits)
-    kept = _solved(_with_forced(problem, formulations, candidates), goal, candidates, effort)
+    filtered = _solved(_with_forced(problem, formulations, candidates), goal, candidates, effort)
     processors = {
         name: {
-            view.name: kept.solution.placement[name][task]
+            view.name: filtered.solution.placement[name][task]
             for task, nodes in formulation.nodes.items()
             for view in nodes
         }
         for name, formulation in formulations.items()
     }
-    return Trial(kept.solution, processors, kept.min_gain)
+    return Trial(filtered.solution, processors, filtered.min_gain)
 
 
 def _formulated(
@@ -196,7 +198,9 @@ def _with_forced(
     return replace(problem, networks=tuple(networks))
 
 
-def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effort: Effort) -> Kept:
+def _solved(
+    problem: Problem, goal: Goal, candidates: Sequence[Candidate], effort: Effort
+) -> FilteredSolution:
     if len(problem.processors) == 1:
         solution = _only(problem, goal)
     else:
@@ -212,11 +216,11 @@ def _solved(problem: Problem, goal: Goal, candidates: Sequence[Candidate], effor
     model_error = default_min_gain(candidates[0].costs, goal)
     least = model_error if effort.min_gain is None else effort.min_gain
     if effort.below is not None and solution.value >= effort.below:  # it will not be used
-        return Kept(solution, least, model_error)
-    kept = keep_what_pays(problem, solution, goal, least, model_error)
-    if late := overloads(problem, costs_of(problem, kept.solution.placement)):
+        return FilteredSolution(solution, least, model_error)
+    filtered = keep_what_pays(problem, solution, goal, least, model_error)
+    if late := overloads(problem, costs_of(problem, filtered.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
-    return kept
+    return filtered
 
 
 def _nearest(problem: Problem, placement: Placement) -> Placement:
@@ -274,13 +278,13 @@ def _stayed(
     candidate: Candidate,
     formulated: Formulated,
     problem: Problem,
-    kept: Kept,
+    filtered: FilteredSolution,
     goal: Goal,
 ) -> dict[str, str]:
     """Return, for each GPU island that the DLA accepts, the effect of moving it to the DLA."""
     if len(problem.processors) == 1:
         return {}
-    solution = kept.solution
+    solution = filtered.solution
     placed = solution.placement[candidate.name]
     network = formulated.network
     # Only for telling islands apart: "cpu" marks what could move.
@@ -294,14 +298,14 @@ def _stayed(
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
-        reason = _compared(problem, kept, trial, goal, (len(nodes), candidate.batching.size))
+        reason = _compared(problem, filtered, trial, goal, (len(nodes), candidate.batching.size))
         reasons |= dict.fromkeys(nodes, reason)
     return reasons
 
 
 def _compared(
     problem: Problem,
-    kept: Kept,
+    filtered: FilteredSolution,
     trial: Placement,
     goal: Goal,
     counts: tuple[int, int],
@@ -319,24 +323,26 @@ def _compared(
     value = value_of(problem, goal.aim, trial_costs)
     rated = all(net.rate_hz is not None for net in problem.networks)
     text, unit = goal.quantity(rated=rated, batch=batch)
-    here, there = apart(kept.solution.value, value, unit)
-    unit = unit_of(unit, kept.solution.value, value)
+    here, there = apart(filtered.solution.value, value, unit)
+    unit = unit_of(unit, filtered.solution.value, value)
     if here != there:
-        better = value < kept.solution.value
-        gain = _gain_text(problem, kept, trial, goal, value) if better else ""
+        better = value < filtered.solution.value
+        gain = _gain_text(problem, filtered, trial, goal, value) if better else ""
         return f"{island} the {text} would be {there} instead of {here} {unit}{gain}"
     return f"{island} the {text} would stay {here} {unit}"
 
 
-def _gain_text(problem: Problem, kept: Kept, trial: Placement, goal: Goal, value: float) -> str:
+def _gain_text(
+    problem: Problem, filtered: FilteredSolution, trial: Placement, goal: Goal, value: float
+) -> str:
     """Say what a placement of a better value gains, and whether the model can tell."""
-    gain = share_gained(problem, goal.aim, trial, kept.solution.placement)
+    gain = share_gained(problem, goal.aim, trial, filtered.solution.placement)
     if gain is None:
         return ""
-    queues = gain < 1 - value / kept.solution.value - 1e-9
+    queues = gain < 1 - value / filtered.solution.value - 1e-9
     if gain <= 0:
         return "; with frames in flight it is no faster"
-    within = ", within the model's error" if gain < kept.model_error else ""
+    within = ", within the model's error" if gain < filtered.model_error else ""
     return f", a gain of {gain:.1%}{' with frames in flight' if queues else ''}{within}"
 
 

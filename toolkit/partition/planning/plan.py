@@ -384,9 +384,9 @@ def _plan(
             solution.proven,
             gap,
             solution.seconds,
-            placed.kept.min_gain,
-            placed.kept.model_error,
-            placed.kept.foregone,
+            placed.filtered.min_gain,
+            placed.filtered.model_error,
+            placed.filtered.foregone,
             *errors_of(candidate.costs),
         ),
         memory=memory_of(

@@ -16,7 +16,7 @@ from toolkit.graph.node_view import NodeView
 HasScale = Callable[[str], bool]
 
 # The limits that are no property of the DLA's layers.
-_POLICY = {
+POLICY = {
     "": "the profile has a GPU and a DLA",
     "compare.pair": "a comparison and the Cast behind it run together",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
@@ -69,7 +69,7 @@ def _parted(views: Sequence[NodeView], verdicts: Mapping[str, Verdict]) -> dict[
             continue
         for half, partner in ((cast, compared), (compared, cast)):
             if partner.name in verdicts and half.name not in verdicts:
-                reason = f"'{partner.name}' stays on the GPU, but {_POLICY['compare.pair']}"
+                reason = f"'{partner.name}' stays on the GPU, but {POLICY['compare.pair']}"
                 parted[half.name] = _verdict(half.name, "compare.pair", reason)
     return parted
 
@@ -91,11 +91,11 @@ def _first(
     if precision == "int8":
         for tensor in view.flowing:
             if tensor.is_float and not has_scale(tensor.name):
-                reason = f"no scale for '{tensor.name}', but {_POLICY['S1']}"
+                reason = f"no scale for '{tensor.name}', but {POLICY['S1']}"
                 return _verdict(view.name, "S1", reason, "calibrate with this tensor in the table")
     return None
 
 
 def _verdict(node: str, rule: str, reason: str, hint: str = "") -> Verdict:
-    limit, actual = _POLICY[rule], reason.partition(", but")[0]
+    limit, actual = POLICY[rule], reason.partition(", but")[0]
     return Verdict(rule=rule, node=node, limit=limit, actual=actual, reason=reason, hint=hint)

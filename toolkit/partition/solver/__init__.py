@@ -11,9 +11,7 @@ pair_search     the makespan of two networks with a DLA core for each, exact
 steps           all ways in which one network can run on the GPU and a core of its own
 jobs            segments in an order, and their schedule
 merge           merges tasks that are never separated
-join_cores      two DLA cores as one, for a bound
 intervals       heuristic placements to start from
-rounding        placements from the linear relaxation
 baselines       placements without a solver
 segmentation    segments and connected components of a placement
 assess          segments, crossings, latency, load and energy of a placement

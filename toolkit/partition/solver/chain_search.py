@@ -277,12 +277,12 @@ class _Search:
 
     def _undominated(self, states: list[_State]) -> list[_State]:
         """Return the states that no other equals or betters in every time and limited count."""
-        kept: list[tuple[float, ...]] = []
+        front: list[tuple[float, ...]] = []
         best: list[_State] = []
         rows = ((s.times + tuple(s.starts[i] for i in self._counted), s) for s in states)
         for row, state in sorted(rows, key=lambda pair: pair[0]):
-            if not any(all(map(_no_later, other, row)) for other in kept):
-                kept.append(row)
+            if not any(all(map(_no_later, other, row)) for other in front):
+                front.append(row)
                 best.append(state)
         return best
 

@@ -294,8 +294,8 @@ class _PairSearch:
             relaxed = program.relaxed(goal)
             if relaxed is None or -relaxed[1] <= weights.bound * (1 + GAP):
                 return
-            found = [max(0.0, share.at(relaxed[0])) for share in shares]
-            values = (found[0] / sum(found), found[1] / sum(found), found[2] / sum(found))
+            raw = [max(0.0, share.at(relaxed[0])) for share in shares]
+            values = (raw[0] / sum(raw), raw[1] / sum(raw), raw[2] / sum(raw))
 
     def _weighted(self, gpu: float, first: float, second: float) -> _Weights:
         a, b = self._graphs
@@ -307,7 +307,7 @@ def _undominated(states: list[tuple[_State, float]]) -> list[tuple[_State, float
     if len(states) == 1:
         return states
     times: list[tuple[float, float]] = []
-    kept: list[tuple[_State, float]] = []
+    front: list[tuple[_State, float]] = []
     for row in sorted(states, key=lambda row: row[0][:3]):
         _, second, gpu, *_ = row[0]
         second, gpu = second + _SAME, gpu + _SAME
@@ -316,8 +316,8 @@ def _undominated(states: list[tuple[_State, float]]) -> list[tuple[_State, float
                 break
         else:
             times.append((second - _SAME, gpu - _SAME))
-            kept.append(row)
-    return kept
+            front.append(row)
+    return front
 
 
 @dataclass(slots=True)

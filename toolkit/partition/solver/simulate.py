@@ -253,13 +253,13 @@ class _Simulation:
             if item.processor is None:
                 continue
             own_demand = item.leg.memory_gbps
-            asked = (item.processor, own_demand, demand)
-            speed = self._speeds.get(asked)
+            demands = (item.processor, own_demand, demand)
+            speed = self._speeds.get(demands)
             if speed is None:  # the same few legs meet again and again
                 speed = self._contention.speed(
                     item.processor, own_demand, max(0.0, demand - own_demand)
                 )
-                self._speeds[asked] = speed
+                self._speeds[demands] = speed
             if speed != item.speed:
                 remaining = (item.end_us - self._now) * item.speed
                 item.end_us, item.speed = self._now + remaining / speed, speed

@@ -29,13 +29,11 @@ from toolkit.partition.solver.assess import (
 )
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.intervals import Figures, Rated, interval_placements
-from toolkit.partition.solver.join_cores import join_cores, part_cores
 from toolkit.partition.solver.makespan import solve_makespan
 from toolkit.partition.solver.merge import merge
-from toolkit.partition.solver.milp import GAP, Outcome, Values
+from toolkit.partition.solver.milp import GAP, Outcome
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
-from toolkit.partition.solver.rounding import rounded_placements
 
 DEFAULT_SECONDS = 20.0
 _LEAST_SECONDS = 0.01  # counted for a program that needs no steps
@@ -111,15 +109,12 @@ class _Search:
             if self._none_is_better(below):
                 return
         self.consider(greedy(problem, self._objective))
-        if relaxed is not None:
-            if self._over(below):
-                return
-            self._try_rounding(relaxed[0])
+        if relaxed is not None and self._over(below):
+            return
         if not starts:
             self._try_intervals()
         if self._over(below):
             return
-        self._bound_by_joined_cores()
         if below is not None:
             self._program.program.at_most(self._program.goal, below)
         self._solve_and_forbid(below)
@@ -155,24 +150,6 @@ class _Search:
         enough = self._enough is not None and self._value() <= self._enough
         return enough or self._none_is_better(below)
 
-    def _try_rounding(self, values: Values) -> None:
-        """Round the linear relaxation, of each network in turn with the others fixed."""
-        problem, program = self._problem, self._program
-        if len(problem.processors) != 2:
-            return
-        core = problem.processors[1]
-        for network in problem.networks:
-            merged, on = self._merged[network.name], program.parts[network.name].on
-            tasks = merged.network.tasks
-            shares = np.array([on[task.name, core].at(values) for task in tasks])
-            score = partial(self._score, network, self._others(network))
-            for dla in rounded_placements(problem, merged.network, shares, score):
-                placed: dict[str, Processor] = {
-                    task.name: core if there else "gpu"
-                    for task, there in zip(tasks, dla, strict=True)
-                }
-                self.consider({**self._rest(), network.name: merged.expand(placed)})
-
     def _others(self, network: Network) -> dict[str, Cost]:
         """Return the costs of the other networks in the best placement so far."""
         costs = {} if self.best is None else self.best[1]
@@ -206,23 +183,6 @@ class _Search:
             return aim
         excess: Figures = np.maximum(0.0, busiest - problem.utilisation_limit)
         return aim + 1e3 * (1 + aim) * excess
-
-    def _bound_by_joined_cores(self) -> None:
-        """With two cores, bound the utilisation by that of one joined core with half the load.
-
-        The other objectives are fast to solve without it.
-        """
-        joined = join_cores(self._problem)
-        if joined is None or self._objective != "utilisation":
-            return
-        relaxed = _Search(joined, self._objective, self._seconds, self._gap)
-        relaxed.run()
-        self._seconds = relaxed._seconds
-        self.bound = max(self.bound, relaxed.bound)
-        self._program.program.at_least(self._program.goal, relaxed.bound)
-        if relaxed.best is not None:
-            self.consider(part_cores(self._problem, relaxed.best[0]))
-            self._try_intervals()
 
     def _solve_and_forbid(self, below: float | None) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""

@@ -180,8 +180,8 @@ class _Steps:
                 crossings.append((tensor.flow, self._cross[tensor.flow][tensor.on_dla]))
             tensors.append(tensor._replace(crossed=tensor.crossed or crosses))
         tensors += [_Tensor(flow, on_dla, crossed=False) for flow in self._makes[task]]
-        kept = tuple(sorted(t for t in tensors if self._needed(t, done)))
-        return _Node(done, kept, on_dla), tuple(crossings)
+        needed = tuple(sorted(t for t in tensors if self._needed(t, done)))
+        return _Node(done, needed, on_dla), tuple(crossings)
 
     def _needed(self, tensor: _Tensor, done: int) -> bool:
         leaves = self._output[tensor.flow] and tensor.on_dla and not tensor.crossed

@@ -36,8 +36,8 @@ def find_address(options: BoardLogin, *, as_json: bool) -> str:
     """Return the address of the only board; NoBoardError lists what was seen otherwise."""
     board = the_one(search(options, as_json=as_json))
     if not as_json:
-        click.echo(f"{board.name or 'a board'} at {board.way}", err=True)
-    return board.way
+        click.echo(f"{board.name or 'a board'} at {board.address}", err=True)
+    return board.address
 
 
 def _say_look(look: Look) -> None:
@@ -47,7 +47,7 @@ def _say_look(look: Look) -> None:
 def _line(board: FoundBoard) -> str:
     """Return one board on one line."""
     if board.facts is None:
-        return f"{board.name or 'unknown':<16} {board.way}  does not answer: {board.error}"
+        return f"{board.name or 'unknown':<16} {board.address}  does not answer: {board.error}"
     facts, reported = board.facts.facts, board.facts.answer.reported
     running = None if reported is None else reported.running
     parts = (
@@ -55,4 +55,4 @@ def _line(board: FoundBoard) -> str:
         facts.jetpack,
         "" if running is None else f"runs {running.name} {running.version}",
     )
-    return f"{board.name:<16} {board.way}  {', '.join(filter(None, parts))}".rstrip()
+    return f"{board.name:<16} {board.address}  {', '.join(filter(None, parts))}".rstrip()

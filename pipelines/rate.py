@@ -1,4 +1,4 @@
-"""`max_hz` of sources: at most so many frames a second of each camera are run."""
+"""Limits of a rate: the frames of a camera, or the results that a sink takes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,29 @@ from msgspec import UNSET
 
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
-from pipelines.sinks.rate import RateLimit
+
+
+class RateLimit:
+    """A rate limit of `max_hz` on average; a burst of two passes, so that jitter drops nothing."""
+
+    def __init__(self, max_hz: float) -> None:
+        self._hz = max_hz
+        self._tokens = 2.0
+        self._at: float | None = None
+
+    def allows(self, now: float) -> bool:
+        """Return whether one more may pass at `now`, in seconds."""
+        if self._at is not None:
+            self._tokens = min(2.0, self._tokens + (now - self._at) * self._hz)
+        self._at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
 
 class FrameRate:
-    """Which frames are within the rate of their camera."""
+    """Which frames are within the rate of their camera, `max_hz` of its source."""
 
     def __init__(self, cameras: Sequence[SourceConfig]) -> None:
         self._limits: dict[str, tuple[float, RateLimit]] = {}

@@ -1,4 +1,4 @@
-"""The rescue way: a real shell behind a login on a real pty, and Debian's rz."""
+"""Console install: a real shell behind a login on a real pty, and Debian's rz."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from serial_board_fixtures import roles
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT
 
-from toolkit.fleet.transports import addresses as ways
+from toolkit.fleet.transports import addresses
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
@@ -85,7 +85,7 @@ def agent(tmp_path: Path) -> Iterator[AgentBox]:
     box.close()
 
 
-def way_of(wire: Cable, box: AgentBox | None, folder: Path) -> str:
+def address_of(wire: Cable, box: AgentBox | None, folder: Path) -> str:
     program = folder / "tandem-agent"
     if box is not None:
         program.write_text(
@@ -93,11 +93,11 @@ def way_of(wire: Cable, box: AgentBox | None, folder: Path) -> str:
         )
         program.chmod(0o755)
     config = "none" if box is None else box.config
-    return f"serial://{wire.host}?rescue=zmodem&user=robot&agent={program}&config={config}"
+    return f"serial://{wire.host}?console=zmodem&user=robot&agent={program}&config={config}"
 
 
-def rescue(
-    way: str,
+def install(
+    address: str,
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     password: str = "secret",
@@ -109,11 +109,11 @@ def rescue(
         asked.append(secret)
         return password
 
-    monkeypatch.setattr(ways, "_ask", answer)
-    delivery, board = Delivery(bundle, None), open_board(parse_address(way))
+    monkeypatch.setattr(addresses, "_ask", answer)
+    delivery, board = Delivery(bundle, None), open_board(parse_address(address))
     try:
         return flash_board(
-            board, way, delivery, on_facts=lambda _facts: None, on_progress=on_progress
+            board, address, delivery, on_facts=lambda _facts: None, on_progress=on_progress
         )
     finally:
         board.close()
@@ -121,7 +121,7 @@ def rescue(
         assert asked in ([], [True], [True, True])
 
 
-def test_a_board_is_rescued_through_its_login_shell(
+def test_a_board_is_installed_through_its_login_shell(
     tmp_path: Path,
     wire: Cable,
     console: Console,
@@ -129,14 +129,14 @@ def test_a_board_is_rescued_through_its_login_shell(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    way, bundle = (
-        way_of(wire, agent, tmp_path),
+    address, bundle = (
+        address_of(wire, agent, tmp_path),
         bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1"),
     )
-    result = rescue(way, bundle, monkeypatch)
+    result = install(address, bundle, monkeypatch)
     assert (result.phase, result.device) == ("live", agent.device)
     assert roles(agent) == {"1": "active"}
-    assert not (console.home / "tandem-rescue").exists()
+    assert not (console.home / "tandem-install").exists()
 
 
 @pytest.mark.slow
@@ -148,28 +148,28 @@ def test_a_wrong_password_a_transfer_that_ends_and_a_bad_bundle(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    way, bundle = (
-        way_of(wire, agent, tmp_path),
+    address, bundle = (
+        address_of(wire, agent, tmp_path),
         bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1"),
     )
     with pytest.raises(RefusedError, match="does not take this user and password"):
-        rescue(way, bundle, monkeypatch, "wrong")
+        install(address, bundle, monkeypatch, "wrong")
 
     def stop(progress: Progress) -> None:
         if progress.received_bytes > MEGABYTE // 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rescue(way, bundle, monkeypatch, on_progress=stop)
-    (part,) = (console.home / "tandem-rescue").glob("*.bundle")
+        install(address, bundle, monkeypatch, on_progress=stop)
+    (part,) = (console.home / "tandem-install").glob("*.bundle")
     arrived_bytes = part.stat().st_size
     assert arrived_bytes > 0
-    result = rescue(way, bundle, monkeypatch)
+    result = install(address, bundle, monkeypatch)
     assert result.phase == "live"
     assert result.sent_bytes < 1.2 * result.total_bytes - arrived_bytes
     old = make_bundle(tmp_path / "other", version="2", profile="agx-thor")
     with pytest.raises(RefusedError, match="is built for agx-thor"):
-        rescue(way, old, monkeypatch)
+        install(address, old, monkeypatch)
 
 
 def test_a_board_without_an_agent_keeps_both_files_for_later(
@@ -180,10 +180,10 @@ def test_a_board_without_an_agent_keeps_both_files_for_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle = make_bundle(tmp_path / "in")
-    result = rescue(way_of(wire, None, tmp_path), bundle, monkeypatch)
+    result = install(address_of(wire, None, tmp_path), bundle, monkeypatch)
     assert result.phase == "written"
-    folder = console.home / "tandem-rescue"
-    way_of(wire, agent, tmp_path)  # it is installed now
+    folder = console.home / "tandem-install"
+    address_of(wire, agent, tmp_path)  # it is installed now
     script = folder / "install.sh"
     script.write_bytes(
         script.read_bytes().replace(b"--config none", b"--config %s" % str(agent.config).encode())
@@ -203,4 +203,4 @@ def test_a_line_where_nobody_answers_is_told(
     monkeypatch.setattr("toolkit.fleet.transports.login_shell.PROMPT_S", 0.3)
     monkeypatch.setattr("toolkit.fleet.transports.login_shell.ALIVE_S", 0.3)
     with pytest.raises(TransportError, match="is a login shell there"):
-        rescue(way_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)
+        install(address_of(wire, None, tmp_path), make_bundle(tmp_path / "in"), monkeypatch)
