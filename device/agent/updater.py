@@ -70,7 +70,7 @@ class Updater:
         self._setup = v.Setup(config.profile, config.update)
         self._state = v.State()
         self._store = store
-        self._slot_states = SlotStateCache(store)
+        self._slots = SlotStateCache(store)
         self._pipeline = pipeline
         self._report = report
         self._preparation = preparation
@@ -79,7 +79,7 @@ class Updater:
         self._environment = environment
         self._facts = facts
         self._local_time = local_time
-        self.downloads = Downloads(config, store, self._slot_states, put)
+        self.downloads = Downloads(config, store, self._slots, put)
 
     @property
     def update(self) -> Update:
@@ -89,7 +89,7 @@ class Updater:
     @property
     def state(self) -> SlotState:
         """The state of the slots."""
-        return self._slot_states.state
+        return self._slots.state
 
     @property
     def on_trial(self) -> bool:
@@ -99,13 +99,13 @@ class Updater:
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences on the slots that an operator should know."""
-        return self._slot_states.problems
+        return self._slots.problems
 
     # -- what happens
 
     def boot(self) -> None:
         """Start the active slot, or resume the trial that was interrupted."""
-        self._slot_states.boot()
+        self._slots.boot()
         self.ask("boot")
 
     def shut_down(self) -> None:
@@ -119,12 +119,7 @@ class Updater:
         """Return when `advance` or a request has something to do without an event."""
         fetching = self.downloads
         wake_s = fetching.wake_at_s if online else fetching.wake_offline_at_s
-        return (
-            self._state.judge_at_s,
-            self._pipeline.restart_at_s,
-            self._slot_states.retry_at_s,
-            wake_s,
-        )
+        return self._state.judge_at_s, self._pipeline.restart_at_s, self._slots.retry_at_s, wake_s
 
     def advance(self, now_s: float) -> None:
         """Do what is due: judge a trial, restart the pipeline, try a complete download."""
@@ -132,7 +127,7 @@ class Updater:
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
             self.ask("restart_due")
-        self._slot_states.retry(now_s)
+        self._slots.retry(now_s)
         event = self.downloads.look()
         if event is not None:
             self._take(event)
@@ -195,9 +190,9 @@ class Updater:
         if not self._shadow.is_current(event.run):
             return None
         comparison = event.message
-        text = f"{comparison.frames} live frames compared with the live release"
         share = f"{comparison.agreement:.2%} of {comparison.counted} results agree"
-        self.ask("shadowing", f"{text}, {share}")
+        text = f"{comparison.frames} live frames compared with the live release, {share}"
+        self.ask("shadowing", text)
         return comparison
 
     # -- the machine
@@ -206,7 +201,7 @@ class Updater:
         """Take an event, and those that come of it; return why what was asked for cannot be."""
         events, answer = deque([event]), ""
         while events:
-            state = dataclasses.replace(self._state, slots=self._slot_states.state)
+            state = dataclasses.replace(self._state, slots=self._slots.state)
             at = self._moment(time.monotonic() if now_s is None else now_s)
             self._state, effects = step(self._setup, state, events.popleft(), at)
             for effect in effects:
@@ -235,12 +230,12 @@ class Updater:
 
     def _save(self, effect: v.Save) -> v.Event | None:
         if not effect.first:
-            self._slot_states.note(effect.slots)
+            self._slots.note(effect.slots)
             return None
         try:
             if effect.reserve:
                 self._store.reserve()
-            self._slot_states.save(effect.slots)
+            self._slots.save(effect.slots)
         except StateError as error:
             return v.Notice("not_recorded", str(error))
         return v.Notice("recorded")
@@ -316,7 +311,7 @@ class Updater:
         state = with_whole_active(self._store, self.state)
         is_whole = state == self.state
         if not is_whole:
-            self._slot_states.note(state)
+            self._slots.note(state)
         elif effect.word == "check_active":
             return None
         if state.active is None:

@@ -21,7 +21,7 @@ from device.engine.tensorrt_manifest import (
 )
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.export.half import MIN_SCALE, beyond_scales, rounded_up, to_half
-from toolkit.gpu.ports import PortCompiler, PortDirection
+from toolkit.gpu.ports import Direction, PortCompiler
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
@@ -30,7 +30,7 @@ from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
 
-_DIRECTIONS: tuple[PortDirection, PortDirection] = ("enter", "leave")  # of inputs, of outputs
+_DIRECTIONS: tuple[Direction, Direction] = ("enter", "leave")  # of inputs, of outputs
 _MIN_RANK = 3  # NvInferRuntime.h, TensorFormat::kCHW16: "requires at least three dimensions"
 _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
