@@ -117,11 +117,7 @@ class Connection:
         self._version = version
         self._session = session
         self._left_out = left_out
-<<<<<<< HEAD
-        self._subscribing: dict[
-=======
         self._pending_subscribes: dict[
->>>>>>> i31w
             int, list[tuple[str, int]]
         ] = {}  # what each SUBSCRIBE named, by its id
         self._reason = ""
@@ -277,11 +273,7 @@ class Connection:
     def _ask(self, rows: list[tuple[str, int]]) -> None:
         _code, message_id = self._client.subscribe(rows)
         if message_id is not None:
-<<<<<<< HEAD
-            self._subscribing[message_id] = rows
-=======
             self._pending_subscribes[message_id] = rows
->>>>>>> i31w
 
     def _due_in_s(self) -> float | None:
         """Return how long to wait for a subscription or a look at the files; None: for ever."""
@@ -314,11 +306,7 @@ class Connection:
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-<<<<<<< HEAD
-        rows = self._subscribing.pop(message_id, [])
-=======
         rows = self._pending_subscribes.pop(message_id, [])
->>>>>>> i31w
         for (topic, _qos), reason in zip(rows, reasons, strict=False):
             if reason.is_failure:
                 LOG.error("the broker refused the subscription of %s: %s", topic, reason)

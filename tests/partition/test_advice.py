@@ -104,7 +104,7 @@ def modules_of(command: str) -> frozenset[str]:
     modules = {f"toolkit.cli.commands.{command}"}
     for one in with_subcommands(named):
         if isinstance(one.callback, partial):
-            _, action = one.callback.args
+            _, action, _ = one.callback.args
             modules.add(f"toolkit.cli.actions.{action.partition(':')[0]}")
     return frozenset(modules)
 
