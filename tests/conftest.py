@@ -6,6 +6,7 @@ import os
 # this comes before any test module. Workers that compile drop it from their environment.
 os.environ["TRITON_INTERPRET"] = "1"
 
+import contextlib
 import logging
 import signal
 from collections.abc import Iterator
@@ -40,6 +41,15 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     request.node.add_report_section("setup", "seed", f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[object]:
+    """A Mosquitto of the test's own."""
+    from mqtt_fixtures import Mosquitto
+
+    with contextlib.closing(Mosquitto(tmp_path)) as mosquitto:
+        yield mosquitto
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class Agent:
             shadow=ShadowProcess(
                 self._put, Path(config.state_dir), config.profile, plans=preparation.plans
             ),
-            around=self._environment,
+            environment=self._environment,
             facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
         )
         self._verification = Verification(

@@ -45,13 +45,13 @@ class Downloads(Fetching):
         self,
         config: AgentConfig,
         store: SlotStore,
-        kept: SlotStateCache,
+        slot_states: SlotStateCache,
         put: Callable[[SourceEvent], None],
     ) -> None:
         super().__init__(store.downloads, config.update.window_chunks, put)
         self._config = config
         self._store = store
-        self._kept = kept
+        self._slots = slot_states
         self._problem = ""  # why another download would end the same way
 
     def fetch(self, desired: Desired) -> Event:
@@ -60,7 +60,7 @@ class Downloads(Fetching):
         self._problem = ""
         try:
             self._store.adopt(blob.sha256, blob.bytes)
-            bases = self._store.bundles(self._kept.state)
+            bases = self._store.bundles(self._slots.state)
             self.begin(blob, fetch_options(desired, self._config.update, bases))
         except (TandemError, OSError) as error:
             return Notice("no_fetch", _reason(error))
@@ -104,9 +104,9 @@ class Downloads(Fetching):
                 sha256=blob.sha256, bytes=blob.bytes, name=info.name, version=info.version,
                 request=desired.request,
             )  # fmt: skip
-            self._kept.save(slots.clear(self._kept.state))
-            self._store.populate(self._kept.state.idle, bundle, record)
-            self._kept.save(slots.stage(self._kept.state, record))
+            self._slots.save(slots.clear(self._slots.state))
+            self._store.populate(self._slots.state.idle, bundle, record)
+            self._slots.save(slots.stage(self._slots.state, record))
         except (TandemError, OSError) as error:
             return self._give_up(_reason(error))
         self.remove()

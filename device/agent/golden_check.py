@@ -127,9 +127,9 @@ class GoldenCheck(OneChild):
             return False
         pairs = dict.fromkeys((run.engine, run.golden) for run in info.runs)
         files = [str(folder / name) for pair in pairs for name in pair]
-        asked = () if min_agreement is None else ("--min-agreement", repr(min_agreement))
+        agreement_option = () if min_agreement is None else ("--min-agreement", repr(min_agreement))
         what = (
-            (*_TASKS, str(folder), *asked) if golden.limits
+            (*_TASKS, str(folder), *agreement_option) if golden.limits
             else (*self._command, *files, "--tolerance", repr(golden.tolerance))
         )  # fmt: skip
         command = (*what, *(() if self._plans is None else ("--plans", str(self._plans))))

@@ -55,7 +55,7 @@ class Updater:
         golden: GoldenCheck | None = None,
         shadow: ShadowProcess | None = None,
         put: Callable[[SourceEvent], None] = lambda _event: None,
-        around: Callable[[float], Environment] = lambda _now_s: Environment(),
+        environment: Callable[[float], Environment] = lambda _now_s: Environment(),
         facts: Callable[[], DeviceFacts] = DeviceFacts,
         local_time: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
@@ -63,23 +63,23 @@ class Updater:
 
         `preparation` finishes the segments of a slot with TensorRT; None: nothing does. `golden`
         runs golden inputs before a trial, `shadow` a release beside the live one; None: nothing
-        does. `around`: what is beside the pipeline; `facts`: what the board is; `local_time`: of
-        the device.
+        does. `environment`: what is beside the pipeline; `facts`: what the board is;
+        `local_time`: of the device.
         """
         self._config = config.update
         self._setup = v.Setup(config.profile, config.update)
         self._state = v.State()
         self._store = store
-        self._kept = SlotStateCache(store)
+        self._slots = SlotStateCache(store)
         self._pipeline = pipeline
         self._report = report
         self._preparation = preparation
         self._golden = golden
         self._shadow = shadow
-        self._around = around
+        self._environment = environment
         self._facts = facts
         self._local_time = local_time
-        self.downloads = Downloads(config, store, self._kept, put)
+        self.downloads = Downloads(config, store, self._slots, put)
 
     @property
     def update(self) -> Update:
@@ -89,7 +89,7 @@ class Updater:
     @property
     def state(self) -> SlotState:
         """The state of the slots."""
-        return self._kept.state
+        return self._slots.state
 
     @property
     def on_trial(self) -> bool:
@@ -99,13 +99,13 @@ class Updater:
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences on the slots that an operator should know."""
-        return self._kept.problems
+        return self._slots.problems
 
     # -- what happens
 
     def boot(self) -> None:
         """Start the active slot, or resume the trial that was interrupted."""
-        self._kept.boot()
+        self._slots.boot()
         self.ask("boot")
 
     def shut_down(self) -> None:
@@ -119,7 +119,7 @@ class Updater:
         """Return when `advance` or a request has something to do without an event."""
         fetching = self.downloads
         wake_s = fetching.wake_at_s if online else fetching.wake_offline_at_s
-        return self._state.judge_at_s, self._pipeline.restart_at_s, self._kept.retry_at_s, wake_s
+        return self._state.judge_at_s, self._pipeline.restart_at_s, self._slots.retry_at_s, wake_s
 
     def advance(self, now_s: float) -> None:
         """Do what is due: judge a trial, restart the pipeline, try a complete download."""
@@ -127,7 +127,7 @@ class Updater:
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
             self.ask("restart_due")
-        self._kept.retry(now_s)
+        self._slots.retry(now_s)
         event = self.downloads.look()
         if event is not None:
             self._take(event)
@@ -189,10 +189,11 @@ class Updater:
             return None
         if not self._shadow.is_current(event.run):
             return None
-        said = event.message
-        text = f"{said.frames} live frames compared with the live release, {said.agreement:.2%} "
-        self.ask("shadowing", f"{text}of {said.counted} results agree")
-        return said
+        comparison = event.message
+        share = f"{comparison.agreement:.2%} of {comparison.counted} results agree"
+        text = f"{comparison.frames} live frames compared with the live release, {share}"
+        self.ask("shadowing", text)
+        return comparison
 
     # -- the machine
 
@@ -200,7 +201,7 @@ class Updater:
         """Take an event, and those that come of it; return why what was asked for cannot be."""
         events, answer = deque([event]), ""
         while events:
-            state = dataclasses.replace(self._state, slots=self._kept.state)
+            state = dataclasses.replace(self._state, slots=self._slots.state)
             at = self._moment(time.monotonic() if now_s is None else now_s)
             self._state, effects = step(self._setup, state, events.popleft(), at)
             for effect in effects:
@@ -215,7 +216,7 @@ class Updater:
         local, pipeline = self._local_time(), self._pipeline
         return v.Moment(
             now_s=now_s, utc=utc_now(), hour=local.tm_hour, minute=local.tm_min,
-            around=self._around(now_s), unread=frozenset(self._store.unread),
+            environment=self._environment(now_s), unread=frozenset(self._store.unread),
             stopped=pipeline.report.status == "stopped" and pipeline.restart_at_s is None,
         )  # fmt: skip
 
@@ -229,12 +230,12 @@ class Updater:
 
     def _save(self, effect: v.Save) -> v.Event | None:
         if not effect.first:
-            self._kept.note(effect.slots)
+            self._slots.note(effect.slots)
             return None
         try:
             if effect.reserve:
                 self._store.reserve()
-            self._kept.save(effect.slots)
+            self._slots.save(effect.slots)
         except StateError as error:
             return v.Notice("not_recorded", str(error))
         return v.Notice("recorded")
@@ -310,7 +311,7 @@ class Updater:
         state = with_whole_active(self._store, self.state)
         is_whole = state == self.state
         if not is_whole:
-            self._kept.note(state)
+            self._slots.note(state)
         elif effect.word == "check_active":
             return None
         if state.active is None:

@@ -53,17 +53,17 @@ def problem(amount: Amount, points: Iterable[Sequence[int]]) -> str | None:
     return None
 
 
-def _apply(operator: str, left: int, right: int, amount: str) -> int:
-    if operator == "//" and right < 1:
-        raise ValueError(f"{amount!r} divides by {right}")
+def _apply(operator: str, first: int, second: int, amount: str) -> int:
+    if operator == "//" and second < 1:
+        raise ValueError(f"{amount!r} divides by {second}")
     value = (
-        left + right
+        first + second
         if operator == "+"
-        else left - right
+        else first - second
         if operator == "-"
-        else left * right
+        else first * second
         if operator == "*"
-        else left // right
+        else first // second
     )
     if abs(value) > _MAX_VALUE:
         raise ValueError(f"{amount!r} is beyond 2^62")

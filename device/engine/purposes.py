@@ -61,8 +61,8 @@ def entries_read(manifest: Manifest) -> tuple[str, ...]:
 def _without_portable(segment: Segment) -> Segment:
     if not any(isinstance(implementation, Cuda) for implementation in segment.implementations):
         return segment
-    kept = tuple(i for i in segment.implementations if not isinstance(i, Portable))
-    return msgspec.structs.replace(segment, implementations=kept)
+    others = tuple(i for i in segment.implementations if not isinstance(i, Portable))
+    return msgspec.structs.replace(segment, implementations=others)
 
 
 def _entries(implementation: Implementation, processor: Processor) -> Iterator[tuple[str, str]]:

@@ -77,12 +77,12 @@ def _port(where: str, port: Port) -> Iterator[str]:
 
 def _port_kernels(facts: Facts, where: str, implementation: TensorRT) -> Iterator[str]:
     """Kernels of a port read and write its tensor alone, as it is in C order and in its format."""
-    for ports, programs, way in (
+    for ports, programs, direction in (
         (implementation.inputs, implementation.enter, "enter"),
         (implementation.outputs, implementation.leave, "leave"),
     ):
         if programs and len(programs) != len(ports):
-            yield f"{where}: {len(ports)} ports {way}, {len(programs)} of them have kernels"
+            yield f"{where}: {len(ports)} ports {direction}, {len(programs)} of them have kernels"
             return
         for port, program in zip(ports, programs, strict=False):
             place = f"{where}: port {port.tensor!r}"
@@ -92,7 +92,7 @@ def _port_kernels(facts: Facts, where: str, implementation: TensorRT) -> Iterato
                 yield f"{place}: its sizes are not fixed"
                 continue
             sizes = (_plain_bytes(tensor), _packed_bytes(port, tensor))
-            expected = sizes if way == "enter" else sizes[::-1]
+            expected = sizes if direction == "enter" else sizes[::-1]
             places = (*program.inputs, *program.outputs)
             sizes_of_kernels = [stored.bytes for stored in places]
             if sizes_of_kernels != list(expected):

@@ -417,8 +417,8 @@ def _check_end(file: BinaryIO, path: Path) -> None:
 
 
 def _unread(folder: Path, error: OSError) -> BundleError:
-    gone = isinstance(error, UnfitFileError) or error.errno in _GONE
-    kind = BundleError if gone else BundleReadError
+    unfit = isinstance(error, UnfitFileError) or error.errno in _GONE
+    kind = BundleError if unfit else BundleReadError
     return kind(f"cannot read {folder}: {_os_reason(error)}")
 
 

@@ -54,7 +54,7 @@ class Moment:
     utc: str = ""
     hour: int = 0
     minute: int = 0
-    around: Environment = NOWHERE
+    environment: Environment = NOWHERE
     unread: frozenset[Slot] = frozenset()
     stopped: bool = False
 

@@ -142,7 +142,7 @@ class Fetching:
         if fetch is None or reader is None or event.peer != reader.peer:
             return
         if isinstance(event, SourceEnded):
-            self._end_source(event.reason, now_s, gone=event.gone)
+            self._end_source(event.reason, now_s, permanent=event.permanent)
         else:
             self.take(event.sha256, f"{event.part}/{event.peer}", event.payload, now_s)
 
@@ -161,14 +161,16 @@ class Fetching:
         elif self._choice.count > 1 and now_s - since_s >= self._silent_s:
             is_mqtt = self._choice.place == MQTT
             silence = f"{self._choice.place} gave no chunk for {self._silent_s:.0f} s"
-            self._end_source("nobody answered over MQTT" if is_mqtt else silence, now_s, gone=False)
+            self._end_source(
+                "nobody answered over MQTT" if is_mqtt else silence, now_s, permanent=False
+            )
         failure = fetch.download.failure(now_s)
         if failure:
-            self._end_source(failure, now_s, gone=True)
+            self._end_source(failure, now_s, permanent=True)
         if self._reader is not None:
             complaint = fetch.download.complaint_of(self._reader.peer)
             if complaint:
-                self._end_source(complaint, now_s, gone=True)
+                self._end_source(complaint, now_s, permanent=True)
         return "" if self._choice.current >= 0 else self._choice.problem
 
     def next_request(self, now_s: float, *, online: bool = True) -> BlobGet | None:
@@ -219,8 +221,8 @@ class Fetching:
         self._progress = self.received_bytes, None
         self._open_reader()
 
-    def _end_source(self, reason: str, now_s: float, *, gone: bool) -> None:
-        self._choice.on_ended(reason, now_s, gone=gone)
+    def _end_source(self, reason: str, now_s: float, *, permanent: bool) -> None:
+        self._choice.on_ended(reason, now_s, permanent=permanent)
         self._progress = self.received_bytes, None
         self._open_reader()
 

@@ -411,7 +411,7 @@ class _Step:
         floor = verdict.custom.get(FLOOR) if isinstance(verdict, Trusted) else None
         trial = slots.begin_trial(
             self.slots, self.desired.request, self.desired.policy,
-            floor=floor if isinstance(floor, str) else "", online=self.at.around.online,
+            floor=floor if isinstance(floor, str) else "", online=self.at.environment.online,
             sideloaded=self.state.sideloaded, golden_agreement=self.state.golden_agreement,
         )  # fmt: skip
         self.effects.append(v.Save(trial, first=True, reserve=True))
@@ -567,7 +567,7 @@ class _Step:
         elif self.state.stage == "postponed" and waiting and self.slots.idle not in at.unread:
             # One that does not work will never tell whether the source does.
             ready = health.working or health.state in ("failed", "stalled")
-            if ready and (at.around.online or not waiting.broker) and self.go("again"):
+            if ready and (at.environment.online or not waiting.broker) and self.go("again"):
                 self.state = replace(self.state, source_worked=health.working)
                 self.do("verify")
         if at.unread and at.now_s >= self.state.read_again_s:
@@ -581,7 +581,7 @@ class _Step:
     def judge(self, trial: Trial, health: PipelineHealth) -> None:
         now_s, late_s = self.at.now_s, self.at.now_s - self.state.looked_s
         trial = trial.held_up(late_s) if late_s > MAX_LATE_S else trial
-        trial = trial.observed(health, now_s, self.at.around)
+        trial = trial.observed(health, now_s, self.at.environment)
         self.state = replace(self.state, trial=trial, looked_s=now_s)
         policy = self.record(self.slots.trial).policy
         verdict = judge(trial, trial_limits(self.setup.update, policy), now_s)

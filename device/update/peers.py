@@ -17,12 +17,12 @@ class _Peer:
     window: Window
     corrupt: int = 0
     last_corrupt: str = ""
-    gone: str = ""  # why it does not have the blob
+    refusal: str = ""  # why it does not have the blob
 
     @property
     def trusted(self) -> bool:
         """Whether it is asked by its name."""
-        return self.corrupt < MAX_CORRUPT_IN_A_ROW and not self.gone
+        return self.corrupt < MAX_CORRUPT_IN_A_ROW and not self.refusal
 
 
 class Peers:
@@ -44,9 +44,9 @@ class Peers:
         return "; ".join(filter(None, map(self.complaint_of, self._peers)))
 
     @property
-    def gone(self) -> str:
+    def refusals(self) -> str:
         """What the servers said that do not have the blob."""
-        return "; ".join(peer.gone for peer in self._peers.values() if peer.gone)
+        return "; ".join(peer.refusal for peer in self._peers.values() if peer.refusal)
 
     def complaint_of(self, name: str) -> str:
         """Return what a server sends that does not fit; empty while it is trusted."""
@@ -71,14 +71,14 @@ class Peers:
     def forgive(self) -> None:
         """Ask again those that did not have the blob."""
         for peer in self._peers.values():
-            peer.gone = ""
+            peer.refusal = ""
 
     def count_good(self, name: str) -> None:
         """Ask a server that sent what fits by its name, if none is asked."""
         peer = self._peer(name)
         if peer is None:
             return
-        peer.corrupt, peer.gone = 0, ""
+        peer.corrupt, peer.refusal = 0, ""
         if self.asked == ANYONE:
             self.asked = name
 
@@ -99,11 +99,11 @@ class Peers:
             self.asked = max(rivals, key=lambda other: rivals[other], default=ANYONE)
         return peer.trusted
 
-    def note_gone(self, name: str, reason: str) -> bool:
+    def note_refusal(self, name: str, reason: str) -> bool:
         """Note that a server does not have the blob; return False for one server too many."""
         peer = self._peer(name)
         if peer is not None:
-            peer.gone = reason
+            peer.refusal = reason
         return peer is not None
 
     def _peer(self, name: str) -> _Peer | None:

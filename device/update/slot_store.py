@@ -404,14 +404,14 @@ class SlotStore:
         record, folder = state.record(slot), self.slot_folder(slot)
         if record is None or not folder.is_dir():
             return
-        wanted = {f"{LIVE}{record.commit}-{record.sha256}"} if record.good else set()
+        marks = {f"{LIVE}{record.commit}-{record.sha256}"} if record.good else set()
         present = {path.name for path in folder.glob(f"{LIVE}*")}
-        if wanted == present:
+        if marks == present:
             return
         try:
-            for name in present - wanted:
+            for name in present - marks:
                 remove(folder / name)
-            for name in wanted - present:
+            for name in marks - present:
                 os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
             sync_folder(folder)
         except OSError as error:

@@ -12,7 +12,7 @@ AGAIN_S = (1.0, 5.0, 15.0, 30.0)  # until the round begins anew, once no source 
 class _Row:
     place: str
     reason: str = ""  # why it gave nothing the last time
-    gone: bool = False
+    unusable: bool = False  # for good
 
 
 class SourceChoice:
@@ -22,25 +22,25 @@ class SourceChoice:
         self._rows = [_Row(place) for place in dict.fromkeys(places)]
         for row in self._rows:
             if not is_source(row.place):
-                row.reason, row.gone = f"{row.place!r} is no source that this agent reads", True
+                row.reason, row.unusable = f"{row.place!r} is no source that this agent reads", True
         self._current = self._next_after(-1)
         self._rounds = 0
         self._wait_until_s: float | None = None
 
     @property
     def current(self) -> int:
-        """The number of the source in use, -1 if all are gone."""
+        """The number of the source in use, -1 if all are unusable."""
         return self._current
 
     @property
     def place(self) -> str:
-        """The source in use, empty if all are gone."""
+        """The source in use, empty if all are unusable."""
         return "" if self._current < 0 else self._rows[self._current].place
 
     @property
     def count(self) -> int:
         """How many sources are left."""
-        return sum(not row.gone for row in self._rows)
+        return sum(not row.unusable for row in self._rows)
 
     @property
     def wait_until_s(self) -> float | None:
@@ -64,12 +64,12 @@ class SourceChoice:
         if self._current >= 0:
             self._rows[self._current].reason = ""
 
-    def on_ended(self, reason: str, now_s: float, *, gone: bool) -> None:
+    def on_ended(self, reason: str, now_s: float, *, permanent: bool) -> None:
         """The source in use gives nothing: take the next; after the last, wait and begin anew."""
         if self._current < 0:
             return
         row = self._rows[self._current]
-        row.reason, row.gone = reason, gone
+        row.reason, row.unusable = reason, permanent
         before = self._current
         self._current = self._next_after(before)
         if self._current <= before:
@@ -77,7 +77,7 @@ class SourceChoice:
             self._rounds += 1
 
     def _next_after(self, number: int) -> int:
-        """Return the next source that is not gone, from the first again after the last."""
+        """Return the next source that is usable, from the first again after the last."""
         count = len(self._rows)
         order = [(number + step) % count for step in range(1, count + 1)]
-        return next((one for one in order if not self._rows[one].gone), -1)
+        return next((one for one in order if not self._rows[one].unusable), -1)

@@ -134,8 +134,8 @@ def set_aside(path: Path) -> str | None:
     except OSError as error:
         LOG.error("cannot keep %s aside: %s", path, error.strerror)
         return None
-    kept = sorted(folder.glob(f"*{ASIDE}*"), key=lambda one: one.lstat().st_mtime)
-    for oldest in kept[:-MAX_ASIDE]:
+    copies = sorted(folder.glob(f"*{ASIDE}*"), key=lambda one: one.lstat().st_mtime)
+    for oldest in copies[:-MAX_ASIDE]:
         try:
             remove(oldest)
         except OSError as error:
@@ -207,13 +207,13 @@ def _own(path: Path, status: os.stat_result) -> bool:
     """Give a file or folder the rights that it must have; return whether others had any."""
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return False
-    wanted = FOLDER_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
+    required = FOLDER_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
     mode = stat.S_IMODE(status.st_mode)
-    if mode == wanted:
+    if mode == required:
         return False
     try:
-        os.chmod(path, wanted)
+        os.chmod(path, required)
     except OSError as error:
-        LOG.error("the rights of %s cannot be set to %o: %s", path, wanted, error.strerror)
+        LOG.error("the rights of %s cannot be set to %o: %s", path, required, error.strerror)
         return False
     return bool(mode & 0o077)

@@ -111,7 +111,7 @@ class Download:
         """Return why the download cannot go on: all that is heard is that the blob is gone."""
         if self._gone_s is None or now_s < self._gone_s + GONE_S:
             return ""
-        return self._peers.gone
+        return self._peers.refusals
 
     def on_index(self, payload: bytes, peer: str = ANYONE) -> bool:
         """Check an index that arrived; True: store it, then call `set_index`."""
@@ -209,7 +209,7 @@ class Download:
 
     def on_gone(self, peer: str, reason: str, now_s: float) -> None:
         """A peer says that it does not have the blob; it is not asked by its name again."""
-        if self.complete or not self._peers.note_gone(peer, reason):
+        if self.complete or not self._peers.note_refusal(peer, reason):
             return
         if self._gone_s is None:
             self._gone_s = now_s

@@ -143,9 +143,9 @@ class Trial:
     temperature_c: float | None = None
 
     def observed(
-        self, health: PipelineHealth, now_s: float, around: Environment = Environment()
+        self, health: PipelineHealth, now_s: float, environment: Environment = Environment()
     ) -> "Trial":
-        """Return the trial after a look at the health of its pipeline, and around it."""
+        """Return the trial after a look at the health of its pipeline and its environment."""
         offline_s = now_s if self.offline_s is None else self.offline_s
         away = health.state == "degraded"
         healthy_s = now_s if self.healthy_s is None else self.healthy_s
@@ -160,10 +160,10 @@ class Trial:
             broken=health.state in ("stalled", "failed"),
             signs=health.signs,
             reason=health.reason or "",
-            was_online=self.was_online or around.online,
-            offline_s=None if around.online else offline_s,
-            latency_p95_ms=around.latency_p95_ms,
-            temperature_c=around.temperature_c,
+            was_online=self.was_online or environment.online,
+            offline_s=None if environment.online else offline_s,
+            latency_p95_ms=environment.latency_p95_ms,
+            temperature_c=environment.temperature_c,
         )
 
     def held_up(self, for_s: float) -> "Trial":

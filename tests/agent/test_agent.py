@@ -50,13 +50,6 @@ TOPICS = Topics(DEVICE)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
 def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
     box = AgentBox(tmp_path, broker.port)
     yield box
@@ -319,14 +312,18 @@ def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
     assert board.log()[log_before:].count("cannot reach the broker") == 1
 
 
+def take_two_releases(broker: Mosquitto, board: AgentBox, folder: Path) -> None:
+    board.start()
+    for version in ("1", "2"):
+        assert deploy(broker, make_bundle(folder / version, version=version)).live
+    board.kill()
+    broker.kill()  # nobody desires anything any more: the board is on its own
+
+
 def test_a_damaged_active_release_gives_way_to_the_one_before(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
-    board.start()
-    for version in ("1", "2"):
-        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
-    board.kill()
-    broker.kill()  # nobody desires anything any more: the board is on its own
+    take_two_releases(broker, board, tmp_path)
     os.truncate(board.state_dir / "slots" / "b" / "model.engine", 10)
     broker.start()
     with Watcher(broker.port) as watcher:
@@ -491,11 +488,7 @@ def test_a_disk_that_is_full_at_the_confirm_has_room_for_it(
 def test_a_board_that_lost_its_state_runs_its_best_release_and_says_so(
     broker: Mosquitto, board: AgentBox, tmp_path: Path, damage: bytes | None
 ) -> None:
-    board.start()
-    for version in ("1", "2"):
-        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
-    board.kill()
-    broker.kill()  # nobody desires anything any more: the board is on its own
+    take_two_releases(broker, board, tmp_path)
     for number in (0, 1):
         path = board.state_dir / f"slots.{number}"
         path.unlink() if damage is None else path.write_bytes(damage)
@@ -515,11 +508,7 @@ def test_a_board_that_lost_its_state_runs_its_best_release_and_says_so(
 def test_an_agent_lives_on_with_pipes_and_folders_in_its_files_and_says_so(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
-    board.start()
-    for version in ("1", "2"):
-        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
-    board.kill()
-    broker.kill()  # nobody desires anything any more: the board is on its own
+    take_two_releases(broker, board, tmp_path)
     state = board.state_dir
     for name in ("agent.lock", "outbox.db", "commands.json", "slots/a/bundle.json", "reserve"):
         (state / name).unlink(missing_ok=True)

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -189,13 +188,6 @@ def test_a_disk_that_takes_nothing_costs_the_disk_alone(
 
 
 # -- on the wire
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
 
 
 class Listener:

@@ -188,7 +188,7 @@ def test_a_system_that_starts_no_process_refuses_no_release_for_good(
         raise error
 
     board.deploy(1.0, "before", InstallPolicy(), golden=False)
-    board.updater._kept.save(slots.confirm(board.updater.state))
+    board.updater._slots.save(slots.confirm(board.updater.state))
     board.updater.boot()
     asked = board.download(0.97, "r", InstallPolicy())
     with monkeypatch.context() as patch:

@@ -196,11 +196,11 @@ def test_a_limit_on_live_frames_that_are_never_compared_is_refused() -> None:
 # -- the trial
 
 
-def looked(around: Environment, until_s: float, was_online: bool = True) -> Trial:
+def looked(environment: Environment, until_s: float, was_online: bool = True) -> Trial:
     """A trial that has worked since 0 s, looked at each second."""
     trial = Trial(frame_s=0.0, was_online=was_online)
     for second in range(int(until_s) + 1):
-        trial = trial.observed(works(second), float(second), around)
+        trial = trial.observed(works(second), float(second), environment)
     return trial
 
 

@@ -34,13 +34,6 @@ from device.protocol.topics import Topics
 PATIENCE_S = 2.0  # for a loaded machine
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
 @contextmanager
 def link_to(
     port: int, name: str = "link", version: str = "auto"

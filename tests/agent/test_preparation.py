@@ -158,7 +158,7 @@ def test_what_runs_is_prepared_at_the_start_and_runs_again_with_new_plans(
     prepared.say(READY)
     board.updater.advance(0.0)
     prepared.pump(lambda: board.updater.state.trial == "a")
-    board.updater._kept.save(slots.confirm(board.updater.state))
+    board.updater._slots.save(slots.confirm(board.updater.state))
     assert board.updater.state.active == "a"
     starts: list[Path] = []
     start = board.pipeline.start
@@ -216,7 +216,7 @@ def test_what_ran_before_runs_while_a_resumed_trial_is_prepared(prepared: Prepar
     record = updater.state.record("a")
     assert record is not None
     good = msgspec.structs.replace(updater.state, b=record, active="b")
-    updater._kept.save(good)
+    updater._slots.save(good)
     folder = prepared.board.store.slot_folder("b")
     shutil.copytree(prepared.board.store.slot_folder("a"), folder, dirs_exist_ok=True)
     updater.boot()

@@ -1,6 +1,5 @@
 """Two agents with one id are noticed, and both say so."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ from device.agent.presence import Rivals
 
 PATIENCE_S = 60.0
 SENTENCE = f"another agent calls itself {DEVICE} too (its session is "
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
 
 
 def test_both_of_two_agents_with_one_id_say_so(tmp_path: Path, broker: Mosquitto) -> None:

@@ -53,7 +53,7 @@ class Board:
             self.store,
             self.pipeline,  # type: ignore[arg-type]
             lambda: None,
-            around=lambda _now_s: Environment(online=self.reachable),
+            environment=lambda _now_s: Environment(online=self.reachable),
             local_time=lambda: time.struct_time((2026, 1, 1, self.hour, 0, 0, 3, 1, 0)),
         )
         self.updater.boot()

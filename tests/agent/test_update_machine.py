@@ -224,7 +224,7 @@ def live_through(seed: int, events: int) -> Board:
         board.at = v.Moment(
             now_s=board.at.now_s + chance.choice((0.1, 0.5, 2.0)),
             hour=chance.choice((12, 23)),
-            around=Environment(online=chance.random() < 0.9),
+            environment=Environment(online=chance.random() < 0.9),
             unread=frozenset(chance.choice(((), (), (), ("a",), ("b",)))),
             stopped=chance.random() < 0.5,
         )

@@ -399,19 +399,19 @@ def test_a_source_that_gives_no_chunk_is_left_for_another(tmp_path: Path, blob: 
 def test_the_first_source_that_gives_the_blob_is_used() -> None:
     choice = SourceChoice(("http://a", "mqtt", "/b", "mqtt"))
     assert (choice.place, choice.count) == ("http://a", 3)
-    choice.on_ended("a is gone", 0.0, gone=True)
+    choice.on_ended("a is gone", 0.0, permanent=True)
     assert (choice.place, choice.waits(0.0)) == ("mqtt", False)
-    choice.on_ended("silent", 0.0, gone=False)
+    choice.on_ended("silent", 0.0, permanent=False)
     assert (choice.place, choice.waits(0.0)) == ("/b", False)
-    choice.on_ended("no stick", 1.0, gone=False)  # the round begins anew, after a pause
+    choice.on_ended("no stick", 1.0, permanent=False)  # the round begins anew, after a pause
     assert (choice.place, choice.wait_until_s) == ("mqtt", 1.0 + AGAIN_S[0])
     assert choice.waits(1.0)
     assert not choice.waits(1.0 + AGAIN_S[0])
     assert choice.problem == "a is gone; silent; no stick"
     choice.on_good()
     assert choice.problem == "a is gone; no stick"
-    choice.on_ended("mqtt is gone", 3.0, gone=True)
-    choice.on_ended("b is gone", 3.0, gone=True)
+    choice.on_ended("mqtt is gone", 3.0, permanent=True)
+    choice.on_ended("b is gone", 3.0, permanent=True)
     assert (choice.place, choice.current, choice.count) == ("", -1, 0)
 
 
@@ -419,7 +419,7 @@ def test_pauses_grow_while_no_source_gives_anything() -> None:
     choice = SourceChoice(("http://a",))
     now_s, pauses = 0.0, []
     for _ in range(6):
-        choice.on_ended("down", now_s, gone=False)
+        choice.on_ended("down", now_s, permanent=False)
         assert choice.wait_until_s is not None
         pauses.append(choice.wait_until_s - now_s)
         now_s = choice.wait_until_s
@@ -473,7 +473,7 @@ def test_what_is_late_over_mqtt_ends_no_other_source(tmp_path: Path, blob: Blob)
 
 def test_a_pause_between_sources_is_slept_through(tmp_path: Path, blob: Blob) -> None:
     fetching = begun(tmp_path / "d", blob, "http://127.0.0.1:9")
-    ended = SourceEnded(blob.spec.sha256, "source-1", "it is down", gone=False)
+    ended = SourceEnded(blob.spec.sha256, "source-1", "it is down", permanent=False)
     fetching.on_source(ended, 10.0)
     assert fetching.next_request(10.1) is None
     assert fetching.wake_at_s == 10.0 + AGAIN_S[0]
@@ -501,6 +501,6 @@ def test_servers_are_asked_over_mqtt_again_however_long_the_other_source_is_down
             asked_s.append(now_s)
         for number in range(30):  # the one in use is among them
             peer = f"source-{number}"
-            fetching.on_source(SourceEnded(blob.spec.sha256, peer, "down", gone=False), now_s)
+            fetching.on_source(SourceEnded(blob.spec.sha256, peer, "down", permanent=False), now_s)
     assert asked_s[-1] > 600 - 2 * MQTT_SILENT_S - AGAIN_S[-1]
     fetching.remove()

@@ -159,7 +159,7 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater._kept.note(slots.confirm(board.updater.state))
+    board.updater._slots.note(slots.confirm(board.updater.state))
     board.updater.boot()
     engine = board.store.slot_folder("a") / "model.engine"
     with monkeypatch.context() as broken:

@@ -1,23 +1,13 @@
 """1-D, 3-D and transposed convolutions, interpreted."""
 
-import gpu_interpreter
 import numpy as np
 import pytest
 from gpu_graphs import Case, node, normal
+from gpu_interpreter import check
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
-
-
-def check(case: Case, precision: str, rng: np.random.Generator) -> None:
-    feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
-    for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
-        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
 
 
 VOLUMES = {

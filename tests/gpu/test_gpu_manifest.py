@@ -203,10 +203,20 @@ DYNAMIC: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_formulas_keep_the_limits_at_all_ends(name: str, tmp_path: Path) -> None:
-    manifest, entries = parts("batch")
-    change, fine = DYNAMIC[name]
+@pytest.mark.parametrize(
+    ("batch", "change", "fine"),
+    [
+        *(pytest.param("batch", *row, id=f"batch, {name}") for name, row in DYNAMIC.items()),
+        *(pytest.param(1, *row, id=name) for name, row in CASES.items()),
+    ],
+)
+def test_limits_of_kernels_launches_tensors_and_formulas(
+    batch: int | str,
+    change: Callable[[Cuda], dict[str, object]],
+    fine: bool,
+    tmp_path: Path,
+) -> None:
+    manifest, entries = parts(batch)
     one = manifest.segments[0].implementations[0]
     assert isinstance(one, Cuda)
     manifest = changed(manifest, **change(one))
@@ -233,20 +243,6 @@ def test_what_fits_at_the_ends_only_is_found_before_it_runs(tmp_path: Path) -> N
 
     assert [problems(batch) for batch in (1, 2, 4)] == [[], [], []]
     assert "has the grid [-1, 1, 1]" in problems(3)[0]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_limits_of_kernels_launches_and_tensors(name: str, tmp_path: Path) -> None:
-    manifest, entries = parts()
-    change, fine = CASES[name]
-    one = manifest.segments[0].implementations[0]
-    assert isinstance(one, Cuda)
-    manifest = changed(manifest, **change(one))
-    if fine:
-        write_engine(tmp_path / "m.engine", manifest, entries)
-        return
-    with pytest.raises(EngineError, match="segment"):
-        write_engine(tmp_path / "m.engine", manifest, entries)
 
 
 ODD = st.one_of(

@@ -7,22 +7,13 @@ import int8_reference
 import numpy as np
 import pytest
 from gpu_graphs import Case, node
+from gpu_interpreter import check
 from int8_graphs import Graph
 from onnx import helper
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
-
-
-def check(case: Case, precision: str, rng: np.random.Generator) -> None:
-    feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
-    for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
-        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
 
 
 POOLS = {

@@ -1,9 +1,9 @@
 """RNN, GRU and LSTM in steps, interpreted on the CPU, against onnxruntime."""
 
-import gpu_interpreter
 import numpy as np
 import pytest
 from gpu_graphs import Case, normal
+from gpu_interpreter import check
 from onnx import helper
 
 from toolkit.gpu.errors import NotCoveredError
@@ -11,7 +11,6 @@ from toolkit.gpu.operations import MAX_STEPS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 EPILOGUE, BATCH, WIDTH, HIDDEN = 5, 3, 6, 8
 
@@ -45,15 +44,6 @@ def recurrence(
     node = helper.make_node(op, inputs, outputs, name="cell", hidden_size=HIDDEN, **attributes)
     used_weights = {name: value for name, value in weights.items() if name in used}
     return Case([node], shapes, used_weights, tuple(name for name in outputs if name))
-
-
-def check(case: Case, precision: str, rng: np.random.Generator) -> None:
-    feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
-    for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
-        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -336,14 +336,14 @@ def triton(machine: Machine) -> Finding:
     from toolkit.gpu.codegen.triton_version import check_compiler
     from toolkit.gpu.errors import CompileError
 
-    found = machine.module("triton")
-    if not found:
+    module = machine.module("triton")
+    if not module:
         return Finding("missing", "no triton")
     try:
-        check_compiler(found.version or "")
+        check_compiler(module.version or "")
     except CompileError as error:
         return Finding("missing", str(error))
-    return Finding("ok", f"triton {found.version}".rstrip())
+    return Finding("ok", f"triton {module.version}".rstrip())
 
 
 def cameras(machine: Machine) -> Finding:

@@ -102,9 +102,9 @@ class _Steps:
         elapsed = time.monotonic() - (self._started if self._shares else self._began)
         if not done:
             return f"{self._title}: {self._step}, {elapsed:.0f} s so far"
-        left = elapsed * (1.0 - done) / done
+        rest_s = elapsed * (1.0 - done) / done
         of = "" if self._shares else " of this step"
-        return f"{self._title}: {self._step}, {100 * done:.0f} %{of}, about {left:.0f} s left"
+        return f"{self._title}: {self._step}, {100 * done:.0f} %{of}, about {rest_s:.0f} s left"
 
 
 @contextmanager

@@ -92,14 +92,14 @@ def _rewritten(front: Frontend, keep_float: frozenset[str] = frozenset()) -> Fro
 def _measured(front: Frontend, data: Source) -> Frontend:
     """Measure ranges over data; write them to a table where requested, refused ones marked."""
     options, profile, imported = front.options, front.target.profile, front.imported
-    asked = frozenset(options.ranges.keep_float)
-    front = _rewritten(front, asked)
+    requested = frozenset(options.ranges.keep_float)
+    front = _rewritten(front, requested)
     graph, harmed = front.prepared.model, _harmed(front)
     floating = harmed | _idle(front)
     range_options = replace(
         with_model(options.ranges, imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
-        keep_float=asked | floating.keys(),
+        keep_float=requested | floating.keys(),
     )
     if options.precision == "best":
         range_options = best_options(range_options, graph, floating)
@@ -115,7 +115,7 @@ def _measured(front: Frontend, data: Source) -> Frontend:
         ranges=ranges,
         notes=_notes(front),
         floating=floating,
-        off_dla=frozenset(harmed) - asked,
+        off_dla=frozenset(harmed) - requested,
     )
 
 
@@ -150,14 +150,14 @@ def _with_table(
     front: Frontend, table: CalibrationTable, harmed: dict[str, str], notes: tuple[str, ...]
 ) -> Frontend:
     """Keep in floating point what the table, the DLA and "best" leave there."""
-    asked = frozenset(table.keep_float)
+    requested = frozenset(table.keep_float)
     floating = harmed | _idle(front)
     return replace(
         front,
-        table=msgspec.structs.replace(table, keep_float=tuple(sorted(asked | floating.keys()))),
+        table=msgspec.structs.replace(table, keep_float=tuple(sorted(requested | floating.keys()))),
         notes=notes,
         floating=floating,
-        off_dla=frozenset(harmed) - asked,
+        off_dla=frozenset(harmed) - requested,
     )
 
 

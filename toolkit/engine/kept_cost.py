@@ -75,14 +75,14 @@ def frame_us(plan: Plan) -> float:
 
 
 def half_us(
-    nodes: tuple[NodeView, ...], kept: frozenset[str], profile: Profile, power_mode: str | None
+    nodes: tuple[NodeView, ...], slowed: frozenset[str], profile: Profile, power_mode: str | None
 ) -> float:
     """Return by how much FP16 is predicted to be slower than INT8 on the GPU, over `kept` nodes."""
     int8, half = (
         CostModel(nodes, profile, precision=precision, power_mode=power_mode)
         for precision in ("int8", "fp16")
     )
-    kernels = [kernel for kernel in int8.kernels if not kept.isdisjoint(kernel)]
+    kernels = [kernel for kernel in int8.kernels if not slowed.isdisjoint(kernel)]
     return sum(
         max(0.0, half.node(name, "gpu").time_us - int8.node(name, "gpu").time_us)
         for kernel in kernels

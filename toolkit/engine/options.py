@@ -99,8 +99,8 @@ class Frontend:
     @property
     def kept_for_targets(self) -> frozenset[str]:
         """The nodes that the calibration keeps in floating point for its targets."""
-        kept = self.ranges.kept if self.ranges is not None else None
-        return frozenset() if kept is None else kept.nodes
+        chosen = self.ranges.kept if self.ranges is not None else None
+        return frozenset() if chosen is None else chosen.nodes
 
     @property
     def keep_float(self) -> frozenset[str]:

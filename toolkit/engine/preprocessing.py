@@ -32,9 +32,9 @@ def engine_preprocessing(front: Frontend) -> Preprocessing | UnsetType:
 def _refuse_another(recorded: Preprocessing, stated: Stated) -> None:
     different = differences(recorded, stated_over(recorded, stated))
     if different:
-        said = ", ".join(f"{name} {text}" for name, text in different.items())
+        changes = ", ".join(f"{name} {text}" for name, text in different.items())
         raise BuildError(
             f"The calibration table was measured with another preprocessing than the one stated: "
-            f"{said}; calibrate again, or leave out what the table says already "
+            f"{changes}; calibrate again, or leave out what the table says already "
             f"({describe(recorded)})."
         )

@@ -53,24 +53,24 @@ def find(text: str) -> tuple[Entry, ...]:
 
     Raises PlanError: it is none of these.
     """
-    asked = text.strip().strip("[]")
-    own = tuple(entry for entry in entries() if entry.id == asked)
+    query = text.strip().strip("[]")
+    own = tuple(entry for entry in entries() if entry.id == query)
     if own:
         return own
-    reason = gpu_reason(asked)
+    reason = gpu_reason(query)
     if reason is not None:
         return tuple(entry for entry in entries() if entry.id == reason.id)
-    of_operator = tuple(e for e in entries() if asked in _operators(e))
+    of_operator = tuple(e for e in entries() if query in _operators(e))
     if of_operator:
         return of_operator
-    family = tuple(entry for entry in entries() if entry.id.startswith(f"{asked}."))
+    family = tuple(entry for entry in entries() if entry.id.startswith(f"{query}."))
     if family:
         return family
     ids = list(dict.fromkeys(entry.id for entry in entries()))
-    similar = difflib.get_close_matches(asked, ids, n=4, cutoff=0.5)
+    similar = difflib.get_close_matches(query, ids, n=4, cutoff=0.5)
     nearest = f"; the nearest ids are {', '.join(similar)}" if similar else ""
     raise PlanError(
-        f"{asked!r} is no rule, no operator that a rule names, and no reason of a report"
+        f"{query!r} is no rule, no operator that a rule names, and no reason of a report"
         f"{nearest}; `tandem explain` lists all"
     )
 

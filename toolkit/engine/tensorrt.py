@@ -21,7 +21,7 @@ from device.engine.tensorrt_manifest import (
 )
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.export.half import MIN_SCALE, beyond_scales, rounded_up, to_half
-from toolkit.gpu.ports import PortCompiler, Way
+from toolkit.gpu.ports import Direction, PortCompiler
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.qdq.importer import import_qdq
@@ -30,7 +30,7 @@ from toolkit.quantize.quantize import is_activation
 
 Dtype = Literal["float32", "float16"]
 
-_WAYS: tuple[Way, Way] = ("enter", "leave")  # of inputs, of outputs
+_DIRECTIONS: tuple[Direction, Direction] = ("enter", "leave")  # of inputs, of outputs
 _MIN_RANK = 3  # NvInferRuntime.h, TensorFormat::kCHW16: "requires at least three dimensions"
 _ALIGNMENT = 64  # of a weight in the file beside the ONNX
 
@@ -87,9 +87,9 @@ def tensorrt_segment(
     typed = write_form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
     kernels = [
         [] if compile_port is None
-        else [compile_port(f"{piece.name}.{way}{index}", port, tensors[port.tensor], way)
+        else [compile_port(f"{piece.name}.{end}{index}", port, tensors[port.tensor], end)
               for index, port in enumerate(row)]
-        for way, row in zip(_WAYS, ports, strict=True)
+        for end, row in zip(_DIRECTIONS, ports, strict=True)
     ]  # fmt: skip
     for part in (*kernels[0], *kernels[1]):
         entries.update(part.entries)

@@ -21,18 +21,18 @@ from toolkit.gpu.lower import KernelProgram, fit_program
 from toolkit.gpu.segments import GpuBackend
 from toolkit.gpu.target import GpuTarget
 
-Way = Literal["enter", "leave"]
-PortCompiler = Callable[[str, Port, TensorInfo, Way], GpuSegment]
-"""Gets a name for the entries, a port, its tensor and the way; returns the kernels."""
+Direction = Literal["enter", "leave"]
+PortCompiler = Callable[[str, Port, TensorInfo, Direction], GpuSegment]
+"""Gets a name for the entries, a port, its tensor and the direction; returns the kernels."""
 
 
 def compile_port(
-    backend: GpuBackend, name: str, port: Port, tensor: TensorInfo, way: Way
+    backend: GpuBackend, name: str, port: Port, tensor: TensorInfo, direction: Direction
 ) -> GpuSegment:
     """Compile the kernels of a port. Raises CompileError: one does not compile."""
     return backend.compiler(
         name,
-        port_program(port, tensor, way, backend.gpu),
+        port_program(port, tensor, direction, backend.gpu),
         gpu=backend.gpu,
         dims=(),
         tactics=None,
@@ -40,7 +40,7 @@ def compile_port(
     )
 
 
-def port_program(port: Port, tensor: TensorInfo, way: Way, gpu: GpuTarget) -> KernelProgram:
+def port_program(port: Port, tensor: TensorInfo, end: Direction, gpu: GpuTarget) -> KernelProgram:
     """Return the copies of a tensor of fixed shape, in C order, into a port's format or back."""
     n, c, h, w = _four(tensor.shape)
     vector = VECTOR_BYTES // (1 if port.dtype == "int8" else 2)
@@ -61,9 +61,9 @@ def port_program(port: Port, tensor: TensorInfo, way: Way, gpu: GpuTarget) -> Ke
         outer, inner = (stride * h * w for stride in channel_strides)
         rows = replace(plain, shape=shape, strides=(c * h * w, outer, w, 1, inner), offset=offset)
         vectors = replace(packed, shape=shape, offset=offset)
-        source, target = (rows, vectors) if way == "enter" else (vectors, rows)
+        source, target = (rows, vectors) if end == "enter" else (vectors, rows)
         ops.append(TunableOp((), ((elementwise_launch(target, [source], (), gpu.sm_count),),)))
-    source, target = (plain, packed) if way == "enter" else (packed, plain)
+    source, target = (plain, packed) if end == "enter" else (packed, plain)
     sizes = {view.base: view.elements * view.item_bytes for view in (plain, packed)}
     return fit_program(ops, sizes, {name: source}, {name: target})
 

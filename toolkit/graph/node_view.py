@@ -181,17 +181,17 @@ def _tensor(value: ir.Value, shapes: Mapping[str, Shape]) -> TensorView:
     shape = shapes.get(str(value.name), shape)
     constant = _constant(value)
     dtype = "unknown" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name.lower())
-    values = None if constant is None else _values(constant)  # type: ignore[arg-type]
+    values = None
+    if constant is not None and constant.size <= SMALL_CONSTANT and _numeric(constant.dtype):
+        values = _values(constant)  # type: ignore[arg-type]
     if shape is None and constant is not None:
         shape = tuple(_dim(dim) for dim in constant.shape)
     return TensorView(value.name or "", dtype, shape, constant is not None, values)
 
 
 @lru_cache(maxsize=4096)  # copies of a graph share their constants, hashed by identity
-def _values(constant: ir.TensorProtocol) -> tuple[float, ...] | None:
+def _values(constant: ir.TensorProtocol) -> tuple[float, ...]:
     """Return the values of a small constant."""
-    if constant.size > SMALL_CONSTANT or not _numeric(constant.dtype):
-        return None
     return tuple(constant.numpy().reshape(-1).astype(np.float64).tolist())
 
 

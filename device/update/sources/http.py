@@ -41,13 +41,13 @@ class HttpSource:
 
     def index(self, blob: BlobSpec) -> bytes:
         """Return the index that lies beside the bundle; at the first URL that has one."""
-        gone: SourceGoneError | None = None
+        missing: SourceGoneError | None = None
         problem = ""
         for url in self._urls(blob):
             try:
                 index = b"".join(self._get(url + INDEX_SUFFIX, None))
             except SourceGoneError as error:
-                gone = gone or error
+                missing = missing or error
                 continue
             if index_fits(index, blob):
                 self._url = url
@@ -55,8 +55,8 @@ class HttpSource:
             problem = problem or f"{url}{INDEX_SUFFIX} is no index of the bundle: write it again"
         if problem:  # a proxy may have answered, so this is not for good
             raise SourceReadError(problem)
-        assert gone is not None
-        raise gone
+        assert missing is not None
+        raise missing
 
     def fetch(self, blob: BlobSpec, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the bytes of each range; neighbours are asked for at once."""
@@ -73,16 +73,16 @@ class HttpSource:
 
     def _find(self, blob: BlobSpec) -> str:
         """Return the first URL that has the bundle: its first byte is asked for."""
-        gone: SourceGoneError | None = None
+        missing: SourceGoneError | None = None
         for url in self._urls(blob):
             try:
                 list(self._get(url, (0, 1), [1]))
             except SourceGoneError as error:
-                gone = gone or error
+                missing = missing or error
                 continue
             return url
-        assert gone is not None
-        raise gone
+        assert missing is not None
+        raise missing
 
     def close(self) -> None:
         """End the connection."""

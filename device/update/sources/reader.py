@@ -45,12 +45,12 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnded:
-    """A source gives nothing, now or, if `gone`, ever."""
+    """A source gives nothing, now or, if `permanent`, ever."""
 
     sha256: str
     peer: str
     reason: str
-    gone: bool
+    permanent: bool
 
 
 SourceEvent = SourcePart | SourceEnded
@@ -111,9 +111,9 @@ class SourceReader:
             try:
                 self._read(source, task)
             except SourceGoneError as error:
-                self._put(SourceEnded(sha256, self.peer, str(error), gone=True))
+                self._put(SourceEnded(sha256, self.peer, str(error), permanent=True))
             except SourceReadError as error:
-                self._put(SourceEnded(sha256, self.peer, str(error), gone=False))
+                self._put(SourceEnded(sha256, self.peer, str(error), permanent=False))
         source.close()
 
     def _read(self, source: Source, task: _Task) -> None:

@@ -157,11 +157,11 @@ def _bisect(
     outputs_of: dict[int, list[str]] = {}
     for row in _differing(compared, model):
         outputs_of.setdefault(_sample_of(row, bisections), []).append(row.tensor)
-    found = [
+    first_differences = [
         (bisections[number], bisections[number].first(outputs))
         for number, outputs in outputs_of.items()
     ]
-    _, culprit = min(found, key=lambda pair: pair[0].place(pair[1]))
+    _, culprit = min(first_differences, key=lambda pair: pair[0].place(pair[1]))
     return _write(culprit, model, other, options.out or Path(BISECT_FOLDER), tolerances)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from device.control.upload_request import BoardFacts
 from device.protocol.documents import InstallPolicy
 from toolkit.cli.actions.board.care import facts_text
-from toolkit.cli.actions.board.search import find_way, search
+from toolkit.cli.actions.board.search import find_address, search
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.actions.transfer import transfer_lines
 from toolkit.cli.commands.flash import Flash
@@ -44,41 +44,41 @@ def flash(options: Flash) -> None:
         )
     policy = InstallPolicy(slot=options.slot or "", manual=options.no_commit)
     if options.all_found:
-        if options.way is not None or options.devices:
+        if options.address is not None or options.devices:
             raise click.UsageError("--all-found takes neither --to nor --device")
         _flash_all(options, policy)
-    way = options.way
-    if way is None:
-        way = find_way(options.search, as_json=options.as_json)
-    board = _open(options, way)
+    address = options.address
+    if address is None:
+        address = find_address(options.search, as_json=options.as_json)
+    board = _open(options, address)
     if bundle is None:
         _commit(board, as_json=options.as_json)
         return
     delivery = Delivery(bundle, options.fleet, erase=options.erase_cache, policy=policy)
     with closing(delivery), closing(board):
-        result = _flash(board, way, delivery, as_json=options.as_json)
+        result = _flash(board, address, delivery, as_json=options.as_json)
     print_result(result, _sentence(result), as_json=options.as_json)
 
 
-def _open(options: Flash, way: str) -> Board:
-    address = parse_address(way, options.devices)
+def _open(options: Flash, to: str) -> Board:
+    address = parse_address(to, options.devices)
     if address.text.startswith("mqtt:"):
         broker = _broker(options, address.host, address.port)
         address = replace(address, broker=broker)
     return open_board(replace(address, timeout_s=options.timeout_s))
 
 
-def _flash(board: Board, way: str, delivery: Delivery, *, as_json: bool) -> Flashed:
+def _flash(board: Board, address: str, delivery: Delivery, *, as_json: bool) -> Flashed:
     try:
         with transfer_lines(hidden=as_json) as lines:
 
             def show(state: Progress) -> None:
-                lines.show(way, state.phase, state.received_bytes, state.total_bytes)
+                lines.show(address, state.phase, state.received_bytes, state.total_bytes)
 
             def show_facts(facts: BoardFacts) -> None:
                 print_result(facts, facts_text(facts, short=True), as_json=as_json)
 
-            return flash_board(board, way, delivery, on_facts=show_facts, on_progress=show)
+            return flash_board(board, address, delivery, on_facts=show_facts, on_progress=show)
     except KeyboardInterrupt as stop:
         click.echo(f"stopped: {str(stop) or STAYS}", err=True)
         sys.exit(INTERRUPTED)
@@ -124,7 +124,7 @@ def _summary(results: Sequence[BoardResult]) -> Table:
     """Return the table of how each board ended."""
     failed = sum(1 for result in results if result.status)
     title = f"{len(results) - failed} of {len(results)} boards run it"
-    table = Table("device", "way", "state", "sent", "s", "reason", title=title, box=None)
+    table = Table("device", "address", "state", "sent", "s", "reason", title=title, box=None)
     for row in results:
         sent = f"{row.sent_bytes / 1e6:.1f} MB"
         table.add_row(row.device, row.address, row.state, sent, f"{row.duration_s:.1f}", row.reason)

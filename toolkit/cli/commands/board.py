@@ -98,7 +98,7 @@ class Init:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Say what the board at ADDRESS is and what it runs; any way of `tandem flash --to` will do.
+    """Say what the board at ADDRESS is and what it runs, at any address of `tandem flash --to`.
 
     Example: tandem board info ssh://robot@192.168.55.1 --json
     """
@@ -198,7 +198,7 @@ class Provision:
 
 board = group(
     "board",
-    """Set a board up over SSH, look after it, and provision many at the line.
+    """Set a board up over SSH, look after it, and provision many at once.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ class Compare:
     tolerances: ToleranceOptions = part()
     layers: bool = option("Also compare every tensor that both show, in running order.")
     bisect: bool = option(
-        "Where they differ, find the first node that does and write it as a model."
+        "Where they differ, find the first node that differs and write it as a model."
     )
     out: Path | None = option(f"Where --bisect writes. [default: {BISECT_FOLDER}]", metavar="DIR")
     model: Path | None = option("One engine: the model that it was built from.", metavar="M.onnx")

@@ -31,7 +31,7 @@ class Deploy:
     )  # fmt: skip
     login: BrokerLogin = part()
     timeout_s: float = option(
-        "Give a device up when it is silent for this many seconds.",
+        "Stop waiting for a device that is silent for this many seconds.",
         "--timeout", min=0.1, default=120.0,
     )  # fmt: skip
     retry: bool = option("Try the release also where it was rolled back before.")

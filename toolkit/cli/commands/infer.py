@@ -25,7 +25,7 @@ class Infer:
     )
     save_inputs: Path | None = option("Write the inputs too, for --input.", metavar="OUT.npz")
     everything: bool = option(
-        "Also the tensors between: all of a model, those that segments of an engine pass on.",
+        "Also write intermediate tensors: all of a model, or those between an engine's segments.",
         "--all",
     )
     dla: Dla = option("Engine: the DLA's INT8 arithmetic in software, or not.", default="portable")

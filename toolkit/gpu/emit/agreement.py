@@ -21,14 +21,14 @@ class Difference:
     what: str
 
 
-def find_difference(left: Sequence[TunableOp], right: Sequence[TunableOp]) -> Difference | None:
+def find_difference(first: Sequence[TunableOp], second: Sequence[TunableOp]) -> Difference | None:
     """Return the first op that differs, formulas included, or None."""
-    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+    for at, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return Difference(_nodes(left, at), _what(a, b))
-    if len(left) != len(right):
-        longer = max(left, right, key=len)
-        return Difference(_nodes(longer, min(len(left), len(right))), "has other kernels")
+            return Difference(_nodes(first, at), _what(a, b))
+    if len(first) != len(second):
+        longer = max(first, second, key=len)
+        return Difference(_nodes(longer, min(len(first), len(second))), "has other kernels")
     return None
 
 
@@ -46,9 +46,9 @@ def _nodes(ops: Sequence[TunableOp], at: int) -> tuple[str, ...]:
 def _what(a: TunableOp, b: TunableOp) -> str:
     if a.nodes != b.nodes or [len(t) for t in a.tactics] != [len(t) for t in b.tactics]:
         return "has other kernels"
-    for left, right in zip(chain(*a.tactics), chain(*b.tactics), strict=True):
-        if left != right:
-            return _difference(left, right)
+    for x, y in zip(chain(*a.tactics), chain(*b.tactics), strict=True):
+        if x != y:
+            return _difference(x, y)
     return "has other kernels"
 
 

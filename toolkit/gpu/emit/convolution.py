@@ -1,15 +1,18 @@
 """Lower 2-D convolutions: a depthwise kernel, or the matrix product that they are."""
 
+from math import prod
+
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv1x1_nchw import emit_conv1x1_nchw
 from toolkit.gpu.emit.conv2d import Conv2d, read_filters
 from toolkit.gpu.emit.conv3d import emit_conv3d
-from toolkit.gpu.emit.depthwise import emit_depthwise
+from toolkit.gpu.emit.depthwise_int8 import depthwise_int8_launches
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
+from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import read_window
+from toolkit.gpu.emit.windows import read_window, window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -18,8 +21,48 @@ from toolkit.gpu.ir.gemm import (
     Loader,
     MatrixStrides,
 )
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows
+from toolkit.gpu.shapes.sizes import ceil_div
+
+_ROWS = (4, 7, 2, 1)  # output rows of a block; of equally good ones the first
+_MAX_TACTICS = 2  # of an engine
+_MIN_TAPS_FOR_ONE_ROW = 50  # from here on a block has one row
+
+
+def _emit_depthwise(ctx: LoweringContext, nodes: tuple[str, ...], conv: Conv2d) -> None:
+    """Add a depthwise convolution."""
+    launches = depthwise_int8_launches(ctx, conv) or _depthwise_launches(ctx, conv)
+    ctx.add_op(nodes, *((launch,) for launch in launches))
+
+
+def _depthwise_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
+    channels = conv.weights.shape[0]
+    weights = ctx.weights.pack(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
+
+    def launch(rows: int) -> KernelLaunch:
+        tile, columns = pixel_columns(conv.y.shape, rows)
+        return make_launch(
+            "depthwise",
+            (ceil_div(columns, tile.rows), ceil_div(channels, tile.columns), 1),
+            {**conv.operands(), "weights": weights},
+            {
+                **conv.constants(),
+                **window_constants(conv.left.window),
+                "ROWS": rows,
+                "BLOCK_M": tile.rows,
+                "BLOCK_N": tile.columns,
+            },
+            writes=(conv.y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    many = prod(conv.left.window.kernel) >= _MIN_TAPS_FOR_ONE_ROW
+    best = ranked_rows(conv.y.shape, (1,) if many else _ROWS, ctx.gpu.sm_count)
+    return tuple(launch(rows) for rows in best[: None if ctx.gpu.exhaustive else _MAX_TACTICS])
 
 
 def emit_convolution(ctx: LoweringContext, group: Group) -> None:
@@ -38,7 +81,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
     depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
     conv = _read(ctx, group, depthwise)
     if depthwise:
-        emit_depthwise(ctx, group.nodes, conv)
+        _emit_depthwise(ctx, group.nodes, conv)
     else:
         add_gemm(ctx, group.nodes, _problem(ctx, conv))
 

@@ -116,6 +116,6 @@ def like(strides: Shape, shape: Shape) -> Shape:
     return tuple(by_dim[at] for at in range(len(shape)))
 
 
-def _same_strides(shape: Shape, left: Shape, right: Shape) -> bool:
+def _same_strides(shape: Shape, first: Shape, second: Shape) -> bool:
     """Whether two strides address the same elements; dimensions of size 1 do not count."""
-    return all(n == 1 or a == b for n, a, b in zip(shape, left, right, strict=True))
+    return all(n == 1 or a == b for n, a, b in zip(shape, first, second, strict=True))

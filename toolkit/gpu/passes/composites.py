@@ -124,21 +124,21 @@ def _quotient(
     """Read a / sqrt(b), or a (1 / sqrt(b)): a, the root, and what takes its inverse."""
     if op.kind == "Div":
         return op.inputs[0], graph.sole_producer(op.inputs[1], "Sqrt"), ()
-    for left, right in (op.inputs, op.inputs[::-1]):
-        inverse = graph.sole_producer(right, "Reciprocal", "Div")
+    for dividend, factor in (op.inputs, op.inputs[::-1]):
+        inverse = graph.sole_producer(factor, "Reciprocal", "Div")
         if inverse is None:
             continue
         if inverse.kind == "Div" and graph.scalar(inverse.inputs[0]) != 1.0:
             continue
-        return left, graph.sole_producer(inverse.inputs[-1], "Sqrt"), (inverse,)
+        return dividend, graph.sole_producer(inverse.inputs[-1], "Sqrt"), (inverse,)
     return "", None, ()
 
 
 def _with_number(graph: UseDefGraph, op: Operation) -> tuple[str, float | None]:
     """Read an operation of a tensor and a constant number, in either order."""
-    for left, right in (op.inputs, op.inputs[::-1]):
-        if (number := graph.scalar(right)) is not None:
-            return left, number
+    for name, constant in (op.inputs, op.inputs[::-1]):
+        if (number := graph.scalar(constant)) is not None:
+            return name, number
     return "", None
 
 
@@ -165,16 +165,16 @@ def normalization_factor(
     """A normalization without factors (a bias), times (plus) a constant -> one with it."""
     if op.kind != kind:
         return None
-    for left, right in (op.inputs, op.inputs[::-1]):
-        norm = graph.sole_producer(left, *_NORMS)
-        factor = rewriter.constants.get(right)
+    for normalized, constant in (op.inputs, op.inputs[::-1]):
+        norm = graph.sole_producer(normalized, *_NORMS)
+        factor = rewriter.constants.get(constant)
         shape = rewriter.shapes[op.outputs[0]]
         if norm is None or factor is None or norm.input(operand) or "axes" not in norm.attributes:
             continue
-        if factor.ndim > len(shape) or rewriter.shapes[left] != shape:
+        if factor.ndim > len(shape) or rewriter.shapes[normalized] != shape:
             continue
         inputs = (*norm.inputs, "", "")[:operand]
-        rewriter.add(op, norm.kind, (*inputs, right), op.outputs[0], norm.attributes)
+        rewriter.add(op, norm.kind, (*inputs, constant), op.outputs[0], norm.attributes)
         return rewriter.replacement(norm)
     return None
 
@@ -183,14 +183,14 @@ def matmul_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
     """A product plus a constant number for each column -> a product with a bias."""
     if op.kind != "Add":
         return None
-    for left, right in (op.inputs, op.inputs[::-1]):
-        product, bias = graph.sole_producer(left, "MatMul"), rewriter.constants.get(right)
+    for summand, constant in (op.inputs, op.inputs[::-1]):
+        product, bias = graph.sole_producer(summand, "MatMul"), rewriter.constants.get(constant)
         shape = rewriter.shapes[op.outputs[0]]
         if product is None or bias is None or len(product.inputs) > 2:
             continue
         along = bias.ndim > 0 and bias.size == bias.shape[-1] == shape[-1]
-        if along and rewriter.shapes[left] == shape and left not in rewriter.scales:
-            rewriter.add(op, "MatMul", (*product.inputs, right), op.outputs[0])
+        if along and rewriter.shapes[summand] == shape and summand not in rewriter.scales:
+            rewriter.add(op, "MatMul", (*product.inputs, constant), op.outputs[0])
             return rewriter.replacement(product)
     return None
 
@@ -242,9 +242,9 @@ def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> M
 
 def _scores_first(graph: UseDefGraph, add: Operation) -> tuple[str, str]:
     """Return the summand that products lead to, and the other."""
-    for left, right in (add.inputs, add.inputs[::-1]):
-        if graph.sole_producer(_unscaled(graph, left)[0], "MatMul") is not None:
-            return left, right
+    for summand, other in (add.inputs, add.inputs[::-1]):
+        if graph.sole_producer(_unscaled(graph, summand)[0], "MatMul") is not None:
+            return summand, other
     return "", ""
 
 

@@ -34,18 +34,18 @@ def added_between_reshapes(graph: UseDefGraph, op: Operation, rewriter: NetworkR
     if add is None:
         return None
     shape = rewriter.shapes[op.outputs[0]]
-    for left, right in (add.inputs, add.inputs[::-1]):
-        first, values = graph.sole_producer(left, "Reshape"), rewriter.constants.get(right)
+    for operand, constant in (add.inputs, add.inputs[::-1]):
+        first, values = graph.sole_producer(operand, "Reshape"), rewriter.constants.get(constant)
         inside = rewriter.shapes[add.outputs[0]]
         if first is None or values is None or math.prod(shape) > MAX_CONSTANT_ELEMENTS:
             continue
-        if rewriter.shapes.get(first.inputs[0]) != shape or rewriter.shapes[left] != inside:
+        if rewriter.shapes.get(first.inputs[0]) != shape or rewriter.shapes[operand] != inside:
             continue
         whole = np.broadcast_to(values, inside).reshape(shape)
         for axis in range(whole.ndim):  # what repeats is kept once
             if (whole == whole.take([0], axis)).all():
                 whole = whole.take([0], axis)
-        name = rewriter.constant(f"{right} (reshaped)", np.ascontiguousarray(whole))
+        name = rewriter.constant(f"{constant} (reshaped)", np.ascontiguousarray(whole))
         rewriter.add(op, "Add", (first.inputs[0], name), op.outputs[0])
         return rewriter.replacement(first, add)
     return None
@@ -56,9 +56,9 @@ def added_twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
     if op.kind != "Add":
         return None
     shape = rewriter.shapes[op.outputs[0]]
-    for left, right in (op.inputs, op.inputs[::-1]):
-        add, second = graph.sole_producer(left, "Add"), rewriter.constants.get(right)
-        if add is None or second is None or rewriter.shapes[left] != shape:
+    for summand, constant in (op.inputs, op.inputs[::-1]):
+        add, second = graph.sole_producer(summand, "Add"), rewriter.constants.get(constant)
+        if add is None or second is None or rewriter.shapes[summand] != shape:
             continue
         for x, name in (add.inputs, add.inputs[::-1]):
             first = rewriter.constants.get(name)

@@ -54,10 +54,10 @@ def read_equation(op: Operation) -> tuple[list[str], str] | None:
     equation = op.text("equation", "").replace(" ", "")
     if "." in equation:
         return None
-    left, arrow, result = equation.partition("->")
-    labels = left.split(",")
+    operands, arrow, result = equation.partition("->")
+    labels = operands.split(",")
     if not arrow:  # labels that come once, in alphabetic order
-        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+        result = "".join(sorted(c for c in set(operands) - {","} if operands.count(c) == 1))
     if len(labels) != len(op.inputs) or any(len(set(axes)) != len(axes) for axes in labels):
         return None
     return labels, result

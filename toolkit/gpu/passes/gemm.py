@@ -88,10 +88,10 @@ def gelu(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
 
 def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...] | None:
     """Return the Erf and the scaling of x in 1 + erf(x / sqrt(2))."""
-    for left, right in (add.inputs, add.inputs[::-1]):
-        erf = graph.sole_producer(left, "Erf")
+    for summand, constant in (add.inputs, add.inputs[::-1]):
+        erf = graph.sole_producer(summand, "Erf")
         scaled = erf and graph.sole_producer(erf.inputs[0], "Div", "Mul")
-        if erf is None or scaled is None or not _near(graph, right, 1.0):
+        if erf is None or scaled is None or not _near(graph, constant, 1.0):
             continue
         if scaled.kind == "Div" and scaled.inputs[0] == x:
             fits = _near(graph, scaled.inputs[1], 1 / _SQRT_HALF)

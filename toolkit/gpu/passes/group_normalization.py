@@ -41,10 +41,10 @@ def group_factor(
     if op.kind != kind:
         return None
     shape = rewriter.shapes[op.outputs[0]]
-    for left, right in (op.inputs, op.inputs[::-1]):
-        norm = graph.sole_producer(left, "GroupNormalization")
-        values = _of_channels(rewriter.constants.get(right), shape)
-        if norm is None or values is None or rewriter.shapes[left] != shape:
+    for operand, constant in (op.inputs, op.inputs[::-1]):
+        norm = graph.sole_producer(operand, "GroupNormalization")
+        values = _of_channels(rewriter.constants.get(constant), shape)
+        if norm is None or values is None or rewriter.shapes[operand] != shape:
             continue
         gain, bias = (rewriter.constants.get(name) for name in norm.inputs[1:3])
         if gain is None or bias is None or gain.shape != values.shape:

@@ -92,13 +92,13 @@ def _dequantized(
     return builder.add_new(op, "DequantizeLinear", operand, shape, "float32", attributes=along)
 
 
-def _product(builder: NetworkBuilder, op: Operation, left: str, right: str) -> str:
+def _product(builder: NetworkBuilder, op: Operation, scale: str, scales: str) -> str:
     """The product of two scales, of which the left is one number."""
-    if left in builder.constants and right in builder.constants:
-        values = builder.constants[left].reshape(()) * builder.constants[right]
-        return builder.constant(f"{left} * {right}", np.asarray(values))
-    shape = builder.shape_of(right) or builder.shape_of(left)
-    return builder.add_new(op, "Mul", (left, right), shape, "float32")
+    if scale in builder.constants and scales in builder.constants:
+        values = builder.constants[scale].reshape(()) * builder.constants[scales]
+        return builder.constant(f"{scale} * {scales}", np.asarray(values))
+    shape = builder.shape_of(scales) or builder.shape_of(scale)
+    return builder.add_new(op, "Mul", (scale, scales), shape, "float32")
 
 
 def _from_zero(builder: NetworkBuilder, op: Operation, at: int, axis: int) -> str:

@@ -118,11 +118,11 @@ def _convolution_and_constant(graph: UseDefGraph, op: Operation) -> tuple[Operat
         return None
     network = graph.network
     orders = (op.inputs, op.inputs[::-1]) if op.kind in ("Add", "Mul") else (op.inputs,)
-    for left, right in orders:
-        conv, k = graph.sole_producer(left, "Conv"), network.constants.get(right)
+    for result, constant in orders:
+        conv, k = graph.sole_producer(result, "Conv"), network.constants.get(constant)
         if conv is None or k is None:
             continue
-        shape = network.shapes[left]
+        shape = network.shapes[result]
         each = (1,) * (len(shape) - k.ndim) + k.shape
         weights = conv.inputs[1]
         fixed = weights in network.constants and weights not in network.integers

@@ -93,16 +93,16 @@ class _Adder:
     def activated(self, kind: str, name: str) -> str:
         return self.add(kind, (name,), self.rewriter.shapes[name])
 
-    def both(self, kind: str, left: str, right: str) -> str:
+    def both(self, kind: str, first: str, second: str) -> str:
         """Add an operation of two tensors; the first has the shape of the result."""
-        return self.add(kind, (left, right), self.rewriter.shapes[left])
+        return self.add(kind, (first, second), self.rewriter.shapes[first])
 
-    def times(self, left: str, right: str) -> str:
-        return self.both("Mul", left, right)
+    def times(self, first: str, second: str) -> str:
+        return self.both("Mul", first, second)
 
-    def plus(self, left: str, right: str) -> str:
+    def plus(self, first: str, second: str) -> str:
         """Add a sum; "" is 0."""
-        return self.both("Add", left, right) if left and right else left or right
+        return self.both("Add", first, second) if first and second else first or second
 
 
 def recurrence_in_steps(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:

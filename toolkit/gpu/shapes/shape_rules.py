@@ -68,10 +68,10 @@ class Unknown(Exception):  # noqa: N818  (an answer, not an error)
     """A rule needs a shape or a value that is not known."""
 
 
-def _broadcast(left: Shape, right: Shape) -> Shape:
+def _broadcast(one: Shape, two: Shape) -> Shape:
     """Broadcast shapes as numpy does. Raises Unknown: sizes that may differ."""
-    rank = max(len(left), len(right))
-    pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
+    rank = max(len(one), len(two))
+    pairs = zip((1,) * (rank - len(one)) + one, (1,) * (rank - len(two)) + two, strict=True)
     shape = []
     for a, b in pairs:
         if a not in (b, 1) and b != 1:

@@ -105,10 +105,10 @@ def _divide_value(node: Node) -> Array:
     Raises Unknown: a negative number, or real numbers whose quotient may not be an integer.
     """
 
-    def divide(left: int, right: int) -> int:
-        if left < 0 or right < 1 or (node.real and left % right != 0):
+    def divide(dividend: int, divisor: int) -> int:
+        if dividend < 0 or divisor < 1 or (node.real and dividend % divisor != 0):
             raise Unknown
-        return left // right
+        return dividend // divisor
 
     return _elementwise(divide)(node)
 

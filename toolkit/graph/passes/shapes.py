@@ -50,17 +50,20 @@ def propagate_shapes(model: ir.Model) -> None:
     except INFERENCE_ERRORS as err:
         LOG.debug("shape inference of the whole model failed: %s", err)
         return
-    for graph, known in zip(model.graphs(), _graphs(inferred.graph), strict=True):
+    for graph, known in _pairs(model.graph, inferred.graph):
         _take_types(graph, known)
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and those inside it, as `ir.Model.graphs` has them."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(inner)
+def _pairs(
+    graph: ir.Graph, inferred: onnx.GraphProto
+) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
+    """Yield a graph and those inside it, each with its inferred form."""
+    yield graph, inferred
+    for node, row in zip(graph, inferred.node, strict=True):
+        rows = {attribute.name: attribute for attribute in row.attribute}
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _pairs(attribute.as_graph(), rows[name].g)
 
 
 def _take_types(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

@@ -80,9 +80,9 @@ def try_equalisation(
         )
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
     effects = effects_between(plain.sqnr_db, changed.sqnr_db)
-    kept = requested == "on" or worst_of(effects).helps()
-    outcome = CorrectionOutcome(name, requested, kept, len(rows), effects)
-    return (changed, rows, outcome) if kept else (plain, {}, outcome)
+    used = requested == "on" or worst_of(effects).helps()
+    outcome = CorrectionOutcome(name, requested, used, len(rows), effects)
+    return (changed, rows, outcome) if used else (plain, {}, outcome)
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ def try_bias_correction(
     effects = effects_between(before.sqnr_db, figures)
     helps = requested == "on" or worst_of(effects).helps()
     reason = forbidden(after) if helps else ""
-    kept = helps and not reason
-    return after if kept else before, CorrectionOutcome(
-        CORRECTION, requested, kept, len(changes), effects, reason
+    used = helps and not reason
+    return after if used else before, CorrectionOutcome(
+        CORRECTION, requested, used, len(changes), effects, reason
     )
 
 

@@ -332,15 +332,15 @@ def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[
     """(anchor, class) of the detections of one sample: the best first, without their neighbours."""
     anchors, classes = np.nonzero(scores >= DETECTION)
     best_first = np.argsort(-scores[anchors, classes], kind="stable")
-    kept: list[tuple[int, int]] = []
+    detections: list[tuple[int, int]] = []
     for index in best_first:
         anchor, class_id = int(anchors[index]), int(classes[index])
-        others = [known for known, of_class in kept if of_class == class_id]
+        others = [known for known, of_class in detections if of_class == class_id]
         if not others or float(overlaps(boxes[anchor], boxes[others]).max()) < MIN_IOU:
-            kept.append((anchor, class_id))
-        if len(kept) == MAX_DETECTIONS:
+            detections.append((anchor, class_id))
+        if len(detections) == MAX_DETECTIONS:
             break
-    return kept
+    return detections
 
 
 def _are_boxes(boxes: NDArray[Any]) -> bool:

@@ -37,10 +37,10 @@ def check_qdq(
     and those kept in floating point, may read floats.
     """
     row = qdq_target(target)
-    found = [f"{rule.name}: {text}" for rule in RULES for text in rule.check(model, row)]
+    sentences = [f"{rule.name}: {text}" for rule in RULES for text in rule.check(model, row)]
     if row.every_tensor:
-        found += [f"every-tensor: {text}" for text in _every_tensor(model, row, in_int8)]
-    return tuple(found)
+        sentences += [f"every-tensor: {text}" for text in _every_tensor(model, row, in_int8)]
+    return tuple(sentences)
 
 
 def _opset(model: ir.Model, row: QdqTarget) -> Iterator[str]:

@@ -12,35 +12,35 @@ LARGER = 0.75  # the share that is proposed where less was allowed
 
 def kept_lines(ranges: Ranges) -> list[str]:
     """Return the nodes, why they are kept, and what that brings."""
-    kept = ranges.kept
-    if kept is None:
+    chosen = ranges.kept
+    if chosen is None:
         return []
-    if not kept.nodes:
+    if not chosen.nodes:
         return [
             "  a target is missed, but no set of nodes in floating point with at most "
-            f"{100 * kept.most_float:g} % of the multiplications loses less"
+            f"{100 * chosen.most_float:g} % of the multiplications loses less"
         ]
     lines = [
-        f"  kept in floating point: {len(kept.nodes)} nodes with {100 * kept.float_share:.1f} % of "
-        f"the multiplications, as INT8 missed a target; {_basis(kept)}; "
+        f"  kept in floating point: {len(chosen.nodes)} nodes with {100 * chosen.float_share:.1f} "
+        f"% of the multiplications, as INT8 missed a target; {_basis(chosen)}; "
         "`tandem build --keep none` keeps none"
     ]
     after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
-    for loss in kept.before.missed:
+    for loss in chosen.before.missed:
         now = after.get((loss.part, loss.metric.name))
         value = "-" if now is None else f"{now.value:.3f}"
         lines.append(f"    {loss_text(loss)}, now {value}")
-    if not kept.search.met:
+    if not chosen.search.met:
         larger = (
             "; a larger share may lose less (`tandem build --keep 75%`)"
-            if kept.most_float < LARGER
+            if chosen.most_float < LARGER
             else ""
         )
         lines.append(
-            f"    {100 * kept.most_float:g} % of the multiplications leave less than "
+            f"    {100 * chosen.most_float:g} % of the multiplications leave less than "
             f"{100 * AIM.amount:g} % of a target for other samples than those that choose{larger}"
         )
-    shares = list(kept.error_shares().items())
+    shares = list(chosen.error_shares().items())
     lines += [
         f"    {node}: its INT8 makes {100 * share:.1f} % of the error"
         for node, share in shares[:SHOWN]
@@ -50,16 +50,16 @@ def kept_lines(ranges: Ranges) -> list[str]:
 
 def kept_builtins(ranges: Ranges) -> dict[str, Any] | None:
     """Return the nodes and their figures for programs."""
-    kept = ranges.kept
-    if kept is None:
+    chosen = ranges.kept
+    if chosen is None:
         return None
     return {
-        "nodes": kept.error_shares(),
-        "float_share": kept.float_share,
-        "most_float": kept.most_float,
-        "chosen_on": kept.samples,
-        "judged_apart": kept.apart,
-        "aim_met": kept.search.met,
+        "nodes": chosen.error_shares(),
+        "float_share": chosen.float_share,
+        "most_float": chosen.most_float,
+        "chosen_on": chosen.samples,
+        "judged_apart": chosen.apart,
+        "aim_met": chosen.search.met,
         "before": [
             {
                 "output": loss.part,
@@ -67,13 +67,13 @@ def kept_builtins(ranges: Ranges) -> dict[str, Any] | None:
                 "value": loss.value,
                 "beyond_target": loss.missed,
             }
-            for loss in kept.before.losses
+            for loss in chosen.before.losses
         ],
     }
 
 
-def _basis(kept: Kept) -> str:
-    count = f"{kept.samples} sample{'' if kept.samples == 1 else 's'}"
-    if kept.apart:
+def _basis(chosen: Kept) -> str:
+    count = f"{chosen.samples} sample{'' if chosen.samples == 1 else 's'}"
+    if chosen.apart:
         return f"chosen on {count} that do not judge"
     return f"chosen on {count}, those that judge among them: give more data to judge apart"

@@ -132,19 +132,19 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     fitted, factors, equalisation = _equalise(job, judges, plain)
     learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
     fitted = _choose(job, fitted, learning)
-    search, kept, budget = _budget_search(options), None, None
+    search, for_targets, budget = _budget_search(options), None, None
     if search is not None:
         budget = find_budget(fitted, search, _share(job.report, "spend the budget"))
     elif options.keeps:
         on_progress = _share(job.report, "look for nodes to keep in float")
-        kept = keep_best(fitted, options.keep_float, options.most_float, on_progress)
+        for_targets = keep_best(fitted, options.keep_float, options.most_float, on_progress)
     nodes = frozenset() if budget is None else budget.keep_float
-    nodes = nodes if kept is None else kept.nodes
+    nodes = nodes if for_targets is None else for_targets.nodes
     final = final_fit(fitted, options.keep_float | nodes)
     if budget is not None and search is not None:
         forbidden = partial(budget_violation, budget, search, fitted)
     else:
-        forbidden = partial(_further, fitted, final, kept)
+        forbidden = partial(_further, fitted, final, for_targets)
     final, correction = _correct(job, fitted, final, learning, forbidden)
     corrections = tuple(report for report in (equalisation, correction) if report is not None)
     if job.chooses and budget is None and fitted.trial.tensors:
@@ -158,12 +158,12 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
         if not loses_no_more(*spent):
             fitted, final, factors = widest, widest_final, _NO_ROWS
             corrections = tuple(replace(report, kept=False, reason=WORSE) for report in corrections)
-    return Chosen(fitted, final, factors, corrections, budget, kept)
+    return Chosen(fitted, final, factors, corrections, budget, for_targets)
 
 
-def _further(fitted: Fit, before: FinalFit, kept: Kept | None, after: FinalFit) -> str:
+def _further(fitted: Fit, before: FinalFit, for_targets: Kept | None, after: FinalFit) -> str:
     """Return why corrected biases may not be used beside `kept` nodes, "" if they may."""
-    if kept is None:
+    if for_targets is None:
         return ""
     share_before, share_after = (
         fit.noise.judged(fit.ranges, fit.keep_float, fitted.choosers).target_spent

@@ -1,4 +1,4 @@
-"""Set up and flash boards at the line, from a CSV file to a CSV file."""
+"""Set up and flash many boards, from a CSV file to a CSV file."""
 
 import sys
 import tempfile

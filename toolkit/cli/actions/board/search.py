@@ -32,8 +32,8 @@ def search(options: BoardLogin, *, as_json: bool) -> Search:
     )
 
 
-def find_way(options: BoardLogin, *, as_json: bool) -> str:
-    """Return the way to the only board; NoBoardError lists what was seen otherwise."""
+def find_address(options: BoardLogin, *, as_json: bool) -> str:
+    """Return the address of the only board; NoBoardError lists what was seen otherwise."""
     board = the_one(search(options, as_json=as_json))
     if not as_json:
         click.echo(f"{board.name or 'a board'} at {board.address}", err=True)
