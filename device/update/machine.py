@@ -74,7 +74,7 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("downloading", "no_fetch"): "failed",
     **{(stage, "fetch_failed"): "failed" for stage in ("downloading", "unpacking")},
     ("unpacking", "unpacked"): "window",
-    ("checking", "whole"): "window",
+    **{(stage, "whole"): "window" for stage in ("checking", "unread")},
     ("checking", "damaged"): "downloading",
     ("checking", "unread"): "unread",
     ("window", "next"): "preparing",
@@ -454,7 +454,8 @@ class _Step:
             if event.built:
                 self.do("info", "the pipeline starts again, with the prepared segments")
                 self.run_active()
-            self.reconcile()  # a release may have waited
+            if self.state.stage == "preparing":  # a release has waited
+                self.reconcile()
         elif desired is not None and desired.release.blob.sha256 == sha256:
             if event.problem is None:
                 self.state = replace(self.state, prepared=sha256)

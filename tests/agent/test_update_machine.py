@@ -30,7 +30,7 @@ from device.update.machine import (
     step,
 )
 from device.update.slots import SlotRecord
-from device.update.trial import Environment, UpdateTable
+from device.update.trial import Environment, Trial, UpdateTable
 
 SETUP = v.Setup("p", UpdateTable(max_crashes=2, trial_timeout_s=5.0, confirm_after_s=1.0))
 # stage -> what may be reported in it while the machine waits for an event from outside
@@ -90,6 +90,45 @@ def test_no_event_and_no_effect_is_without_a_row() -> None:
     assert set(HANDLERS) == {*get_args(v.Event)} - {v.Notice}
     assert set(CHECKS) == set(get_args(v.Checked.__annotations__["check"]))
     assert set(EFFECTS) | set(LEVELS) == set(get_args(v.DoWord))
+
+
+# -- single steps
+
+
+def wanted(number: str, *, retry: bool = False) -> Desired:
+    """The release of this number, asked for by the request of the same."""
+    blob = BlobSpec(sha256=number * 64, bytes=10, chunk_bytes=4096, index_sha256="c" * 64)
+    release = ReleaseSpec(name="n", version=number, profile="p", blob=blob)
+    return Desired(format=2, request=number, release=release, retry=retry)
+
+
+def record(number: str) -> SlotRecord:
+    return SlotRecord(sha256=number * 64, bytes=10, name="n", version=number, request=number)
+
+
+def live_a() -> slots.SlotState:
+    """Release 0 is live in slot a."""
+    return slots.confirm(slots.begin_trial(slots.stage(slots.SlotState(), record("0")), "0"))
+
+
+def test_a_rolled_back_trial_has_the_disk_read_the_next_release_once() -> None:
+    """Where nothing prepares, the answer for the active slot comes before the comparison."""
+    b_on_trial = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
+    state = v.State(
+        b_on_trial, "trial", desired=wanted("1", retry=True), preparing="0" * 64, trial=Trial(0.0),
+    )  # fmt: skip
+    state, effects = step(SETUP, state, v.Notice("failure", "no camera"), v.Moment())
+    assert [v.Do("prepare", slot="a"), v.Do("compare")] == list(effects[-2:])
+    _state, effects = step(SETUP, state, v.Checked("preparation"), v.Moment())
+    assert v.Do("compare") not in effects
+
+
+def test_a_slot_that_the_disk_gives_at_the_second_look_is_tried() -> None:
+    state = v.State(slots.stage(live_a(), record("1")), "checking", desired=wanted("1"))
+    for notice in (v.Notice("unread", "the disk is slow"), v.Notice("whole")):
+        state, effects = step(SETUP, state, notice, v.Moment())
+    assert state.stage == "preparing"
+    assert v.Do("prepare", slot="b") in effects
 
 
 # -- histories
