@@ -207,6 +207,8 @@ class Updater:
                 outcome = self._carry_out(effect)
                 if isinstance(outcome, str):
                     answer = outcome
+                elif outcome == v.Notice("active_changed"):  # the others were about other slots
+                    events.appendleft(outcome)
                 elif outcome is not None:
                     events.append(outcome)
         return answer

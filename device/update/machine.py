@@ -226,6 +226,8 @@ class _Step:
 
     def on_compared(self, event: v.Compared) -> None:
         setup = self.setup
+        if self.slots.trial is not None:
+            return
         decision = decide(
             self.desired, self.slots, profile=setup.profile, verdict=self.state.verdict,
             board=event.board, min_version=setup.update.min_version,
@@ -560,6 +562,14 @@ class _Step:
     def on_observed(self, event: v.Observed) -> None:
         """Judge a trial; go on with what waits for the disk, its window or its source."""
         at, health, waiting = self.at, event.health, self.slots.postponed
+        if at.unread and at.now_s >= self.state.read_again_s:
+            self.state = replace(self.state, read_again_s=at.now_s + READ_AGAIN_S)
+            if self.slots.active not in at.unread:
+                self.go("again")
+                self.do("verify")
+            elif self.slots.trial is None:  # what runs may change with it
+                self.do("check_active")
+                return
         if self.state.trial is not None:
             self.judge(self.state.trial, health)
         elif self.state.stage == "window":
@@ -570,13 +580,6 @@ class _Step:
             ready = health.working or health.state in ("failed", "stalled")
             if ready and (at.around.online or not waiting.broker) and self.go("again"):
                 self.state = replace(self.state, source_worked=health.working)
-                self.do("verify")
-        if at.unread and at.now_s >= self.state.read_again_s:
-            self.state = replace(self.state, read_again_s=at.now_s + READ_AGAIN_S)
-            if self.slots.active in at.unread:
-                self.do("check_active")
-            else:
-                self.go("again")
                 self.do("verify")
 
     def judge(self, trial: Trial, health: PipelineHealth) -> None:

@@ -95,6 +95,9 @@ def test_no_event_and_no_effect_is_without_a_row() -> None:
 # -- single steps
 
 
+UNREAD_A: frozenset[slots.Slot] = frozenset("a")
+
+
 def wanted(number: str, *, retry: bool = False) -> Desired:
     """The release of this number, asked for by the request of the same."""
     blob = BlobSpec(sha256=number * 64, bytes=10, chunk_bytes=4096, index_sha256="c" * 64)
@@ -129,6 +132,27 @@ def test_a_slot_that_the_disk_gives_at_the_second_look_is_tried() -> None:
         state, effects = step(SETUP, state, notice, v.Moment())
     assert state.stage == "preparing"
     assert v.Do("prepare", slot="b") in effects
+
+
+def test_the_other_slot_is_left_alone_while_the_active_one_is_judged() -> None:
+    state = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
+    state = slots.postpone(state, "no frames")
+    waits, moment = v.State(state, "postponed", desired=wanted("1")), v.Moment(unread=UNREAD_A)
+    health = PipelineHealth("failed", 0, 0, None, 0.0, Liveness(0.0, 0.0))
+    _state, effects = step(SETUP, waits, v.Observed(health), moment)
+    assert effects == (v.Do("check_active"),)
+
+
+def test_a_trial_runs_on_while_the_disk_does_not_give_the_active_slot() -> None:
+    state = v.State(
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial", desired=wanted("1"),
+        trial=Trial(0.0),
+    )  # fmt: skip
+    health = PipelineHealth("running", 9, 0, None, 0.0, Liveness(0.0, 0.0))
+    after, effects = step(SETUP, state, v.Observed(health), v.Moment(unread=UNREAD_A))
+    assert v.Do("check_active") not in effects
+    assert after.judge_at_s is not None
+    assert step(SETUP, state, v.Compared(BoardState()), v.Moment()) == (state, ())
 
 
 # -- histories
