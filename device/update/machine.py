@@ -283,6 +283,8 @@ class _Step:
         else:
             self.do("stop", "another release is tried")
             self.postpone(self.state.update.reason)
+            if self.slots.active is not None:
+                self.run_active()
         return True
 
     def on_cancel(self, request: str) -> None:
@@ -340,7 +342,8 @@ class _Step:
             self.enter("next")
             return
         if self.state.update.phase != "postponed":
-            self.do("info", f"{self.desired.release.name}: {reason}")
+            release = self.desired.release
+            self.do("info", f"{release.name} {release.version}: {reason}")
         self.tell("postponed", reason)
 
     def prepare(self) -> None:
@@ -352,7 +355,8 @@ class _Step:
         if preparing not in (sha256, self.sha256_in(self.slots.active)):
             self.state = replace(self.state, preparing=sha256)
             self.do("prepare", slot=self.slots.idle)
-        if self.state.update.phase != "staging":
+        update = self.state.update
+        if update.phase != "staging" or update.request != self.desired.request:
             self.tell("staging")
 
     def golden(self) -> None:
@@ -381,6 +385,7 @@ class _Step:
         elif active is None and policy.min_shadow_agreement is not None:
             self.reject(NO_RELEASE)
         elif active is None or compared:
+            self.stop_shadow()
             self.enter("next")
         elif self.state.shadow == request and self.go("recorded"):
             self.tell("staging", "it runs beside the live release")
@@ -403,7 +408,8 @@ class _Step:
         if not request:
             return
         self.do("stop_shadow")
-        if record is not None and record.shadow_request == request:
+        counted = record is not None and record.shadow_request == request
+        if counted and self.slots.trial is None:
             self.keep(slots.suspend_shadow(self.slots))
         self.state = replace(self.state, shadow="")
 
@@ -430,8 +436,7 @@ class _Step:
             self.refuse(reason, final=not passing)
 
     def on_shadowing(self, text: str) -> None:
-        desired = self.state.desired
-        if desired is not None and desired.request == self.state.shadow:
+        if self.state.stage == "shadow":
             self.tell("staging", text)
 
     def on_preparing(self, text: str) -> None:
@@ -542,12 +547,12 @@ class _Step:
         Until it is started again the attempt does not count."""
         if self.go("not_started"):
             self.state = replace(self.state, trial=None)
-            self.wait_on(f"{problem}; the trial is not to blame and is tried again")
+            self.wait_on("error", f"{problem}; the trial is not to blame and is tried again")
 
-    def wait_on(self, reason: str) -> None:
+    def wait_on(self, level: v.DoWord, reason: str) -> None:
         """Let the trial wait, which has not harmed the agent."""
         record = self.record(self.slots.trial)
-        self.do("warning", f"{record.name} {record.version} waits: {reason}")
+        self.do(level, f"{record.name} {record.version} waits: {reason}")
         self.keep(slots.suspend(self.slots))
         self.tell_record(record, "postponed", reason)
 
@@ -616,7 +621,7 @@ class _Step:
         again = earlier is not None and earlier.count + 1 >= slots.MAX_POSTPONED
         if self.slots.active is None:
             if self.state.update.phase != "postponed":
-                self.wait_on(verdict.reason)
+                self.wait_on("warning", verdict.reason)
             until_s = self.at.now_s + self.setup.update.trial_timeout_s
             self.state = replace(self.state, judge_at_s=until_s)
         elif again and verdict.broker:
