@@ -256,7 +256,9 @@ class Agent:
         if reason is not None:
             problem = self._updater.ask("crashed" if event.crashed else "exited", reason)
             if problem:
-                LOG.error("the release crashes in a loop and stays: %s", problem)
+                running = running_of(self._updater.state)
+                name = "the release" if running is None else running.name
+                LOG.error("%s crashes in a loop and stays: %s", name, problem)
 
     def _on_link_up(self, event: LinkUp) -> None:
         self._presence.on_link_up(event)

@@ -208,6 +208,8 @@ class Updater:
                 outcome = self._carry_out(effect)
                 if isinstance(outcome, str):
                     answer = outcome
+                elif outcome == v.Notice("active_changed"):  # the others were about other slots
+                    events.appendleft(outcome)
                 elif outcome is not None:
                     events.append(outcome)
         return answer
@@ -279,13 +281,11 @@ class Updater:
     def _run_golden(self, effect: v.Do) -> v.Event | None:
         least = self._policy.min_golden_agreement
         try:
-            if self._golden is None:
-                return v.Checked("golden")
-            if self._golden.start(self._folder(effect), least):
+            if self._golden is not None and self._golden.start(self._folder(effect), least):
                 return None
         except BundleError as error:  # the slot is verified before each trial
             LOG.error("%s", error)
-            return v.Checked("golden")
+            return v.Checked("golden", None if least is None else str(error), passing=True)
         return v.Checked("golden", None if least is None else MISSING)
 
     def _run_shadow(self, effect: v.Do) -> None:

@@ -60,7 +60,7 @@ def drop_unwritten() -> None:
     try:
         if sys.stdout is not None:  # closed
             sys.stdout.flush()
-    except StdoutError:
+    except (StdoutError, BrokenPipeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -74,7 +74,7 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     ("downloading", "no_fetch"): "failed",
     **{(stage, "fetch_failed"): "failed" for stage in ("downloading", "unpacking")},
     ("unpacking", "unpacked"): "window",
-    ("checking", "whole"): "window",
+    **{(stage, "whole"): "window" for stage in ("checking", "unread")},
     ("checking", "damaged"): "downloading",
     ("checking", "unread"): "unread",
     ("window", "next"): "preparing",
@@ -226,6 +226,8 @@ class _Step:
 
     def on_compared(self, event: v.Compared) -> None:
         setup = self.setup
+        if self.slots.trial is not None:
+            return
         decision = decide(
             self.desired, self.slots, profile=setup.profile, verdict=self.state.verdict,
             board=event.board, min_version=setup.update.min_version,
@@ -281,6 +283,8 @@ class _Step:
         else:
             self.do("stop", "another release is tried")
             self.postpone(self.state.update.reason)
+            if self.slots.active is not None:
+                self.run_active()
         return True
 
     def on_cancel(self, request: str) -> None:
@@ -338,7 +342,8 @@ class _Step:
             self.enter("next")
             return
         if self.state.update.phase != "postponed":
-            self.do("info", f"{self.desired.release.name}: {reason}")
+            release = self.desired.release
+            self.do("info", f"{release.name} {release.version}: {reason}")
         self.tell("postponed", reason)
 
     def prepare(self) -> None:
@@ -350,7 +355,8 @@ class _Step:
         if preparing not in (sha256, self.sha256_in(self.slots.active)):
             self.state = replace(self.state, preparing=sha256)
             self.do("prepare", slot=self.slots.idle)
-        if self.state.update.phase != "staging":
+        update = self.state.update
+        if update.phase != "staging" or update.request != self.desired.request:
             self.tell("staging")
 
     def golden(self) -> None:
@@ -379,6 +385,7 @@ class _Step:
         elif active is None and policy.min_shadow_agreement is not None:
             self.reject(NO_RELEASE)
         elif active is None or compared:
+            self.stop_shadow()
             self.enter("next")
         elif self.state.shadow == request and self.go("recorded"):
             self.tell("staging", "it runs beside the live release")
@@ -401,7 +408,8 @@ class _Step:
         if not request:
             return
         self.do("stop_shadow")
-        if record is not None and record.shadow_request == request:
+        counted = record is not None and record.shadow_request == request
+        if counted and self.slots.trial is None:
             self.keep(slots.suspend_shadow(self.slots))
         self.state = replace(self.state, shadow="")
 
@@ -428,8 +436,7 @@ class _Step:
             self.refuse(reason, final=not passing)
 
     def on_shadowing(self, text: str) -> None:
-        desired = self.state.desired
-        if desired is not None and desired.request == self.state.shadow:
+        if self.state.stage == "shadow":
             self.tell("staging", text)
 
     def on_preparing(self, text: str) -> None:
@@ -454,7 +461,8 @@ class _Step:
             if event.built:
                 self.do("info", "the pipeline starts again, with the prepared segments")
                 self.run_active()
-            self.reconcile()  # a release may have waited
+            if self.state.stage == "preparing":  # a release has waited
+                self.reconcile()
         elif desired is not None and desired.release.blob.sha256 == sha256:
             if event.problem is None:
                 self.state = replace(self.state, prepared=sha256)
@@ -539,12 +547,12 @@ class _Step:
         Until it is started again the attempt does not count."""
         if self.go("not_started"):
             self.state = replace(self.state, trial=None)
-            self.wait_on(f"{problem}; the trial is not to blame and is tried again")
+            self.wait_on("error", f"{problem}; the trial is not to blame and is tried again")
 
-    def wait_on(self, reason: str) -> None:
+    def wait_on(self, level: v.DoWord, reason: str) -> None:
         """Let the trial wait, which has not harmed the agent."""
         record = self.record(self.slots.trial)
-        self.do("warning", f"{record.name} {record.version} waits: {reason}")
+        self.do(level, f"{record.name} {record.version} waits: {reason}")
         self.keep(slots.suspend(self.slots))
         self.tell_record(record, "postponed", reason)
 
@@ -559,6 +567,14 @@ class _Step:
     def on_observed(self, event: v.Observed) -> None:
         """Judge a trial; go on with what waits for the disk, its window or its source."""
         at, health, waiting = self.at, event.health, self.slots.postponed
+        if at.unread and at.now_s >= self.state.read_again_s:
+            self.state = replace(self.state, read_again_s=at.now_s + READ_AGAIN_S)
+            if self.slots.active not in at.unread:
+                self.go("again")
+                self.do("verify")
+            elif self.slots.trial is None:  # what runs may change with it
+                self.do("check_active")
+                return
         if self.state.trial is not None:
             self.judge(self.state.trial, health)
         elif self.state.stage == "window":
@@ -569,13 +585,6 @@ class _Step:
             ready = health.working or health.state in ("failed", "stalled")
             if ready and (at.environment.online or not waiting.broker) and self.go("again"):
                 self.state = replace(self.state, source_worked=health.working)
-                self.do("verify")
-        if at.unread and at.now_s >= self.state.read_again_s:
-            self.state = replace(self.state, read_again_s=at.now_s + READ_AGAIN_S)
-            if self.slots.active in at.unread:
-                self.do("check_active")
-            else:
-                self.go("again")
                 self.do("verify")
 
     def judge(self, trial: Trial, health: PipelineHealth) -> None:
@@ -612,7 +621,7 @@ class _Step:
         again = earlier is not None and earlier.count + 1 >= slots.MAX_POSTPONED
         if self.slots.active is None:
             if self.state.update.phase != "postponed":
-                self.wait_on(verdict.reason)
+                self.wait_on("warning", verdict.reason)
             until_s = self.at.now_s + self.setup.update.trial_timeout_s
             self.state = replace(self.state, judge_at_s=until_s)
         elif again and verdict.broker:

@@ -11,12 +11,14 @@ from crash_fixtures import Pipeline
 from mqtt_fixtures import PROFILE
 
 from device.agent.config import AgentConfig, BrokerTable
-from device.agent.golden_check import GoldenCheck, GoldenEnded
-from device.agent.updater import Updater
+from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded
+from device.agent.updater import EFFECTS, Updater
+from device.errors import BundleError
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, InstallPolicy, ReleaseSpec
 from device.trust.exchange import TRUSTED, Unverified
 from device.update import slots
 from device.update.bundle import BundleFacts, Golden, write_bundle
+from device.update.events import Checked, Do
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.blob import Blob
 
@@ -128,6 +130,26 @@ def test_what_the_policy_asks_reaches_the_check(
     monkeypatch.setattr(GoldenCheck, "start", start)
     board.deploy(0.9, "r", InstallPolicy(min_golden_agreement=0.8))
     assert asked == [0.8]
+
+
+def test_a_limit_of_agreement_that_nothing_can_measure_is_asked_for_once(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def start(_: GoldenCheck, folder: Path, __: float | None = None) -> bool:
+        starts.append(folder)
+        assert len(starts) == 1
+        raise BundleError("bundle.json cannot be read")
+
+    monkeypatch.setattr(GoldenCheck, "start", start)
+    board.deploy(0.9, "r", InstallPolicy(min_golden_agreement=0.8))
+    assert board.updater.update.phase == "refused"
+    assert board.updater.update.reason == "bundle.json cannot be read"
+    assert not board.updater.state.failures  # another try may go well
+    board.updater._golden = None
+    outcome = EFFECTS["golden"](board.updater, Do("golden", slot="a"))
+    assert outcome == Checked("golden", MISSING)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as altered
 
 from device.agent.updater import EFFECTS, LEVELS
 from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec
@@ -16,6 +17,7 @@ from device.trust.exchange import TRUSTED, Refused, Unverified
 from device.update import events as v
 from device.update import slots
 from device.update.admission import BoardState
+from device.update.decisions import update_of
 from device.update.liveness import Liveness, PipelineHealth
 from device.update.machine import (
     CHECKS,
@@ -30,7 +32,7 @@ from device.update.machine import (
     step,
 )
 from device.update.slots import SlotRecord
-from device.update.trial import Environment, UpdateTable
+from device.update.trial import Environment, Trial, UpdateTable
 
 SETUP = v.Setup("p", UpdateTable(max_crashes=2, trial_timeout_s=5.0, confirm_after_s=1.0))
 # stage -> what may be reported in it while the machine waits for an event from outside
@@ -90,6 +92,122 @@ def test_no_event_and_no_effect_is_without_a_row() -> None:
     assert set(HANDLERS) == {*get_args(v.Event)} - {v.Notice}
     assert set(CHECKS) == set(get_args(v.Checked.__annotations__["check"]))
     assert set(EFFECTS) | set(LEVELS) == set(get_args(v.DoWord))
+
+
+# -- single steps
+
+
+UNREAD_A: frozenset[slots.Slot] = frozenset("a")
+
+
+def wanted(number: str, *, retry: bool = False) -> Desired:
+    """The release of this number, asked for by the request of the same."""
+    blob = BlobSpec(sha256=number * 64, bytes=10, chunk_bytes=4096, index_sha256="c" * 64)
+    release = ReleaseSpec(name="n", version=number, profile="p", blob=blob)
+    return Desired(format=2, request=number, release=release, retry=retry)
+
+
+def record(number: str) -> SlotRecord:
+    return SlotRecord(sha256=number * 64, bytes=10, name="n", version=number, request=number)
+
+
+def live_a() -> slots.SlotState:
+    """Release 0 is live in slot a."""
+    return slots.confirm(slots.begin_trial(slots.stage(slots.SlotState(), record("0")), "0"))
+
+
+def test_a_rolled_back_trial_has_the_disk_read_the_next_release_once() -> None:
+    """Where nothing prepares, the answer for the active slot comes before the comparison."""
+    b_on_trial = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
+    state = v.State(
+        b_on_trial, "trial", desired=wanted("1", retry=True), preparing="0" * 64, trial=Trial(0.0),
+    )  # fmt: skip
+    state, effects = step(SETUP, state, v.Notice("failure", "no camera"), v.Moment())
+    assert [v.Do("prepare", slot="a"), v.Do("compare")] == list(effects[-2:])
+    _state, effects = step(SETUP, state, v.Checked("preparation"), v.Moment())
+    assert v.Do("compare") not in effects
+
+
+def test_a_slot_that_the_disk_gives_at_the_second_look_is_tried() -> None:
+    state = v.State(slots.stage(live_a(), record("1")), "checking", desired=wanted("1"))
+    for notice in (v.Notice("unread", "the disk is slow"), v.Notice("whole")):
+        state, effects = step(SETUP, state, notice, v.Moment())
+    assert state.stage == "preparing"
+    assert v.Do("prepare", slot="b") in effects
+
+
+def test_the_other_slot_is_left_alone_while_the_active_one_is_judged() -> None:
+    state = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
+    state = slots.postpone(state, "no frames")
+    waits, moment = v.State(state, "postponed", desired=wanted("1")), v.Moment(unread=UNREAD_A)
+    health = PipelineHealth("failed", 0, 0, None, 0.0, Liveness(0.0, 0.0))
+    _state, effects = step(SETUP, waits, v.Observed(health), moment)
+    assert effects == (v.Do("check_active"),)
+
+
+def test_a_trial_runs_on_while_the_disk_does_not_give_the_active_slot() -> None:
+    state = v.State(
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial", desired=wanted("1"),
+        trial=Trial(0.0),
+    )  # fmt: skip
+    health = PipelineHealth("running", 9, 0, None, 0.0, Liveness(0.0, 0.0))
+    after, effects = step(SETUP, state, v.Observed(health), v.Moment(unread=UNREAD_A))
+    assert v.Do("check_active") not in effects
+    assert after.judge_at_s is not None
+    assert step(SETUP, state, v.Compared(BoardState()), v.Moment()) == (state, ())
+
+
+def test_the_live_release_runs_again_where_it_is_asked_for_in_place_of_a_waiting_trial() -> None:
+    state = v.State(
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial", desired=wanted("1"),
+        trial=Trial(0.0),
+    )  # fmt: skip
+    state, effects = step(SETUP, state, v.Notice("not_started", "no memory"), v.Moment())
+    assert [one.word for one in effects if isinstance(one, v.Do)] == ["error"]
+    _state, effects = step(SETUP, state, v.DesiredSet(wanted("0"), TRUSTED, False), v.Moment())
+    words = [one.word for one in effects if isinstance(one, v.Do)]
+    assert words == ["stop", "active", "compare"]
+
+
+def in_shadow(desired: Desired) -> v.State:
+    """Release 1 runs beside the live one."""
+    state = slots.begin_shadow(slots.stage(live_a(), record("1")), desired.request)
+    return v.State(state, "shadow", desired=desired, shadow=desired.request, prepared="1" * 64)
+
+
+def test_a_shadow_ends_before_the_trial_that_begins_without_a_live_release() -> None:
+    state = in_shadow(altered(wanted("1"), policy=InstallPolicy(shadow_s=5.0)))
+    lost = slots.SlotState(active=None, a=state.slots.b)
+    state = replace(state, slots=lost, golden_of="1" * 64)
+    state, effects = step(SETUP, state, v.Checked("golden"), v.Moment())
+    assert v.Do("stop_shadow") in effects
+    assert (state.stage, state.shadow) == ("trial_attempt", "")
+    on_trial = replace(state, slots=slots.begin_trial(lost, "1"), stage="trial", shadow="1")
+    _state, effects = step(SETUP, on_trial, v.Notice("shut_down"), v.Moment())
+    assert v.Do("stop_shadow") in effects
+
+
+def test_a_shadow_tells_nothing_while_signatures_are_verified() -> None:
+    state = replace(in_shadow(wanted("1")), stage="verifying")
+    after, _effects = step(SETUP, state, v.Notice("shadowing", "so far"), v.Moment())
+    assert after == state
+
+
+def test_a_release_that_is_asked_for_again_is_prepared_for_the_newer_request() -> None:
+    again = altered(wanted("1"), request="2")
+    state = v.State(
+        slots.stage(live_a(), record("1")), "checking", desired=again, preparing="1" * 64,
+        update=update_of(wanted("1"), "staging"),
+    )  # fmt: skip
+    after, _effects = step(SETUP, state, v.Notice("whole"), v.Moment())
+    assert (after.stage, after.update.phase, after.update.request) == ("preparing", "staging", "2")
+
+
+def test_the_log_says_which_version_waits_for_its_window() -> None:
+    desired = altered(wanted("1"), policy=InstallPolicy(not_before="22:00", not_after="23:00"))
+    state = v.State(slots.stage(live_a(), record("1")), "checking", desired=desired)
+    _state, effects = step(SETUP, state, v.Notice("whole"), v.Moment(hour=12))
+    assert [one.text[:5] for one in effects if isinstance(one, v.Do)] == ["n 1: "]
 
 
 # -- histories

@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from mqtt_fixtures import PROFILE
 from updater_fixtures import Board
 
+from device.agent.agent import Agent
+from device.agent.pipeline_process import PipelineExited
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec
 from device.trust.exchange import TRUSTED, Refused, Unverified, Verdict
 from device.update import slots
@@ -184,3 +187,18 @@ def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> N
         board.updater.advance(awake_s + second)
     assert board.updater.update.phase == "rolled_back"
     assert "no result within 30 s" in board.updater.update.reason
+
+
+def test_the_log_names_the_live_release_that_crashes_in_a_loop(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.deliver_all()
+    board.updater.advance(0.0)
+    board.updater._kept.note(slots.confirm(board.updater.state))
+    board.updater.boot()
+    event = PipelineExited(run=1, reason="it died", crashed=True)
+    runner = SimpleNamespace(on_exit=lambda event: event.reason)
+    agent = SimpleNamespace(_pipeline=runner, _updater=board.updater)
+    for _ in range(board.updater._config.max_crashes):
+        Agent._on_exited(agent, event)  # type: ignore[arg-type]
+    assert "good crashes in a loop and stays: there is no release" in caplog.text

@@ -42,6 +42,21 @@ def test_a_full_disk_behind_standard_output_ends_in_a_sentence(words: tuple[str,
     )
 
 
+def test_an_error_is_said_though_nobody_reads_what_was_printed_before() -> None:
+    program = (
+        "import sys; from device.start.stdout import drop_unwritten, reserve_stdout\n"
+        "reserve_stdout(); sys.stdout.write('a part'); drop_unwritten(); sys.exit('error: why')"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True,
+        check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "error: why\n")
+
+
 def test_the_solver_prints_nothing_into_any_thread_of_a_program(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
