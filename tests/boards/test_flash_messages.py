@@ -14,7 +14,7 @@ RAISED_IN = ("toolkit/fleet/transports", "toolkit/fleet/boards", "toolkit/cli/ac
 SAID_IN = (*RAISED_IN, "toolkit/cli/actions", "device", "toolkit/fleet")
 OF_DEPLOY = "deploy.py"  # its refusals are those of `tandem deploy`
 # What only passes on what another part said, whose own row is the one to read.
-PASSED_ON = {"...", "...: ...", "... refused ...: ..."}
+PASSED_ON = {"...", "...: ...", "...; ...", "... refused ...: ..."}
 # The text of a program that is not ours: `test_the_page_has_every_cause_of_ssh` has those of ssh.
 OF_SSH = re.compile(
     r"verification failed|IDENTIFICATION|Permission denied|Connection refused|timed out|No route|"
