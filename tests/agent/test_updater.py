@@ -194,7 +194,7 @@ def test_the_log_names_the_live_release_that_crashes_in_a_loop(
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
-    board.updater._kept.note(slots.confirm(board.updater.state))
+    board.updater._slots.note(slots.confirm(board.updater.state))
     board.updater.boot()
     event = PipelineExited(run=1, reason="it died", crashed=True)
     runner = SimpleNamespace(on_exit=lambda event: event.reason)
