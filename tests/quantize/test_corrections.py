@@ -182,14 +182,19 @@ def test_the_table_builds_the_engine_that_the_data_built(
     path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 9)
     options = RangeOptions("mse", equalise="on", correct_biases="on")
     first, second = tmp_path / "data.engine", tmp_path / "table.engine"
-    made = build_engine(
-        path, "agx-orin-64gb", first, BuildOptions(data=data, ranges=options)
-    ).calibration
-    assert made is not None
-    assert made.table.adjusted
-    assert made.table.adjusted.equalised
-    assert made.table.adjusted.biases
-    build_engine(path, "agx-orin-64gb", second, BuildOptions(table=made.table))
+    # Some random networks lose more than a build takes.
+    built = build_engine(
+        path,
+        "agx-orin-64gb",
+        first,
+        BuildOptions(data=data, ranges=options, accept_loss=True),
+    )
+    assert built.calibration is not None
+    table = built.calibration.table
+    assert table.adjusted
+    assert table.adjusted.equalised
+    assert table.adjusted.biases
+    build_engine(path, "agx-orin-64gb", second, BuildOptions(table=table, accept_loss=True))
     with open_engine(first) as measured, open_engine(second) as stated:
         provenance = measured.manifest.provenance
         assert provenance.passes[-2:] == ("equalisation", "bias correction")
