@@ -91,12 +91,12 @@ def operation_floors(
 
     def floor_us(names: Sequence[str]) -> float:
         group = {name: nodes[name] for name in names if name in nodes}
-        made = {tensor.name for view in group.values() for tensor in view.outputs}
+        results = {tensor.name for view in group.values() for tensor in view.outputs}
         sizes = {
             tensor.name: tensor.elements or 0
             for view in group.values()
             for tensor in (*view.activations, *view.outputs)
-            if tensor.name not in made or readers.get(tensor.name, {""}) - group.keys()
+            if tensor.name not in results or readers.get(tensor.name, {""}) - group.keys()
         }
         weights = sum(view.weight_bytes for view in group.values()) / 4  # in FP32
         moved = (sum(sizes.values()) + weights) * item_bytes

@@ -98,7 +98,7 @@ def interrupted(
     policy: InstallPolicy | None = None,
     act: Callable[[], None] = lambda: None,
 ) -> str:
-    """Flash, and press Ctrl-C in a phase; return what is said then."""
+    """Flash, and press Ctrl-C in a phase; return what is output then."""
 
     def press(state: Progress) -> None:
         if state.phase == phase:
@@ -124,8 +124,8 @@ def test_what_was_desired_before_is_desired_again_and_the_transfer_goes_on_later
     assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     before = retained(broker.port)
     second = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-    said = interrupted(address, second, "downloading")
-    assert said == (
+    output = interrupted(address, second, "downloading")
+    assert output == (
         f"{DEVICE} stays on its old release, and keeps what has arrived; what was desired "
         "before is desired again"
     )
@@ -141,8 +141,8 @@ def test_of_a_board_that_had_nothing_nothing_is_desired(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
     address, bundle = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}", make_bundle(tmp_path / "in")
-    said = interrupted(address, bundle, "downloading")
-    assert said.endswith("keeps what has arrived; nothing is desired of it")
+    output = interrupted(address, bundle, "downloading")
+    assert output.endswith("keeps what has arrived; nothing is desired of it")
     assert retained(broker.port) == b""
     assert roles(board) == {}
     assert flash(address, bundle).phase == "live"
@@ -173,11 +173,11 @@ def test_a_signed_board_is_told_anew_what_it_runs(tmp_path: Path, site: Site) ->
     before, _ = open_desired(retained(port))
     second = make_bundle(tmp_path / "in", version="2.2", engine_bytes=LARGE)
     counters: list[int] = []
-    said = interrupted(
+    output = interrupted(
         address, second, "downloading", fleet=site.fleet,
         act=lambda: counters.append(open_desired(retained(port))[0].counter),
     )  # fmt: skip
-    assert said.endswith("what was desired before is desired again")
+    assert output.endswith("what was desired before is desired again")
     after, signed = open_desired(retained(port))
     assert signed is not None
     assert before.counter < counters[0] < after.counter
@@ -197,8 +197,8 @@ def test_a_trial_goes_on_and_the_operator_is_told_how_to_go_back(
     address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
-    said = interrupted(address, slow, "trial")
-    assert said == (
+    output = interrupted(address, slow, "trial")
+    assert output == (
         f"{DEVICE} tries hangs 2 already, and goes on; `tandem-agent control rollback` on the "
         "board goes back"
     )
@@ -223,13 +223,13 @@ def test_a_trial_that_begins_meanwhile_is_said(
     address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     if was_desired:
         assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
-    said = interrupted(address, make_bundle(tmp_path / "in", version="2"), "staging")
-    assert said.startswith(f"{DEVICE} had begun to try good 2")
+    output = interrupted(address, make_bundle(tmp_path / "in", version="2"), "staging")
+    assert output.startswith(f"{DEVICE} had begun to try good 2")
     if was_desired:
-        assert ": it goes back by itself when that has ended, as what was desired before" in said
+        assert ": it goes back by itself when that has ended, as what was desired before" in output
         wait_for(lambda: roles(board) == {"1": "active", "2": "idle"}, board)
     else:
-        assert said.endswith(f"and goes on; {withdrawal.GO_BACK}")
+        assert output.endswith(f"and goes on; {withdrawal.GO_BACK}")
         wait_for(lambda: roles(board) == {"2": "active"}, board)
 
 
@@ -239,8 +239,8 @@ def test_a_trial_that_somebody_has_to_commit_ends(
     address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     assert flash(address, make_bundle(tmp_path / "in", version="1")).phase == "live"
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
-    said = interrupted(address, slow, "trial", policy=InstallPolicy(manual=True))
-    assert said.startswith(f"{DEVICE} stays on its old release")
+    output = interrupted(address, slow, "trial", policy=InstallPolicy(manual=True))
+    assert output.startswith(f"{DEVICE} stays on its old release")
     assert roles(board) == {"1": "active", "2": "idle"}
 
 
@@ -274,10 +274,10 @@ def test_a_newer_deployment_is_left_alone(
 
     try:
         bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-        said = interrupted(address, bundle, "downloading", act=deploy)
+        output = interrupted(address, bundle, "downloading", act=deploy)
     finally:
         client.link.close()
-    assert said == "another deployment (good 3) took its place: nothing was withdrawn"
+    assert output == "another deployment (good 3) took its place: nothing was withdrawn"
     assert retained(broker.port) == newer
 
 
@@ -287,8 +287,8 @@ def test_a_broker_that_is_gone_is_said(
     monkeypatch.setattr(withdrawal, "BROKER_S", 0.5)
     address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     bundle = make_bundle(tmp_path / "in", version="2", engine_bytes=LARGE)
-    said = interrupted(address, bundle, "downloading", act=broker.kill)
-    assert said == (
+    output = interrupted(address, bundle, "downloading", act=broker.kill)
+    assert output == (
         f"the broker does not answer, so good 2 stays desired and {DEVICE} may install it: flash "
         "the release before once the broker is back"
     )
@@ -304,8 +304,8 @@ def test_a_second_ctrl_c_ends_at_once(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(withdrawal.Withdrawal, "run", press)
-    said = interrupted(address, bundle, "downloading")
-    assert said == (
+    output = interrupted(address, bundle, "downloading")
+    assert output == (
         f"good 2 may still be desired of {DEVICE}, and be installed: flash the release before"
     )
 
@@ -324,9 +324,9 @@ def test_the_command_says_in_one_line_what_was_done(
         )
         watcher.wait_report("downloading")
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=2 * WAIT_S)
-    assert (child.returncode, said.count("\n")) == (130, 1), said
-    assert said.startswith(f"stopped: {DEVICE} stays on its old release, and keeps what has")
+    _, output = child.communicate(timeout=2 * WAIT_S)
+    assert (child.returncode, output.count("\n")) == (130, 1), output
+    assert output.startswith(f"stopped: {DEVICE} stays on its old release, and keeps what has")
     assert retained(broker.port) == b""
 
 

@@ -111,9 +111,9 @@ def diff(options: Diff) -> None:
 def sbom(options: Sbom) -> None:
     """Print the bill of materials of a bundle. Raises TandemError."""
     with unpacked(options.bundle) as bundle:
-        held = bundle.folder / BOM
-        if held.exists():
-            text = held.read_bytes()
+        path = bundle.folder / BOM
+        if path.exists():
+            text = path.read_bytes()
         else:
             manifests = {name: engine.manifest for name, engine in bundle.engines.items()}
             text = bill_of_materials(bundle.info, manifests)

@@ -57,7 +57,10 @@ class FolderBoard:
 
     def install(self, delivery: Delivery, on_progress: OnProgress) -> Update:
         """A folder installs nothing; its boards do, by `tandem-agent control install`."""
-        raise NotImplementedError
+        raise RefusedError(
+            f"{self._folder} is a folder: `tandem-agent control install` on the board takes what "
+            "is there"
+        )
 
     def cancel(self, request: str) -> None:
         """Nothing runs there."""
