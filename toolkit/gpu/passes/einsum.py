@@ -11,7 +11,7 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
-    equation = read_equation(op) if op.kind == "Einsum" else None
+    equation = read_equation(op)
     if equation is None:
         return None
     written, result = equation

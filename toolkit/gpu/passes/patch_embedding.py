@@ -16,7 +16,7 @@ _MIN_PATCH_ELEMENTS = 128  # shorter patches are copied in pieces that are too s
 
 def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv with the taps as its strides -> MatMul of the patches, in the order of tokens."""
-    if op.kind != "Conv" or any(n and n not in rewriter.constants for n in op.inputs[1:]):
+    if any(n and n not in rewriter.constants for n in op.inputs[1:]):
         return None
     source, weights = op.inputs[0], rewriter.constants[op.inputs[1]]
     if not _cuts(op, weights, rewriter.shapes[source]) or not reads_stored(rewriter, op):
@@ -43,8 +43,13 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     flat = rewriter.add_new(op, "Reshape", (patched,), rows, dtype, scale=scale)
     operands = (flat, rewriter.repacked(op.inputs[1], _columns, axis=1), *op.inputs[2:])
     tokens = rewriter.add_new(op, "MatMul", operands, (*ordered[:3], filters), dtype)
-    rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
-    return rewriter.replacement(*(() if rounding is None else (rounding,)))
+    return rewriter.replaced_by(
+        op,
+        "Transpose",
+        (tokens,),
+        {"perm": (0, 3, 1, 2)},
+        also=() if rounding is None else (rounding,),
+    )
 
 
 def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
@@ -63,4 +68,4 @@ def _columns(weights: Array) -> Array:
     return columns
 
 
-PATCH_EMBEDDING_RULES: tuple[Rule, ...] = (patches,)
+PATCH_EMBEDDING_RULES: tuple[Rule, ...] = (Rule("Conv", patches),)

@@ -28,7 +28,7 @@ def space_to_depth(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
 
     One kernel quantizes the input, too, where it is quantized.
     """
-    if op.kind != "Conv" or op.inputs[1] not in rewriter.constants:
+    if op.inputs[1] not in rewriter.constants:
         return None
     source, weights = op.inputs[0], rewriter.constants[op.inputs[1]]
     shape, result = rewriter.shapes[source], rewriter.shapes[op.outputs[0]]
@@ -55,8 +55,9 @@ def space_to_depth(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
     if rounding is not None:
         image = rewriter.add_again(rounding, image)
     inputs = (image, rewriter.repacked(op.inputs[1], _in_blocks), *op.inputs[2:])
-    rewriter.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
-    return rewriter.replacement(*(() if rounding is None else (rounding,)))
+    return rewriter.replaced_by(
+        op, "Conv", inputs, {"kernel_shape": taps}, also=() if rounding is None else (rounding,)
+    )
 
 
 def _takes_blocks(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
@@ -98,4 +99,4 @@ def _in_blocks(weights: Array) -> Array:
     return blocks
 
 
-SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (space_to_depth,)
+SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (Rule("Conv", space_to_depth),)
