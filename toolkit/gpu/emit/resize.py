@@ -6,7 +6,7 @@ from typing import cast
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.emit.resample_tables import Axis, Interpolation, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
@@ -15,7 +15,8 @@ from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.upsampling import has_whole_factors, repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
+from toolkit.gpu.shapes.sizes import Size, upper_bound
+from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
@@ -145,10 +146,6 @@ def _scale(op: Operation, size: int, result: int) -> float:
     )
 
 
-def _dynamic(size: int) -> int | None:
-    return size if isinstance(size, Size) else None
-
-
 def _from_sizes(
     ctx: LoweringContext, op: Operation, shape: Shape, axes: Sequence[int]
 ) -> tuple[float, ...]:
@@ -182,8 +179,7 @@ def _resample(
                 f"{name} (part)", ctx.storage_dtype(x.dtype), shape, like(x.strides, shape)
             )
         else:
-            is_output = name in ctx.network.outputs
-            y = ctx.output_view(name, None if is_output else like(x.strides, shape))
+            y = ctx.output_like(name, x)
         _add_resample(ctx, group, x, y, {dim: axes[dim] for dim in pair})
         x = y
 
@@ -211,23 +207,17 @@ def _add_resample(
             packed[weight] = ctx.weights.pack(table.weights, "float32")
     dims, taps = list(axes), [table.indices.shape[1] for table in tables]
     crops = interpolation.coordinates == "tf_crop_and_resize"
-    launch = make_launch(
-        "resample",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, **packed, "y": y, "elements": y.elements},
-        {
-            **order.constants("Y_STRIDES", "X_STRIDES"),
-            "DIM_A": order.positions[dims[0]],
-            "STRIDE_A": x.strides[dims[0]],
-            "TAPS_A": taps[0],
-            "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": order.positions[dims[-1]],
-            "STRIDE_B": x.strides[dims[-1]],
-            "TAPS_B": taps[1] if len(taps) > 1 else 1,
-            "SIZE_B": _dynamic(x.shape[dims[-1]]),
-            "EXTRAPOLATION": op.number("extrapolation_value", 0.0) if crops else None,
-            "BLOCK": _BLOCK,
-        },
-        writes=(y,),
-    )
+    constants: dict[str, Constant] = {
+        **order.constants("Y_STRIDES", "X_STRIDES"),
+        "EXTRAPOLATION": op.number("extrapolation_value", 0.0) if crops else None,
+    }
+    for axis, dim, count in (("A", dims[0], taps[0]), ("B", dims[-1], (*taps, 1)[1])):
+        size = x.shape[dim]
+        constants |= {
+            f"DIM_{axis}": order.positions[dim],
+            f"STRIDE_{axis}": x.strides[dim],
+            f"TAPS_{axis}": count,
+            f"SIZE_{axis}": size if isinstance(size, Size) else None,
+        }
+    launch = element_launch("resample", y, {"x": x, **packed}, constants, block=_BLOCK)
     ctx.add_op(group.nodes, (launch,))
