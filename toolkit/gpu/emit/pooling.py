@@ -6,12 +6,12 @@ from math import prod
 from toolkit.gpu.emit import reduction
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import element_launch, make_launch
-from toolkit.gpu.emit.windows import read_window, three, window_constants
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.gpu.ir.view import View, channels_last
+from toolkit.gpu.ir.windows import read_window, three, window_constants
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.quantized import ROUND
 from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows, row_tile

@@ -13,13 +13,14 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.passes.upsampling import has_whole_factors, repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import Size, upper_bound
 from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
+# Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
+_WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 _TABLES = ("index_a", "weight_a", "index_b", "weight_b")  # parameters of the kernel
 
 
@@ -30,7 +31,7 @@ def emit_resize(ctx: LoweringContext, group: Group) -> None:
     interpolation = _interpolation(op)
     if _is_broadcast(interpolation, shape, result):
         ctx.views[op.outputs[0]] = broadcast(_with_scale_of_result(ctx, op), result)
-    elif repeats_pixels(ctx.network, op, shape, result):
+    elif _has_whole_factors(interpolation, shape, result) and _has_whole_scales(ctx, op):
         _repeat(ctx, group, result)
     else:
         _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
@@ -41,7 +42,7 @@ def reads_parameters(op: Operation, shape: Shape, result: Shape) -> Sequence[str
     scales = op.input(scales_input(op))
     if _is_broadcast(_interpolation(op), shape, result):
         return ()
-    if not scales and has_whole_factors(op, shape, result):
+    if not scales and _has_whole_factors(_interpolation(op), shape, result):
         return ()
     return [name for name in op.inputs[1:4] if name]
 
@@ -77,6 +78,27 @@ def _is_broadcast(interpolation: Interpolation, shape: Shape, result: Shape) -> 
     plain = not interpolation.antialias and not interpolation.exclude_outside
     plain = plain and interpolation.coordinates != "tf_crop_and_resize"
     return plain and all(s in (1, r) for s, r in zip(shape, result, strict=True))
+
+
+def _has_whole_factors(interpolation: Interpolation, shape: Shape, result: Shape) -> bool:
+    """Whether a result may repeat each pixel of (N, C, H, W) whole times; scales may deny it."""
+    if interpolation.mode != "nearest" or len(shape) != 4 or result[:2] != shape[:2]:
+        return False
+    rounding = interpolation.nearest.split("_")[0]
+    if (interpolation.coordinates, rounding) not in _WHOLE_PIXELS:
+        return False
+    return all(r // s * s == r and r >= s for r, s in zip(result[2:], shape[2:], strict=True))
+
+
+def _has_whole_scales(ctx: LoweringContext, op: Operation) -> bool:
+    """Whether scales, where an operation is given them and no sizes, are whole numbers.
+
+    One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
+    """
+    at = scales_input(op)
+    if op.input(at) and op.input(at) not in ctx.network.constants:
+        return False
+    return all(scale == int(scale) for scale in floats_of(ctx.network, op, at, "scales") or ())
 
 
 def _repeat(ctx: LoweringContext, group: Group, result: Shape) -> None:

@@ -31,12 +31,12 @@ import numpy as np
 from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
-from toolkit.gpu.passes.integer_operators import without_integer_operators
-from toolkit.gpu.passes.quantized_general import (
+from toolkit.gpu.passes.integer_operators import (
     add_dequantize,
     add_quantize,
     along,
     quantize_constant,
+    without_integer_operators,
 )
 
 ROUND, TO_INTEGERS, FROM_INTEGERS = "RoundInt8", "ToIntegers", "FromIntegers"
