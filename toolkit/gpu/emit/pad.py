@@ -67,9 +67,7 @@ def _fill_value(ctx: LoweringContext, op: Operation) -> float | int:
 
 def _before(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     """Return the padding before each dimension."""
-    pads = integers_of(ctx.network, op, 1, "pads")
-    if pads is None:
-        raise NotCoveredError(f"node {op.name!r} (Pad) has no widths")
+    pads = integers_of(ctx.network, op, 1, "pads") or ()
     axes = integers_of(ctx.network, op, 3, "axes") or tuple(range(rank))
     before = [0] * rank
     for axis, width in zip(axes, pads, strict=False):

@@ -17,7 +17,7 @@ def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match
     axis = op.integer("axis", 0) % len(rewriter.shapes[op.inputs[0]])
     sizes = [rewriter.shapes[name][axis] for name in op.outputs]
     whole = rewriter.shapes[op.inputs[0]][axis]
-    if any(isinstance(size, Size) for size in (*sizes, whole)) or sum(sizes) != whole:
+    if any(isinstance(size, Size) for size in (*sizes, whole)):
         return None
     start = 0
     axes = rewriter.constant(f"{op.outputs[0]} (axis)", np.array([axis]))
