@@ -1,5 +1,8 @@
 """NonMaxSuppression in kernels: the boxes of onnxruntime, padded to their bound."""
 
+from pathlib import Path
+
+import cuda_double
 import gpu_interpreter
 import numpy as np
 import onnx
@@ -8,6 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from device.runtime.session import open_session
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.gpu.data_dependent_shapes.rewrite import give_bounds
 from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.lower import KernelProgram, lower_segment
@@ -283,3 +288,22 @@ def test_other_graphs_stay_as_they_are(change: str) -> None:
     graph, _ = run_passes(ir.from_proto(model))
     assert "NonMaxSuppression" not in give_bounds(graph)
     assert any(one.op_type == "NonMaxSuppression" for one in graph.graph.all_nodes())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_engine_suppresses_on_the_gpu(
+    precision: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    onnx.save(chain(40), tmp_path / "m.onnx")
+    with cuda_double.installed(), cuda_double.interpreted_cubins():
+        options = BuildOptions(precision=precision)
+        result = build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "m.engine", options)
+        rows = [row for row in result.manifest.plan if row.op == PADDED]
+        segments = {segment.name: segment for segment in result.manifest.segments}
+        assert [segments[row.segment].processor for row in rows] == ["gpu"]
+        with open_session(result.path) as session:
+            for _ in range(2):
+                feeds = chain_feeds(rng)
+                expected, found = run(chain(40), feeds), session.infer(feeds)
+                for name, values in expected.items():
+                    assert np.array_equal(found[name], values), name
