@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from toolkit.gpu.data_dependent_shapes.bounded import Bounded, bound_rows
+from toolkit.gpu.data_dependent_shapes.bounded import bound_rows
 from toolkit.gpu.data_dependent_shapes.subsets import merge_subsets
 from toolkit.gpu.data_dependent_shapes.symbolic import infer_rows
 from toolkit.graph.passes import Pass
@@ -21,15 +21,10 @@ def give_bounds(model: ir.Model) -> str:
     subsets = merge_subsets(model.graph, infer_rows(model), names)
     if subsets:
         _settle(model)
-    bounded: list[Bounded] = []
-    while (rows := bound_rows(model.graph, infer_rows(model), names)) is not None:
-        bounded.append(rows)
-        _settle(model)
     notes = [f"computed {subsets} subsets of rows as all rows"] if subsets else []
-    notes += [
-        f"padded the rows of {rows.source!r} to {rows.bound} for {rows.nodes} nodes"
-        for rows in bounded
-    ]
+    while (note := bound_rows(model.graph, infer_rows(model), names)) is not None:
+        notes.append(note)
+        _settle(model)
     return "; ".join(notes)
 
 
