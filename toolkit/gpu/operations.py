@@ -12,6 +12,7 @@ no lowering computes (`toolkit.gpu.support`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.emit import (
     attention,
     concat,
@@ -29,6 +30,7 @@ from toolkit.gpu.emit import (
     roi_align,
     scan,
     space_to_depth,
+    suppression,
     top_k,
 )
 from toolkit.gpu.emit.context import LoweringContext
@@ -128,6 +130,17 @@ def _regions(op: Operation, _: SegmentTensors) -> str | None:
             "one that the node states"
         )
     return None
+
+
+def _boxes(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[1])
+    if shape is None:
+        return None
+    rows, boxes = shape[0] * shape[1], shape[2]
+    most, most_boxes = suppression.MAX_CLASSES, suppression.MAX_BOXES
+    if upper_bound(rows) <= most and upper_bound(boxes) <= most_boxes:
+        return None
+    return f"has {rows} classes of {boxes} boxes; kernels take {most} of {most_boxes}"
 
 
 def _gates(op: Operation, _: SegmentTensors) -> str | None:
@@ -288,6 +301,7 @@ OPERATIONS: dict[str, OperatorRow] = {
     "ScatterND": OperatorRow(gather.emit_scatter_nd, (_indices, _joins)),
     "GridSample": OperatorRow(grid_sample.emit_grid_sample, (_sampled,)),
     "RoiAlign": OperatorRow(roi_align.emit_roi_align, (_regions,)),
+    PADDED: OperatorRow(suppression.emit_suppression, (_boxes,)),
     **_rows("CumSum CumProd", OperatorRow(scan.emit_scan, (_constant(1),))),
     "Attention": OperatorRow(
         attention.emit_attention, (_keeps_keys, _has_window, _heads), epilogue=0
