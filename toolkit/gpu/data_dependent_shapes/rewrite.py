@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from toolkit.gpu.data_dependent_shapes.bounded import Bounded, bound_rows
 from toolkit.gpu.data_dependent_shapes.subsets import merge_subsets
+from toolkit.gpu.data_dependent_shapes.suppression import pad_suppressions
 from toolkit.gpu.data_dependent_shapes.symbolic import infer_rows
 from toolkit.graph.passes import Pass
 from toolkit.graph.passes.fold import fold_constants
@@ -22,10 +23,20 @@ def give_bounds(model: ir.Model) -> str:
     if subsets:
         _settle(model)
     bounded: list[Bounded] = []
-    while (rows := bound_rows(model.graph, infer_rows(model), names)) is not None:
+    suppressions = 0
+    while True:
+        padded = pad_suppressions(model, names)
+        suppressions += padded
+        if padded:
+            _settle(model)
+        rows = bound_rows(model.graph, infer_rows(model), names)
+        if rows is None:
+            break
         bounded.append(rows)
         _settle(model)
     notes = [f"computed {subsets} subsets of rows as all rows"] if subsets else []
+    if suppressions:
+        notes.append(f"padded the results of {suppressions} NonMaxSuppression")
     notes += [
         f"padded the rows of {rows.source!r} to {rows.bound} for {rows.nodes} nodes"
         for rows in bounded

@@ -73,9 +73,11 @@ def _joins(it: RowNode) -> bool:
 
 
 def _gathers(it: RowNode) -> bool:
-    """Elements within each row, by indices without rows."""
+    """Elements within each row, by indices without rows; or what the index in each row says."""
     axis = it.node.attributes.get_int("axis", 0)
     assert axis is not None
+    if it.operands[0] is None:
+        return it.operands[1] is not None
     return it.axis >= 0 and it.operands[1] is None and axis % it.rank(0) != it.axis
 
 

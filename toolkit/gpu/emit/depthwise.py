@@ -11,7 +11,7 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import Conv2d
 from toolkit.gpu.emit.launches import make_launch
-from toolkit.gpu.emit.windows import window_constants
+from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
