@@ -61,7 +61,8 @@ class KernelProgram:
 
     `sizes`: bytes of each allocation; `offsets`: bytes from the start of the workspace to it;
     `outputs` and `inputs`: views of the segment's tensors in the order of the segment. `dynamic`:
-    sizes may be formulas, and what is planned in bytes is so for the largest ones.
+    sizes may be formulas, and what is planned in bytes is so for the largest ones. `borders_at`: as
+    in `toolkit.gpu.schedule.workspace.WorkspacePlan`.
     """
 
     ops: tuple[TunableOp, ...]
@@ -73,6 +74,7 @@ class KernelProgram:
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
     dynamic: bool = False
+    borders_at: int | None = None
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
@@ -89,10 +91,11 @@ def fit_program(
     weights: bytes = b"",
     dynamic: bool = False,
     limit: int | None = None,
+    apart: bool = False,
 ) -> KernelProgram:
     """Return the program of these operations, its allocations placed as in `fit_workspace`."""
     read, written = ([view.base for view in views.values()] for views in (inputs, outputs))
-    plan = fit_workspace(ops, sizes, read, written, limit)
+    plan = fit_workspace(ops, sizes, read, written, limit, apart=apart)
     return KernelProgram(
         plan.ops,
         sizes,
@@ -103,6 +106,7 @@ def fit_program(
         inputs,
         outputs,
         dynamic,
+        plan.borders_at,
     )
 
 
@@ -188,6 +192,7 @@ def _lower(
         outputs,
         weights=bytes(ctx.weights.data),
         dynamic=trace is not None,
+        apart=gpu.shares_memory,
     )
 
 
