@@ -37,13 +37,12 @@ from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.operations import EPILOGUES, OPERATIONS, Emitter
 from toolkit.gpu.passes.composites import CHOSEN_REGION_RULES, COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
+from toolkit.gpu.passes.first_convolutions import PATCH_EMBEDDING_RULES, SPACE_TO_DEPTH_RULES
 from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
-from toolkit.gpu.passes.patch_embedding import PATCH_EMBEDDING_RULES
 from toolkit.gpu.passes.quantized import read_quantized
-from toolkit.gpu.passes.space_to_depth import SPACE_TO_DEPTH_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound

@@ -8,14 +8,14 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import (
+from toolkit.gpu.ir.gemm import GemmProblem, GemmShape, Im2col3dLoader, MatrixStrides, Three
+from toolkit.gpu.ir.network import Array, Operation
+from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
+from toolkit.gpu.ir.windows import (
     read_transposed_window,
     read_window,
     three,
 )
-from toolkit.gpu.ir.gemm import GemmProblem, GemmShape, Im2col3dLoader, MatrixStrides, Three
-from toolkit.gpu.ir.network import Array, Operation
-from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
 

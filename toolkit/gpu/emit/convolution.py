@@ -12,7 +12,6 @@ from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import read_window, window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -23,6 +22,7 @@ from toolkit.gpu.ir.gemm import (
 )
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
+from toolkit.gpu.ir.windows import read_window, window_constants
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows
 from toolkit.gpu.shapes.sizes import ceil_div

@@ -10,7 +10,6 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
-from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -20,6 +19,7 @@ from toolkit.gpu.ir.gemm import (
 )
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic, TunableOp
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.target import GpuTarget

@@ -79,31 +79,7 @@ class Im2col3dLoader:
     transposed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DirectLoader:
-    """The im2col matrix of a tensor with any strides; `prologue` is applied to what is read."""
-
-    view: View
-    output_size: tuple[int, int]
-    window: Window
-    prologue: tuple[ExprOp, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpsampleConcatLoader:
-    """Row m is a pixel of `large`; k runs over the channels of `view`, then those of `large`.
-
-    `view` is nearest-neighbor upsampled to the size of `large` as it is read. Both are
-    channels-last.
-    """
-
-    view: View
-    pitch: int
-    large: View
-    large_pitch: int
-
-
-Loader = DenseLoader | Im2colLoader | Im2col3dLoader | DirectLoader | UpsampleConcatLoader
+Loader = DenseLoader | Im2colLoader | Im2col3dLoader
 
 
 @dataclass(frozen=True, slots=True)

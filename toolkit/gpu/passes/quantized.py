@@ -30,13 +30,13 @@ import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation, live
-from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph, apply_rules
-from toolkit.gpu.passes.integer_operators import without_integer_operators
-from toolkit.gpu.passes.quantized_general import (
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
+from toolkit.gpu.passes.integer_operators import (
     add_dequantize,
     add_quantize,
     along,
     quantize_constant,
+    without_integer_operators,
 )
 
 ROUND, TO_INTEGERS, FROM_INTEGERS = "RoundInt8", "ToIntegers", "FromIntegers"
@@ -67,7 +67,7 @@ def read_quantized(network: Network) -> Network:
         return network
     current = _lower_qdq(network)
     while True:
-        simpler = _rounded_early(_rounded_once(apply_rules(live(current), (rectified_first,))))
+        simpler = _rounded_early(_rounded_once(apply_rules(live(current), _RECTIFIED_FIRST)))
         if simpler.operations == current.operations:
             return current
         current = simpler
@@ -150,7 +150,7 @@ def _quant_params(builder: NetworkBuilder, op: Operation, dtype: str) -> _QuantP
 
 def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Relu(RoundInt8(x)) -> RoundInt8(Relu(x)), where nothing else reads the operand."""
-    rounding = graph.sole_producer(op.inputs[0], ROUND) if op.kind == "Relu" else None
+    rounding = graph.sole_producer(op.inputs[0], ROUND)
     if rounding is None:
         return None
     output = op.outputs[0]
@@ -159,6 +159,9 @@ def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
     rewriter.add(rounding, ROUND, (rectified,), output, rounding.attributes)
     rewriter.scales[output] = rounding.number("scale", 1.0)
     return rewriter.replacement(rounding)
+
+
+_RECTIFIED_FIRST = (Rule("Relu", rectified_first),)
 
 
 def _rounded_once(network: Network) -> Network:
