@@ -58,6 +58,7 @@ class Session(Closing):
         plans: Path | None = None,
         dla_core: int | None = None,
         turn: int | None = None,
+        zero_copy: bool | None = None,
     ) -> None:
         """Load every segment and take the arena's memory.
 
@@ -67,7 +68,9 @@ class Session(Closing):
         GPU tactics: the fastest run, and those that it lacks are timed and added to it, once.
         `plans` is the folder of `tandem-agent prepare`, None for the user's; `dla_core` puts all
         DLA segments on one core; `turn` puts those whose frames take turns on one of the cores, as
-        `SessionPool` does. The engine stays the caller's to close, also before the session.
+        `SessionPool` does. `zero_copy`: kernels read inputs and write outputs in the CPU's memory,
+        None where the GPU has no memory of its own, as on a Jetson. The engine stays the caller's
+        to close, also before the session.
         Raises SessionError if the engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
@@ -86,7 +89,7 @@ class Session(Closing):
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
         emulation = None if dla == "portable" else Emulation(dla, scales)
-        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn)
+        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn, zero_copy)
         self._segments = manifest.segments
         self._engine = engine
         self._on_device: OnDevice | None = None
