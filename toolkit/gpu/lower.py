@@ -54,7 +54,7 @@ from toolkit.plugins import Plugin
 _FLOAT_TYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProgram(WorkspacePlan):
     """A segment before compiling: operations in order, memory, packed weights.
 
@@ -84,10 +84,11 @@ def fit_program(
     weights: bytes = b"",
     dynamic: bool = False,
     limit: int | None = None,
+    apart: bool = False,
 ) -> KernelProgram:
     """Return the program of these operations, its allocations placed as in `fit_workspace`."""
     read, written = ([view.base for view in views.values()] for views in (inputs, outputs))
-    plan = fit_workspace(ops, sizes, read, written, limit)
+    plan = fit_workspace(ops, sizes, read, written, limit, apart=apart)
     planned = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return KernelProgram(
         **planned, sizes=sizes, inputs=inputs, outputs=outputs, weights=weights, dynamic=dynamic
@@ -167,6 +168,7 @@ def _lower(
         outputs,
         weights=bytes(ctx.weights.data),
         dynamic=trace is not None,
+        apart=gpu.shares_memory,
     )
 
 
