@@ -11,10 +11,10 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import Conv2d
 from toolkit.gpu.emit.launches import make_launch
-from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.shapes.sizes import ceil_div, opt
 from toolkit.gpu.target import WARP
 from toolkit.graph.window import Window
@@ -34,7 +34,7 @@ class _Patch:
     channels: int = 4
 
 
-_PATCHES = (_Patch(4, 4), _Patch(2, 4), _Patch(4, 2), _Patch(2, 2), _Patch(2, 2, 8))
+_PATCHES = (_Patch(2, 4), _Patch(4, 2), _Patch(2, 2), _Patch(4, 4))
 _PATCHES_OF_MANY_TAPS = (_Patch(2, 4), _Patch(4, 4), _Patch(2, 8), _Patch(2, 2))
 _PIXEL = (_Patch(1, 1),)
 _INT8X4_PATCHES = (_Patch(4, 4), _Patch(7, 4), _Patch(2, 4), _Patch(4, 2), _Patch(2, 2))
