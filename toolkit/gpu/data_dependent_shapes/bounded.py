@@ -17,19 +17,10 @@ from toolkit.gpu.data_dependent_shapes.symbolic import RowSizes, Source
 from toolkit.graph.rewriter import UniqueNames
 
 
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """Rows that were padded: what makes them, how many at most, and the nodes that work on them."""
+def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> str | None:
+    """Pad the rows of the first source that a product of matrices works on, and say so.
 
-    source: str
-    bound: int
-    nodes: int
-
-
-def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> Bounded | None:
-    """Pad the rows of the first source that a product of matrices works on; None without any.
-
-    Those that a kernel pads already are padded for all that works on them.
+    None without any. Those that a kernel pads already are padded for all that works on them.
     """
     for source in sizes.sources:
         if source.bound is None:
@@ -38,7 +29,10 @@ def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> Bounded 
         node = source.value.producer()
         if region is not None and node is not None:
             _Padding(graph, sizes, source, region, NewNodes(graph, names), source.bound).apply()
-            return Bounded(str(node.name), source.bound, len(region.nodes))
+            return (
+                f"padded the rows of {str(node.name)!r} to {source.bound} for {len(region.nodes)} "
+                "nodes"
+            )
     return None
 
 

@@ -223,11 +223,11 @@ def _add_resample(
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
-    for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
-        packed[index] = ctx.weights.pack(table.indices, "int32")
-        if table.weights is not None:
-            packed[weight] = ctx.weights.pack(table.weights, "float32")
-    dims, taps = list(axes), [table.indices.shape[1] for table in tables]
+    for index, weight, (indices, weights) in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
+        packed[index] = ctx.weights.pack(indices, "int32")
+        if weights is not None:
+            packed[weight] = ctx.weights.pack(weights, "float32")
+    dims, taps = list(axes), [indices.shape[1] for indices, _ in tables]
     crops = interpolation.coordinates == "tf_crop_and_resize"
     constants: dict[str, Constant] = {
         **order.constants("Y_STRIDES", "X_STRIDES"),

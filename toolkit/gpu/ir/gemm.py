@@ -42,6 +42,8 @@ class Im2colLoader:
 
     `view` is channels-last with `pitch` elements from pixel to pixel. Sizes are (rows, columns);
     `channels` are those of one of `groups` groups. k under a tap outside the image is 0.
+    `diagonal`: a block of `channels` filters reads as many channels of its own, and all are one
+    group.
     """
 
     view: View
@@ -52,6 +54,7 @@ class Im2colLoader:
     window: Window
     channels: int
     groups: int = 1
+    diagonal: bool = False
 
     def size_constants(self) -> dict[str, Constant]:
         """Return the sizes of input and output as constants of a kernel."""
@@ -109,7 +112,7 @@ class GemmShape:
 
     `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
     channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
-    of its residual.
+    of its residual. `block_columns`: of every tile, if that is given.
     """
 
     rows: int
@@ -119,6 +122,7 @@ class GemmShape:
     item_bytes: int
     stored_bytes: int
     batch: int = 1
+    block_columns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ Constants read through DequantizeLinear are real numbers, with their integers ke
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation, live
+from toolkit.gpu.ir.network import IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
 from toolkit.gpu.passes.integer_operators import (
     add_dequantize,
@@ -49,8 +50,7 @@ _MOVES = frozenset(
 _COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can requantize
 
 
-@dataclass(frozen=True, slots=True)
-class _QuantParams:
+class _QuantParams(NamedTuple):
     """Symmetric quantization parameters: `scale` is a float32, `zero_point` 0 or 128."""
 
     scale: float
@@ -102,21 +102,17 @@ def _lower_qdq(network: Network) -> Network:
                 add_quantize(builder, op)
                 continue
             real[output, params] = _add_real(builder, op, ROUND, params)
-            builder.add(op, TO_INTEGERS, (real[output, params],), output, _attributes(params))
+            builder.add(op, TO_INTEGERS, (real[output, params],), output, params._asdict())
         else:
             builder.operations.append(op)
     return builder.network()
 
 
 def _add_real(builder: NetworkBuilder, op: Operation, kind: str, params: _QuantParams) -> str:
-    shape, attributes = builder.shapes[op.inputs[0]], _attributes(params)
+    shape, attributes = builder.shapes[op.inputs[0]], params._asdict()
     return builder.add_new(
         op, kind, op.inputs[:1], shape, "float32", attributes=attributes, scale=params.scale
     )
-
-
-def _attributes(params: _QuantParams) -> dict[str, Attribute]:
-    return {"scale": params.scale, "zero_point": params.zero_point}
 
 
 def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
