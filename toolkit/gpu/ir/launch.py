@@ -22,7 +22,7 @@ _MODULES = {
     "suppression": ("box_candidates", "box_order", "suppress", "box_rows"),
     **{name: (name,) for name in ("attention", "depthwise", "depthwise_int8", "grid_sample")},
     **{name: (name,) for name in ("resample", "roi_align", "scan", "softmax")},
-    **{name: (name,) for name in ("select_top", "top_k")},
+    "top_k": ("top_k", "select_top"),
 }
 KERNELS: dict[str, str] = {kernel: module for module, own in _MODULES.items() for kernel in own}
 """The module of every kernel."""
