@@ -374,12 +374,20 @@ class Devices:
         default="", metavar="LIST",
     )  # fmt: skip
     state: str | None = option(
-        "Only devices that are online, silent, stopped, lost...", metavar="STATE"
+        "Only devices that are online, late, silent, stopped, lost...", metavar="STATE"
     )
     phase: str | None = option(
         "Only devices in this phase of their rollout: live, failed, ...", metavar="PHASE"
     )
     number: int | None = option("Only devices of this rollout.", "--rollout", min=1, metavar="N")
+    search: str = option(
+        "Only devices with this text in their id, release, version, profile or labels.",
+        default="", metavar="TEXT",
+    )  # fmt: skip
+    limit: int | None = option(
+        "List so many at most.  [default: 100; in JSON all]", min=1, max=10_000, metavar="N"
+    )
+    after: str = option("Go on after the list that ended with this.", default="", metavar="PLACE")
     as_json: bool = json_option("Print JSON.")
     watch: bool = watch_option()
 
@@ -500,6 +508,24 @@ class VerifyAudit:
     as_json: bool = json_option("Print JSON.")
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveAudit:
+    """Move the older rows of the log to a new FILE, a row of JSON a line.
+
+    The chain of hashes goes on: a new row says which rows were moved and their last hash. Rollouts
+    that they tell of stay as they are. Keep the file, which later checks need for those rows.
+
+    Example: tandem fleet audit archive 2026.jsonl --fleet fleet/ --keep 365
+    """
+
+    output: Path = argument("FILE", type=NEW_FILE)
+    folder: Path = fleet_option()
+    keep_days: float = option(
+        "Rows that are younger stay.", "--keep", min=0.0, default=90.0, metavar="DAYS"
+    )
+    as_json: bool = json_option("Print JSON.")
+
+
 keys = group(
     "keys",
     """Replace the fleet's keys.
@@ -510,11 +536,14 @@ keys = group(
 )
 audit = group(
     "audit",
-    """Check the audit log.
+    """Check the audit log, and archive its older rows.
 
     Example: tandem fleet audit verify --fleet fleet/
     """,
-    [command(VerifyAudit, "fleet.logs:verify")],
+    [
+        command(VerifyAudit, "fleet.logs:verify"),
+        command(ArchiveAudit, "fleet.logs:archive", name="archive"),
+    ],
 )
 fleet = group(
     "fleet",

@@ -20,6 +20,7 @@ from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.store import lease, log, rollouts
+from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import DeviceRow, load_devices, load_labels, save_devices
 from toolkit.fleet.store.rollouts import DesiredRow
@@ -91,6 +92,7 @@ class Control:
             documents = self._documents(this, at_s)
             documents += self._renewed(at_s, but={row.device for row in documents})
             self._keep(this, changed, documents, at_s)
+            touch(self._database, sorted(silent))
         self._states = this.states
         self.devices.update(changed)
         self.desired.update({row.device: row for row in documents})
@@ -100,14 +102,8 @@ class Control:
 
     def _replay(self) -> dict[int, v.RolloutState]:
         """Return the states as of what was carried out: later rows are taken as new ones."""
-        texts: dict[int, list[str]] = {number: [] for number in self._specs}
-        for row in log.rows_after(self._database, 0):
-            if row.seq > self._applied:
-                break
-            if row.kind == log.EVENT:
-                texts[row.rollout].append(row.body)
         return {
-            number: step(spec, v.RolloutState(), rollouts.decode_events(texts[number]))[0]
+            number: rollouts.load_state(self._database, number, spec, self._applied)
             for number, spec in self._specs.items()
         }
 
@@ -294,19 +290,25 @@ class Control:
     ) -> None:
         database = self._database
         notes = [
-            log.Note(SERVER, log.EVENT, msgspec.json.encode(event).decode(), number)
+            rollouts.event_note(event, number, SERVER)
             for number, events in this.events.items()
             for event in events
         ]
-        notes += [log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout) for row in documents]
+        notes += [
+            log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout, (row.device,))
+            for row in documents
+        ]
         self._applied = log.append(database, notes, at_s)
         rollouts.set_applied(database, self._applied)
         rollouts.save_desired(database, documents)
         save_devices(database, changed.values())
-        for number, state in this.states.items():
-            before = self._states.get(number)
-            if before is None or before.status != state.status:
-                rollouts.set_status(database, number, state.status)
+        # A newer rollout takes devices from older ones, so the older ones are first.
+        for number, state in sorted(this.states.items()):
+            before = self._states.get(number, v.RolloutState())
+            if before is not state:
+                rollouts.keep_state(database, number, before, state)
+                if _is_open(before) and not _is_open(state):
+                    rollouts.save_snapshot(database, number, self._applied, state)
 
 
 def _is_open(state: v.RolloutState) -> bool:

@@ -3,6 +3,7 @@
 Nothing here needs a server to run: an order waits in the store until one does.
 """
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
-from toolkit.fleet.rollout.machine import accepts
+from toolkit.fleet.rollout.machine import accepts, step
 from toolkit.fleet.rollout.targets import Target, unfit
 from toolkit.fleet.server.control import LABEL
 from toolkit.fleet.store import log, rollouts
@@ -24,6 +25,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
 
 MAX_LABELS = 64
+NEAR = 1000  # devices on both sides of an unknown id that a message chooses from
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +121,15 @@ def order(database: Database, number: int, word: v.Order, who: str) -> None:
     """Give an order to a rollout; RolloutError if it means nothing in its status."""
     spec = get_spec(database, number)
     with database.write():
-        status = rollouts.load_state(database, number, spec).status
-        if not accepts(status, word):
-            raise RolloutError(_refusal(number, status, word))
+        before = rollouts.load_summary(database, number)
+        if not accepts(before.status, word):
+            raise RolloutError(_refusal(number, before.status, word))
         at_s = database.now_s()
         event = v.Ordered(at_s=at_s, order=word, by=who)
         rollouts.note_events(database, number, [event], at_s, who)
+        # What becomes of its devices is for the server to say, which sends to them.
+        after, _actions = step(spec, before, [event])
+        rollouts.keep_state(database, number, before, after)
 
 
 def _refusal(number: int, status: v.Status, word: str) -> str:
@@ -149,19 +154,62 @@ STATUS_WORDS: Mapping[v.Status, str] = {
 
 def get_spec(database: Database, number: int) -> v.RolloutSpec:
     """Return the spec of a rollout; RolloutError if there is none with this number."""
-    specs = rollouts.load_specs(database)
-    if number not in specs:
-        known = f"the last one is {max(specs)}" if specs else "there is none yet"
+    spec = rollouts.load_spec(database, number)
+    if spec is None:
+        last = rollouts.newest_number(database)
+        known = f"the last one is {last}" if last else "there is none yet"
         raise RolloutError(f"there is no rollout {number}: {known}")
-    return specs[number]
+    return spec
 
 
 def newest(database: Database) -> int:
     """Return the number of the newest rollout; RolloutError if there is none."""
-    specs = rollouts.load_specs(database)
-    if not specs:
+    number = rollouts.newest_number(database)
+    if not number:
         raise RolloutError("there is no rollout yet: begin one with `tandem fleet rollout start`")
-    return max(specs)
+    return number
+
+
+def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -> int:
+    """Write the rows of the log that are older than `keep_s` to a new file, a row of JSON a line,
+    and delete them; return how many. What a rollout was after them is kept as a snapshot.
+
+    RolloutError: the file is there, or cannot be written; then nothing is deleted.
+    """
+    with database.write():
+        at_s, applied = database.now_s(), rollouts.applied(database)
+        rows = database.rows(
+            "SELECT coalesce(max(seq), 0) FROM log WHERE at_s < ? AND seq <= ?",
+            at_s - keep_s, applied,
+        )  # fmt: skip
+        last = int(rows[0][0])
+        if not last:
+            return 0
+        numbers = database.rows(
+            "SELECT DISTINCT rollout FROM log WHERE seq <= ? AND kind = ?", last, log.EVENT
+        )
+        for (number,) in numbers:
+            spec = get_spec(database, number)
+            state = rollouts.load_state(database, number, spec, applied)
+            rollouts.save_snapshot(database, number, applied, state)
+        try:
+            with open(archive, "xb", opener=_private) as file:
+                count = sum(
+                    file.write(msgspec.json.encode(row) + b"\n") > 0
+                    for row in log.archive_until(database, last, who, at_s)
+                )
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError as error:
+            raise RolloutError(f"{archive} is there: name a new file for the archive") from error
+        except OSError as error:
+            raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
+        return count
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
+    return os.open(path, flags, 0o600)
 
 
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:
@@ -180,7 +228,8 @@ def label_device(database: Database, device: str, changes: Sequence[str], who: s
             )
         set_labels(database, device, labels)
         body = msgspec.json.encode({"device": device, "labels": labels}).decode()
-        log.append(database, [log.Note(who, LABEL, body)], database.now_s())
+        note = log.Note(who, LABEL, body, devices=(device,))
+        log.append(database, [note], database.now_s())
 
 
 def _parse_label(text: str) -> tuple[str, str]:
@@ -195,8 +244,14 @@ def _parse_label(text: str) -> tuple[str, str]:
 
 def unknown_device(database: Database, device: str) -> str:
     """Return the message for a device that never reported."""
-    rows = database.rows("SELECT id FROM devices")
-    choices = list_choices(device, [str(row[0]) for row in rows])
+    # Near ones in the order of their ids: of a large fleet not all are read.
+    first, rest = (
+        database.rows(
+            f"SELECT id FROM devices WHERE id {side} ? ORDER BY id {order} LIMIT ?", device, NEAR
+        )
+        for side, order in (("<", "DESC"), (">", ""))
+    )
+    choices = list_choices(device, sorted(str(row[0]) for row in (*first, *rest)))
     return f"the fleet has no device {device!r}; it has {_cut(choices)}"
 
 

@@ -30,6 +30,7 @@ from toolkit.fleet.server.silence import Watch
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import DeviceRow, save_beats, save_ear
+from toolkit.fleet.store.presence import save_sample
 from toolkit.fleet.trust.publish import is_signed
 
 LOG = logging.getLogger("tandem.fleet")
@@ -182,6 +183,7 @@ class FleetServer:
                         save_beats(database, rows)
                         if self._is_connected:
                             save_ear(database, self._watch.ear)
+                            save_sample(database, self._watch.ear)
                     self._beaten.clear()
                     renewed_s = time.monotonic()
         finally:

@@ -106,8 +106,11 @@ def _group_cells(group: GroupView) -> list[RenderableType]:
     ]
 
 
-def devices_table(views: Sequence[DeviceView]) -> RenderableType:
-    """Return the list of devices, and the outages among them."""
+def devices_table(
+    views: Sequence[DeviceView], counts: Mapping[str, int] | None = None, after: str = ""
+) -> RenderableType:
+    """Return a page of devices. `counts`: how many devices of all pages are in each presence, None:
+    there is no other page; `after`: what asks for the next page."""
     columns = ("device", "state", "heard", "profile", "runs", "update", "rollout", "labels")
     table = _table(*columns, "problems")
     for view in views:
@@ -123,8 +126,17 @@ def devices_table(views: Sequence[DeviceView]) -> RenderableType:
             str(len(view.problems)) if view.problems else "",
         )
     states = Counter(view.state for view in views)
+    if counts is not None:
+        states = Counter()
+        for presence, count in counts.items():  # a late one is shown as it was: online
+            states["online" if presence == "late" else presence] += count
+    total = sum(states.values())
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return Group(table, _text(f"{len(views)} devices: {counted}" if views else "0 devices"))
+    total_line = _text(f"{total} devices: {counted}" if total else "0 devices")
+    parts: list[RenderableType] = [table, total_line]
+    if after:
+        parts.append(_text(f"{len(views)} are listed; the next ones: --after {after}"))
+    return Group(*parts)
 
 
 def device_table(view: DeviceView) -> RenderableType:
