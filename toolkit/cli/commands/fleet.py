@@ -219,6 +219,101 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Web:
+    """Serve the fleet's page, its live events and its API, until it is stopped.
+
+    A process of its own over the fleet's store: it shows what `tandem fleet serve` notes, and
+    writes orders that it carries out. People sign in with accounts (`tandem fleet account add`).
+
+    Example: tandem fleet web --fleet fleet/ --listen 127.0.0.1:8080
+    """
+
+    folder: Path = fleet_option()
+    listen: str = option(
+        "Where to listen. Other addresses than this machine's own need a certificate.",
+        default="127.0.0.1:8080", metavar="HOST:PORT",
+    )  # fmt: skip
+    certificate: Path | None = option("Serve over TLS with this chain.", type=FILE, metavar="PEM")
+    key: Path | None = option("The certificate's key.", type=FILE, metavar="PEM")
+    trust_header: str | None = option(
+        "A proxy in front signs people in, and sets this header to the name of the account.",
+        metavar="NAME",
+    )
+    trust_from: tuple[str, ...] = option(
+        "The proxy's address; from elsewhere the header means nothing; repeatable.",
+        default=("127.0.0.1", "::1"), metavar="ADDRESS",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AddAccount:
+    """Let NAME sign in on the fleet's page, or give NAME another role and password.
+
+    A viewer sees all; an operator also starts and orders rollouts, and labels devices; an approver
+    also approves what somebody else has started. Sessions that NAME has end.
+
+    Example: tandem fleet account add anna --role operator --fleet fleet/
+    """
+
+    name: str = argument()
+    role: Literal["viewer", "operator", "approver"] = option("What NAME may do.", default="viewer")
+    password_file: IO[str] | None = option(
+        "The password's file, - for stdin.  [default: ask]", type=click.File("r"), metavar="FILE"
+    )
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Print a new token, by which the program NAME uses the API; an older one of NAME ends.
+
+    Example: tandem fleet account token ci --role operator --fleet fleet/
+    """
+
+    name: str = argument()
+    role: Literal["viewer", "operator", "approver"] = option("What NAME may do.", default="viewer")
+    days: float = option("How long it holds.", min=0.01, max=3650.0, default=365.0)
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class ListAccounts:
+    """List who may use the page and the API.
+
+    Example: tandem fleet account list --fleet fleet/
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAccount:
+    """Remove the person or the token NAME, with all sessions.
+
+    Example: tandem fleet account remove anna --fleet fleet/
+    """
+
+    name: str = argument()
+    folder: Path = fleet_option()
+
+
+account = group(
+    "account",
+    """Say who may use the fleet's page and API.
+
+    Example: tandem fleet account add anna --role operator --fleet fleet/
+    """,
+    (
+        command(AddAccount, "fleet.accounts:add"),
+        command(Token, "fleet.accounts:token"),
+        command(ListAccounts, "fleet.accounts:list_accounts", name="list"),
+        command(RemoveAccount, "fleet.accounts:remove"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """What each device keeps to while it installs the release."""
 
@@ -566,6 +661,8 @@ fleet = group(
         command(Statement, "fleet.trust:statement"),
         command(Refresh, "fleet.trust:refresh"),
         command(Serve, "fleet.serve:serve"),
+        command(Web, "fleet.web:web"),
+        account,
         rollout,
         command(Rollback, "fleet.rollout:rollback"),
         command(Devices, "fleet.devices:devices"),

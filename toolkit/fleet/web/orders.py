@@ -1,0 +1,105 @@
+"""What the site's forms do: each writes an order to the store, which the server carries out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import msgspec
+
+from toolkit.errors import RolloutError
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server.operations import (
+    Plan,
+    get_spec,
+    label_device,
+    make_plan,
+    order,
+    start_rollout,
+)
+from toolkit.fleet.server.rollout_request import spec_of
+from toolkit.fleet.store import rollouts
+from toolkit.fleet.store.accounts import Account, Role
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored
+from toolkit.fleet.web.access import check_role
+from toolkit.fleet.web.frame import own_path, with_notice
+from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, count_of, request_of
+from toolkit.fleet.web.pages.rollouts import BUTTONS
+
+Fields = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form: where it is sent to, who may, and what does it; that returns the page that is shown
+    then. Raises RolloutError, RefusedError."""
+
+    path: str
+    role: Role
+    take: Callable[[Database, Fleet, Account, Fields], str]
+
+
+def who(account: Account) -> str:
+    """Return who gives an order, for the audit log."""
+    return f"{account.name} (web)"
+
+
+def give_order(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Give an order to a rollout."""
+    word, _, number = fields.get("order", "").partition(":")
+    if word not in BUTTONS or not (number.isascii() and number.isdigit()):
+        raise RolloutError(f"{fields.get('order', '')!r} is no order to a rollout")
+    order_rollout(database, account, int(number), word)
+    return with_notice(own_path(fields.get("back", "/")), word)
+
+
+def order_rollout(database: Database, account: Account, number: int, word: v.Order) -> None:
+    """Give an order to a rollout, if the account may. Raises RolloutError, RefusedError."""
+    check_role(account, BUTTONS[word][1])
+    get_spec(database, number)
+    if word == "approve" and rollouts.started_by(database, number) == who(account):
+        raise RolloutError(
+            f"{account.name} has begun rollout {number}: its groups are approved by somebody else"
+        )
+    order(database, number, word, who(account))
+
+
+def label(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Set or take away labels of a device."""
+    device = fields["device"]
+    label_device(database, device, fields.get("labels", "").split(), who(account))
+    return with_notice(f"/devices/{quote(device, safe='')}", "label")
+
+
+def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Start the rollout that was planned, unless the fleet has changed since."""
+    bundle = find_stored(fleet.folder, fields.get("bundle", ""))
+    spec = spec_of(request_of(fields), bundle.path)
+    plan = make_plan(database, spec)
+    count = count_of(plan)
+    if fields.get("planned") != str(count):
+        raise RolloutError(
+            f"{fields.get('planned', '?')} devices were planned, and now it is {count}: plan it "
+            "again"
+        )
+    if count > TYPED_ABOVE and fields.get("count", "").strip() != str(count):
+        raise RolloutError(f"the rollout is for {count} devices: type {count} to start it")
+    number = start_planned(database, fleet, spec, plan, bundle, account)
+    return with_notice(f"/rollouts/{number}", "start")
+
+
+def start_planned(
+    database: Database, fleet: Fleet, spec: v.RolloutSpec, plan: Plan, bundle: StoredBundle,
+    account: Account,
+) -> int:  # fmt: skip
+    """Start a rollout; return its number. Raises TrustError, RolloutError."""
+    spec = msgspec.structs.replace(spec, release=admit(fleet.folder, bundle.path))
+    return start_rollout(database, spec, plan, bundle.path, who(account))
+
+
+FORMS: tuple[Form, ...] = (
+    Form("/orders", "operator", give_order),
+    Form("/rollouts", "operator", start),
+    Form("/devices/{device}/labels", "operator", label),
+)
