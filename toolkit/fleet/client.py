@@ -65,7 +65,7 @@ class Client:
     def label(self, device: str, changes: Mapping[str, str | None]) -> Json:
         """Set labels of a device, or with None take them away; return those that it has now."""
         path = f"/devices/{quote(device, safe='')}/labels"
-        return dict(self._ask("PATCH", path, body={"changes": dict(changes)}))["labels"]
+        return dict(self._ask("PATCH", path, body={"changes": dict(changes)})["labels"])
 
     def bundles(self) -> list[Json]:
         """Return the bundles that can be rolled out."""

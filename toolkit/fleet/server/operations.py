@@ -58,6 +58,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unsigned: tuple[str, ...] = ()
     before: dict[str, str] = {}
 
+    @property
+    def members(self) -> int:
+        """How many devices it is sent to."""
+        return sum(len(group.devices) for group in self.groups)
+
 
 def new_key() -> str:
     """Return the key of a new rollout."""

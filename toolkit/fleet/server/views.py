@@ -136,6 +136,24 @@ def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[Rollo
     ]  # fmt: skip
 
 
+def open_rollouts(database: Database) -> list[RolloutView]:
+    """Return the rollouts that have not ended, the newest first."""
+    marks = ", ".join("?" * len(v.ENDED))
+    rows = database.rows(
+        f"SELECT number FROM rollouts WHERE status NOT IN ({marks})", *sorted(v.ENDED)
+    )
+    return rollout_views(database, [int(row[0]) for row in rows])[::-1] if rows else []
+
+
+def rollout_page(database: Database, *, before: int, limit: int) -> list[RolloutView]:
+    """Return the newest rollouts with a number below one (0: of all), the newest first."""
+    rows = database.rows(
+        "SELECT number FROM rollouts WHERE number < ? ORDER BY number DESC LIMIT ?",
+        before or 2**62, limit,
+    )  # fmt: skip
+    return rollout_views(database, [int(row[0]) for row in rows])[::-1] if rows else []
+
+
 def _rollout_view(
     database: Database, number: int, spec: v.RolloutSpec, state: v.RolloutState, *, created: str,
     server: bool,

@@ -160,6 +160,12 @@ def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
     return (v.EVENTS.decode(text) for text in texts)
 
 
+def started_by(database: Database, number: int) -> str:
+    """Return who began a rollout, as the log has it; empty if that part of it was archived."""
+    rows = database.rows("SELECT who FROM log WHERE rollout = ? ORDER BY seq LIMIT 1", number)
+    return str(rows[0][0]) if rows else ""
+
+
 # -- releases
 
 

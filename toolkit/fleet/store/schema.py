@@ -53,8 +53,18 @@ _DEVICES = (
     # `state`, `reported`: a device's last documents, empty before the first.
     "CREATE TABLE documents (id TEXT PRIMARY KEY, state TEXT NOT NULL, reported TEXT NOT NULL)",
 )
+# Who may use the page and the API. Passwords are scrypt hashes; `id` is the SHA-256 of what the
+# holder of a session or a token has.
+_ACCOUNTS = (
+    "CREATE TABLE accounts (name TEXT PRIMARY KEY, role TEXT NOT NULL, password TEXT NOT NULL)",
+    "CREATE TABLE sessions (id TEXT PRIMARY KEY, name TEXT NOT NULL, csrf TEXT NOT NULL,"
+    " until_s DOUBLE PRECISION NOT NULL)",
+    "CREATE TABLE tokens (id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL,"
+    " until_s DOUBLE PRECISION NOT NULL)",
+)
 # Tables that version 3 brought.
 _NEW_IN_3 = (
+    *_ACCOUNTS,
     "INSERT INTO settings VALUES ('changed', 0)",
     # Which rows of the log concern a device.
     "CREATE TABLE log_devices (device TEXT NOT NULL, seq BIGINT NOT NULL,"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from device.errors import TandemError
-
 from toolkit.fleet.store.accounts import (
     Account,
     Role,
@@ -57,7 +56,7 @@ def find_session(
 
 
 def find_token(database: Database, request: Request) -> Account:
-    """Return the program that a request's token is of. Raises RefusedError: it has none that holds."""
+    """Return the program that a request's token is of. Raises RefusedError."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     account = load_token(database, token) if scheme.lower() == "bearer" and token else None
     if account is None:
@@ -70,7 +69,7 @@ def find_token(database: Database, request: Request) -> Account:
 def check_role(account: Account, role: Role) -> None:
     """Raises RefusedError: the account may not do what a role may."""
     if not account.may(role):
-        raise RefusedError(403, f"{account.name} is {account.role}, and this is for the role {role}")
+        raise RefusedError(403, f"{account.name} is {account.role}, this needs {role}")
 
 
 def check_origin(request: Request) -> None:

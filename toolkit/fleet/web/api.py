@@ -26,6 +26,7 @@ from toolkit.fleet.server.views import (
     RolloutView,
     device_page,
     device_view,
+    rollout_page,
     rollout_views,
 )
 from toolkit.fleet.store import log
@@ -35,9 +36,8 @@ from toolkit.fleet.store.device_queries import FleetCounts, fleet_counts
 from toolkit.fleet.store.devices import load_device, load_ear
 from toolkit.fleet.trust.publish import find_stored, list_stored
 from toolkit.fleet.web.access import RefusedError
-from toolkit.fleet.web.orders import order_rollout, start_planned, who
+from toolkit.fleet.web.orders import Planned, order_rollout, start_planned, who
 from toolkit.fleet.web.pages.devices import filter_of
-from toolkit.fleet.web.pages.new_rollout import count_of
 from toolkit.fleet.web.visit import Visit
 
 ROOT = "/api/v1"
@@ -230,7 +230,7 @@ def _history(database: Database, call: Call) -> list[HistoryRow]:
 
 
 def _rollouts(database: Database, call: Call) -> list[RolloutView]:
-    return rollout_views(database, before=call.query.before, limit=call.query.limit)
+    return rollout_page(database, before=call.query.before, limit=call.query.limit)
 
 
 def _rollout(database: Database, call: Call) -> RolloutView:
@@ -259,14 +259,10 @@ def _plan(database: Database, call: Call) -> Plan:
 
 
 def _start(database: Database, call: Call) -> StartedRollout:
-    bundle = find_stored(call.fleet.folder, call.body.bundle)
-    spec = spec_of(call.body.rollout, bundle.path)
-    plan = make_plan(database, spec)
-    if count_of(plan) != call.body.devices:
-        raise RefusedError(
-            409, f"{call.body.devices} devices were planned, and now it is {count_of(plan)}"
-        )
-    number = start_planned(database, call.fleet, spec, plan, bundle, call.account)
+    body: StartRequest = call.body
+    bundle = find_stored(call.fleet.folder, body.bundle)
+    planned = Planned(call.fleet, bundle, body.rollout, body.devices)
+    number, plan = start_planned(database, call.account, planned)
     return StartedRollout(number=number, plan=plan)
 
 

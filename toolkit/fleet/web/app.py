@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from device.errors import TandemError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store.accounts import (
+    Role,
     Session,
     check_password,
     close_session,
     hash_of,
     open_session,
 )
+from toolkit.fleet.store.database import Database
 from toolkit.fleet.web import api
 from toolkit.fleet.web.access import (
     COOKIE,
@@ -38,6 +40,7 @@ from toolkit.fleet.web.access import (
     find_session,
     find_token,
 )
+from toolkit.fleet.web.commands import WAIT_S, run_command
 from toolkit.fleet.web.frame import (
     Frame,
     draw_page,
@@ -45,10 +48,13 @@ from toolkit.fleet.web.frame import (
     draw_sign_in,
     is_csrf,
     own_path,
+    part,
 )
 from toolkit.fleet.web.live import Live, StoreThread, events_after, read_place
 from toolkit.fleet.web.orders import FORMS, Form
-from toolkit.fleet.web.pages import PAGES, Page, Visit
+from toolkit.fleet.web.pages import PAGES, Page
+from toolkit.fleet.web.pages.answer import command_of, draw_answer
+from toolkit.fleet.web.visit import Visit
 
 STATIC = Path(__file__).parent / "static"
 STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
@@ -57,8 +63,8 @@ MAX_FIELDS = 200
 
 # What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
 HEADERS: Mapping[bytes, bytes] = {
-    b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
-    b"form-action 'self'; object-src 'none'",
+    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; "
+    b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'",
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"same-origin",
     b"cross-origin-opener-policy": b"same-origin",
@@ -100,6 +106,7 @@ class Site:
                 for page in PAGES),
             *(Route(form.path, self._guarded(partial(self._take, form)), methods=["POST"])
                 for form in FORMS),
+            Route("/devices/{device}/commands", self._guarded(self._command), methods=["POST"]),
             Route(f"{api.ROOT}/openapi.json", self._openapi, methods=["GET"]),
             Route(f"{api.ROOT}/events", self._answered(self._events), methods=["GET"]),
             *(Route(api.ROOT + row.path, self._answered(partial(self._operate, row)),
@@ -174,14 +181,7 @@ class Site:
 
     async def _take(self, form: Form, request: Request) -> Response:
         """Do what a form asks for, then show the page that it names."""
-        session = await self._session(request)
-        if session is None:
-            raise RefusedError(401, "the session has ended: sign in, and send it again")
-        fields = await _fields(request)
-        if not is_csrf(session, fields.pop("csrf", "")):
-            raise RefusedError(403, "the form is not one of this session: load the page, send it again")
-        check_role(session.account, form.role)
-        fields |= request.path_params
+        session, fields = await self._sent(request, form.role)
         try:
             where = await self._store.run(form.take, self._fleet, session.account, fields)
         except RefusedError:
@@ -189,6 +189,29 @@ class Site:
         except TandemError as error:
             raise RefusedError(409, str(error)) from error
         return RedirectResponse(where, 303)
+
+    async def _command(self, request: Request) -> Response:
+        """Have a device do something once, and show what it answers."""
+        session, fields = await self._sent(request, "operator")
+        command = command_of(fields["device"], fields.get("op", ""))
+        try:
+            state = await run_command(self._store, self._fleet, session.account, command)
+        except TandemError as error:
+            raise RefusedError(409, str(error)) from error
+        path = f"/devices/{part(command.device)}"
+        frame = Frame(self._fleet.file.name, path, await self._live.mark(), session)
+        return HTMLResponse(draw_page(draw_answer(command, state, WAIT_S), frame))
+
+    async def _sent(self, request: Request, role: Role) -> tuple[Session, dict[str, str]]:
+        """Return who sent a form, and its fields with those of the path. Raises RefusedError."""
+        session = await self._session(request)
+        if session is None:
+            raise RefusedError(401, "the session has ended: sign in, and send it again")
+        fields = await _fields(request)
+        if not is_csrf(session, fields.pop("csrf", "")):
+            raise RefusedError(403, "the form is of another session: load the page again")
+        check_role(session.account, role)
+        return session, fields | request.path_params
 
     # -- the API
 
@@ -365,7 +388,7 @@ def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Ses
     return Visit(dict(params), dict(query), session.account)
 
 
-def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: object) -> str:
+def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
     return page.draw(database, fleet, visit).live
 
 

@@ -17,14 +17,14 @@ from toolkit.fleet.server.operations import (
     order,
     start_rollout,
 )
-from toolkit.fleet.server.rollout_request import spec_of
+from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
 from toolkit.fleet.store import rollouts
 from toolkit.fleet.store.accounts import Account, Role
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored
 from toolkit.fleet.web.access import check_role
 from toolkit.fleet.web.frame import own_path, with_notice
-from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, count_of, request_of
+from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, request_of
 from toolkit.fleet.web.pages.rollouts import BUTTONS
 
 Fields = Mapping[str, str]
@@ -48,9 +48,10 @@ def who(account: Account) -> str:
 def give_order(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
     """Give an order to a rollout."""
     word, _, number = fields.get("order", "").partition(":")
-    if word not in BUTTONS or not (number.isascii() and number.isdigit()):
+    known: Mapping[str, v.Order] = {order: order for order in BUTTONS}
+    if word not in known or not (number.isascii() and number.isdigit()):
         raise RolloutError(f"{fields.get('order', '')!r} is no order to a rollout")
-    order_rollout(database, account, int(number), word)
+    order_rollout(database, account, int(number), known[word])
     return with_notice(own_path(fields.get("back", "/")), word)
 
 
@@ -74,28 +75,39 @@ def label(database: Database, _fleet: Fleet, account: Account, fields: Fields) -
 
 def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
     """Start the rollout that was planned, unless the fleet has changed since."""
+    planned, typed = fields.get("planned", ""), fields.get("count", "").strip()
+    devices = int(planned) if planned.isascii() and planned.isdigit() else 0
+    if devices > TYPED_ABOVE and typed != planned:
+        raise RolloutError(f"the rollout is for {devices} devices: type {devices} to start it")
     bundle = find_stored(fleet.folder, fields.get("bundle", ""))
-    spec = spec_of(request_of(fields), bundle.path)
-    plan = make_plan(database, spec)
-    count = count_of(plan)
-    if fields.get("planned") != str(count):
-        raise RolloutError(
-            f"{fields.get('planned', '?')} devices were planned, and now it is {count}: plan it "
-            "again"
-        )
-    if count > TYPED_ABOVE and fields.get("count", "").strip() != str(count):
-        raise RolloutError(f"the rollout is for {count} devices: type {count} to start it")
-    number = start_planned(database, fleet, spec, plan, bundle, account)
+    request = request_of(fields)
+    number, _ = start_planned(database, account, Planned(fleet, bundle, request, devices))
     return with_notice(f"/rollouts/{number}", "start")
 
 
-def start_planned(
-    database: Database, fleet: Fleet, spec: v.RolloutSpec, plan: Plan, bundle: StoredBundle,
-    account: Account,
-) -> int:  # fmt: skip
-    """Start a rollout; return its number. Raises TrustError, RolloutError."""
-    spec = msgspec.structs.replace(spec, release=admit(fleet.folder, bundle.path))
-    return start_rollout(database, spec, plan, bundle.path, who(account))
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What somebody has planned: a bundle of a fleet, how it is rolled out, to how many devices."""
+
+    fleet: Fleet
+    bundle: StoredBundle
+    request: RolloutRequest
+    devices: int
+
+
+def start_planned(database: Database, account: Account, planned: Planned) -> tuple[int, Plan]:
+    """Start a rollout; return its number and its plan. Raises RolloutError: the fleet has changed
+    since it was planned; TrustError."""
+    path = planned.bundle.path
+    spec = spec_of(planned.request, path)
+    plan = make_plan(database, spec)
+    if plan.members != planned.devices:
+        raise RolloutError(
+            f"the plan was for {planned.devices} devices, and it is {plan.members} now: plan it "
+            "again"
+        )
+    spec = msgspec.structs.replace(spec, release=admit(planned.fleet.folder, path))
+    return start_rollout(database, spec, plan, path, who(account)), plan
 
 
 FORMS: tuple[Form, ...] = (

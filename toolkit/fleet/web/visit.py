@@ -21,7 +21,7 @@ class Visit:
         return self.query.get(name, "").strip()
 
     def number(self, name: str, *, least: int = 0) -> int:
-        """Return a number of the path or the query, `least` if it is not there. Raises RefusedError."""
+        """Return a number of the path or the query, `least` without it. Raises RefusedError."""
         text = self.params.get(name) or self.text(name)
         if not text:
             return least

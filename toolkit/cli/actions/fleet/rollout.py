@@ -23,6 +23,7 @@ from toolkit.fleet.server.operations import (
     order,
     start_rollout,
 )
+from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
 from toolkit.fleet.server.views import RolloutView, rollout_views
 from toolkit.fleet.trust.publish import admit
 

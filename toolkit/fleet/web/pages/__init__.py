@@ -13,6 +13,7 @@ from toolkit.fleet.web.pages.device import draw_device
 from toolkit.fleet.web.pages.devices import draw_devices
 from toolkit.fleet.web.pages.new_rollout import draw_new_rollout
 from toolkit.fleet.web.pages.overview import draw_overview
+from toolkit.fleet.web.pages.release import draw_release
 from toolkit.fleet.web.pages.rollouts import draw_rollout, draw_rollouts
 from toolkit.fleet.web.visit import Visit
 
@@ -38,5 +39,6 @@ PAGES: tuple[Page, ...] = (
     Page("/rollouts", "viewer", draw_rollouts),
     Page("/rollouts/new", "operator", draw_new_rollout),
     Page("/rollouts/{number}", "viewer", draw_rollout),
+    Page("/releases/{sha256}", "viewer", draw_release),
     Page("/audit", "viewer", draw_audit),
 )

@@ -16,7 +16,7 @@ COLUMNS = ("Row", "At", "Who", "Rollout", "Kind", "What")
 def draw_audit(database: Database, _fleet: Fleet, visit: Visit) -> View:
     """Return a page of the log. The chain is verified where `verify=yes` asks for it."""
     before = visit.number("before")
-    rows = log.rows_before(database, before, PAGE_ROWS)
+    rows = log.page_before(database, before or None, PAGE_ROWS)
     parts = [_chain(database, verify=visit.text("verify") == "yes")]
     parts.append(
         table("Audit log, the newest first", COLUMNS, [
@@ -24,7 +24,7 @@ def draw_audit(database: Database, _fleet: Fleet, visit: Visit) -> View:
                 link(str(row.rollout), f"/rollouts/{row.rollout}") if row.rollout else "",
                 row.kind, row.body[:MAX_BODY] + ("..." if len(row.body) > MAX_BODY else ""))
             for row in rows
-        ])
+        ], sortable=False)
     )  # fmt: skip
     if len(rows) == PAGE_ROWS and rows[-1].seq > 1:
         parts.append(Html(f"<p>{link('Older', '/audit', {'before': str(rows[-1].seq)})}</p>"))

@@ -1,7 +1,7 @@
 """One device: what it is, what it runs and measures, what happened to it, and its labels."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
@@ -11,6 +11,7 @@ from toolkit.fleet.server.times import utc
 from toolkit.fleet.server.views import DeviceView, device_view
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.web.frame import View, csrf_slot, field, link, part
+from toolkit.fleet.web.pages.answer import buttons
 from toolkit.fleet.web.pages.devices import (
     problems_text,
     rollout_link,
@@ -40,12 +41,18 @@ def draw_device(database: Database, _fleet: Fleet, visit: Visit) -> View:
         heading("History"),
         _history(database, device),
     ]  # fmt: skip
-    below = _labels_form(view) if visit.account.may("operator") else Html("")
-    return View(device, join(live), below)
+    below = Html("")
+    if visit.account.may("operator"):
+        below = join([buttons(device), _labels_form(view)])
+    return View(device, join(live), below=below)
 
 
 def _now(view: DeviceView) -> Iterator[tuple[str, str]]:
-    yield "Runs", running_text(view)
+    running = view.running
+    yield (
+        "Runs",
+        ("nothing" if running is None else link(running_text(view), f"/releases/{running.sha256}")),
+    )
     yield "Rollout", rollout_link(view)
     if view.pipeline is not None:
         yield "Pipeline", f"{view.pipeline.status} {view.pipeline.reason}".strip()
@@ -85,7 +92,7 @@ def _present(rows: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _history(database: Database, device: str) -> Html:
-    entries = list(islice(history_of(database, device, newest_first=True), MAX_HISTORY))
+    entries = reversed(deque(history_of(database, device), MAX_HISTORY))
     rows = "".join(
         f"<li><span class=muted>{utc(entry.at_s)}</span> "
         + (link(f"rollout {entry.rollout}", f"/rollouts/{entry.rollout}") if entry.rollout else "")

@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, str] = {
     "Rollout": "rollout",
     "FPS": "fps",
     "p95 ms": "p95",
-    "Temperature": "temperature",
+    "°C": "temperature",
     "Problems": "problems",
     "Labels": "",
 }
@@ -109,8 +109,6 @@ def _head(visit: Visit, name: str, key: str, sort: str, down: bool) -> str:
 
 
 def _cells(view: DeviceView) -> Iterator[str]:
-    measured = view.measured
-    has_frames = measured is not None and measured.frames > 0
     yield f"<td>{link(view.id, f'/devices/{part(view.id)}')}{' dev' if view.dev else ''}</td>"
     yield f"<td>{state_badge(view.state)}</td>"
     old = "" if view.state == "online" else " class=old"
@@ -118,26 +116,19 @@ def _cells(view: DeviceView) -> Iterator[str]:
     yield f"<td>{markup(view.profile)}</td>"
     yield f"<td{old}>{markup(running_text(view))}</td>"
     yield f"<td>{rollout_link(view)}</td>"
-    yield (
-        f"<td{_number_class(view)}>{measured.fps:.1f}</td>" if has_frames else "<td class=n>-</td>"
-    )
-    yield (
-        f"<td{_number_class(view)}>{measured.latency_p95_ms:.1f}</td>"
-        if has_frames else "<td class=n>-</td>"
-    )  # fmt: skip
-    degrees = None if measured is None else measured.temperature_c
-    yield (
-        "<td class=n>-</td>"
-        if degrees is None
-        else (f"<td{_number_class(view)}>{degrees:.0f} &deg;C</td>")
-    )
+    figures = view.measured
+    has_frames = figures is not None and figures.frames > 0
+    yield _number_cell(view, figures.fps if figures and has_frames else None, 1)
+    yield _number_cell(view, figures.latency_p95_ms if figures and has_frames else None, 1)
+    yield _number_cell(view, figures.temperature_c if figures else None, 0)
     yield f"<td class=long>{markup(problems_text(view))}</td>"
     yield f"<td class=long>{markup(labels_text(view.labels))}</td>"
 
 
-def _number_class(view: DeviceView) -> str:
-    """What was measured by a device that is not heard is grey."""
-    return ' class="n"' if view.state == "online" else ' class="n old"'
+def _number_cell(view: DeviceView, value: float | None, digits: int) -> str:
+    """Return a cell; what was measured by a device that is not heard is grey."""
+    old = "" if view.state == "online" else " old"
+    return f'<td class="n{old}">{"-" if value is None else f"{value:.{digits}f}"}</td>'
 
 
 def state_badge(state: str) -> Html:

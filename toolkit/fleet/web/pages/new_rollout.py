@@ -64,11 +64,6 @@ def request_of(fields: Mapping[str, str]) -> RolloutRequest:
         raise RolloutError(f"the rollout cannot be read: {error}") from error
 
 
-def count_of(plan: Plan) -> int:
-    """Return how many devices a plan sends to."""
-    return sum(len(group.devices) for group in plan.groups)
-
-
 def _form(bundles: tuple[StoredBundle, ...], visit: Visit) -> Html:
     defaults = msgspec.structs.asdict(RolloutRequest())
     options = [
@@ -97,26 +92,35 @@ def _plan(plan: Plan) -> Html:
         )
         for group in plan.groups
     ]
-    members = count_of(plan)
     notes = (
         (len(plan.ungrouped), "fit and are in no group"),
         (len(plan.offline), "are not online: they get it once they are back"),
         (len(plan.unsigned), "take unsigned releases (dev = true)"),
-        (members - len(plan.before), "run no release of this fleet: they cannot be rolled back"),
+        (
+            plan.members - len(plan.before),
+            "run no release of this fleet: they cannot be rolled back",
+        ),
     )
     parts = [
-        table("Groups", ("Group", "Devices", "The first of them"), rows),
+        table("Groups", ("Group", "Devices", "The first of them"), rows, sortable=False),
         bullets(f"{count} devices {text}" for count, text in notes if count),
     ]
     if plan.unfit:
         unfit = [(row.device, "; ".join(row.reasons)) for row in plan.unfit[:MAX_UNFIT]]
-        parts.append(table(f"{len(plan.unfit)} devices do not fit", ("Device", "Because"), unfit))
+        parts.append(
+            table(
+                f"{len(plan.unfit)} devices do not fit",
+                ("Device", "Because"),
+                unfit,
+                sortable=False,
+            )
+        )
     return join(parts)
 
 
 def _start(visit: Visit, sha256: str, plan: Plan) -> Html:
     """Return the form that starts what was planned."""
-    count = count_of(plan)
+    count = plan.members
     names = (*TEXTS, *TICKS, "on_failure")
     fields = [hidden(name, visit.query[name]) for name in names if visit.query.get(name)]
     fields += [hidden("bundle", sha256), hidden("planned", str(count))]

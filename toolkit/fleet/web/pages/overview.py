@@ -114,7 +114,12 @@ def _problems(database: Database, counts: FleetCounts) -> Html:
         [
             heading(f"Problems on {counts.problems['any']:,} devices"),
             Html(f"<p>{' · '.join(kinds)}</p>"),
-            table("Devices with a problem", ("Device", "State", "Heard", "Problem"), rows),
+            table(
+                "Devices with a problem",
+                ("Device", "State", "Heard", "Problem"),
+                rows,
+                sortable=False,
+            ),
         ]
     )
 
@@ -135,7 +140,10 @@ def _versions(running: Sequence[RunningCount]) -> Html:
         )
         for row in rows[:MAX_VERSIONS]
     ]  # fmt: skip
-    parts = [heading("Versions"), table("Versions", ("Runs", "Profile", "Devices", ""), drawn)]
+    parts = [
+        heading("Versions"),
+        table("Versions", ("Runs", "Profile", "Devices", ""), drawn, sortable=False),
+    ]
     if len(rows) > MAX_VERSIONS:
         parts.append(paragraph(f"and {len(rows) - MAX_VERSIONS} more", "muted"))
     return join(parts)

@@ -6,7 +6,8 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import accepts
 from toolkit.fleet.server.operations import STATUS_WORDS, get_spec
-from toolkit.fleet.server.views import GroupView, RolloutView, rollout_views
+from toolkit.fleet.server.views import GroupView, RolloutView, rollout_page, rollout_views
+from toolkit.fleet.store import lease
 from toolkit.fleet.store.accounts import Account, Role
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.web.frame import View, link, order_button, part
@@ -43,18 +44,17 @@ PHASES: Mapping[v.DevicePhase, str] = {
 
 def draw_rollouts(database: Database, _fleet: Fleet, visit: Visit) -> View:
     """Return the list of all rollouts, the newest first."""
-    views = rollout_views(database)[::-1]
-    first = visit.number("page", least=1)
-    rows = views[(first - 1) * PAGE_ROWS : first * PAGE_ROWS]
-    parts = [_server_notice(views)]
+    rows = rollout_page(database, before=visit.number("before"), limit=PAGE_ROWS)
+    parts = [server_notice(database)]
     if visit.account.may("operator"):
         parts.append(Html('<p><a class=button href="/rollouts/new">New rollout</a></p>'))
     if rows:
-        parts.append(table("Rollouts, the newest first", COLUMNS, map(_row, rows)))
+        parts.append(table("Rollouts, the newest first", COLUMNS, map(_row, rows), sortable=False))
     else:
         parts.append(paragraph("No release was rolled out yet.", "muted"))
-    if first * PAGE_ROWS < len(views):
-        parts.append(Html(f"<p>{link('Older', '/rollouts', {'page': str(first + 1)})}</p>"))
+    if rows and rows[-1].number > 1:
+        older = link("Older", "/rollouts", {"before": str(rows[-1].number)})
+        parts.append(Html(f"<p>{older}</p>"))
     return View("Rollouts", join(parts))
 
 
@@ -80,7 +80,7 @@ def draw_rollout(database: Database, _fleet: Fleet, visit: Visit) -> View:
     (view,) = rollout_views(database, [number])
     return View(
         f"Rollout {number}: {view.name} {view.version}",
-        join([_server_notice([view]), draw_progress(view, visit.account), _failures(view),
+        join([server_notice(database), draw_progress(view, visit.account), _failures(view),
             _settings(view, spec)]),
     )  # fmt: skip
 
@@ -141,7 +141,10 @@ def _failures(view: RolloutView) -> Html:
         for row in view.failures
     ]
     return join(
-        [heading("Failures"), table("Failures", ("Device", "Group", "Phase", "Reason"), rows)]
+        [
+            heading("Failures"),
+            table("Failures", ("Device", "Group", "Phase", "Reason"), rows, sortable=False),
+        ]
     )
 
 
@@ -159,12 +162,19 @@ def _settings(view: RolloutView, spec: v.RolloutSpec) -> Html:
         "Requires": ", ".join(map(str, spec.requires)) or "nothing",
         "Rate": "no limit" if spec.rate is None else f"{spec.rate.start:g} devices a minute",
         "Approval": "after each group" if spec.approval else "none",
-        "Maintenance window": spec.policy.window or "none" if spec.policy else "none",
+        "Maintenance window": _window(spec),
     }
     return join([heading("Settings"), facts(rows)])
 
 
-def _server_notice(views: Sequence[RolloutView]) -> Html:
-    if not views or views[0].server:
+def _window(spec: v.RolloutSpec) -> str:
+    begin, end = spec.policy.not_before, spec.policy.not_after
+    return f"{begin} to {end} in the devices' local time" if begin or end else "always"
+
+
+def server_notice(database: Database) -> Html:
+    """Return a warning where no server carries orders out."""
+    row = lease.read_lease(database)
+    if row is not None and row.remaining_s > 0.0:
         return Html("")
     return paragraph("No server runs: orders wait until `tandem fleet serve` does.", "notice waits")
