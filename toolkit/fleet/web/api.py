@@ -13,7 +13,6 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import (
     Plan,
-    get_spec,
     label_device,
     make_plan,
     unknown_device,
@@ -38,6 +37,7 @@ from toolkit.fleet.trust.publish import find_stored, list_stored
 from toolkit.fleet.web.access import RefusedError
 from toolkit.fleet.web.orders import Planned, order_rollout, start_planned, who
 from toolkit.fleet.web.pages.devices import filter_of
+from toolkit.fleet.web.pages.rollouts import find_spec
 from toolkit.fleet.web.visit import Visit
 
 ROOT = "/api/v1"
@@ -235,20 +235,13 @@ def _rollouts(database: Database, call: Call) -> list[RolloutView]:
 
 def _rollout(database: Database, call: Call) -> RolloutView:
     number = call.number()
-    _check_rollout(database, number)
+    find_spec(database, number)
     return rollout_views(database, [number])[0]
-
-
-def _check_rollout(database: Database, number: int) -> None:
-    try:
-        get_spec(database, number)
-    except TandemError as error:
-        raise RefusedError(404, str(error)) from error
 
 
 def _order(database: Database, call: Call) -> RolloutView:
     number = call.number()
-    _check_rollout(database, number)
+    find_spec(database, number)
     order_rollout(database, call.account, number, call.body.order)
     return rollout_views(database, [number])[0]
 

@@ -115,6 +115,7 @@ class Site:
         return Starlette(
             routes=routes,
             lifespan=self._lifespan,
+            exception_handlers={404: self._nowhere},
             middleware=[Middleware(HeadersMiddleware, tls=self._settings.tls),
                 Middleware(GZipMiddleware, minimum_size=1000)],
         )  # fmt: skip
@@ -131,6 +132,12 @@ class Site:
             self._store.close()
 
     # -- pages
+
+    async def _nowhere(self, request: Request, _error: Exception) -> Response:
+        async def refuse(request: Request) -> Response:
+            raise RefusedError(404, f"there is no such page: {request.url.path}")
+
+        return await self._guarded(refuse)(request)
 
     async def _show(self, page: Page, request: Request) -> Response:
         """Return a page to somebody who has signed in; others sign in first."""

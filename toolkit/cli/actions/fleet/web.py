@@ -1,5 +1,6 @@
 """Run the page of a fleet."""
 
+import signal
 import sys
 
 import click
@@ -26,5 +27,7 @@ def web(options: Web) -> None:
     if options.trust_header is not None:
         proxy = TrustedProxy(options.trust_header, frozenset(options.trust_from))
     scheme = "http" if options.certificate is None else "https"
+    for number in (signal.SIGTERM, signal.SIGINT):  # the server raises again what has stopped it
+        signal.signal(number, lambda _number, _frame: None)
     click.echo(f"serves {fleet.file.name} at {scheme}://{host}:{port}/")
     serve_site(fleet, Listen(host, port, options.certificate, options.key), proxy)

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import unknown_device
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.server.views import DeviceView, device_view
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.web.access import RefusedError
 from toolkit.fleet.web.frame import View, csrf_slot, field, link, part
 from toolkit.fleet.web.pages.answer import buttons
 from toolkit.fleet.web.pages.devices import (
@@ -25,11 +25,11 @@ MAX_HISTORY = 100
 
 
 def draw_device(database: Database, _fleet: Fleet, visit: Visit) -> View:
-    """Return one device. Raises RolloutError: it is not known."""
+    """Return one device. Raises RefusedError: it is not known."""
     device = visit.params["device"]
     view = device_view(database, device)
     if view is None:
-        raise RolloutError(unknown_device(database, device))
+        raise RefusedError(404, unknown_device(database, device))
     problems = problems_text(view)
     live = [
         Html(f"<p>{state_badge(view.state)} heard {age_text(view.age_s)}</p>"),

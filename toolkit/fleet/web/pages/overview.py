@@ -56,11 +56,11 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
 def _presence(counts: FleetCounts) -> Html:
     rows = "".join(
         f'<li class={STATE_KINDS[name]}><a href="/devices?state={name}">'
-        f"<b>{counts.presence[name]:,}</b>{name}</a></li>"
+        f"<strong>{counts.presence[name]:,}</strong>{name}</a></li>"
         for name in PRESENCES
         if counts.presence[name] or name in ("online", "late", "silent")
     )
-    total = f'<li><a href="/devices"><b>{counts.devices:,}</b>devices</a></li>'
+    total = f'<li><a href="/devices"><strong>{counts.devices:,}</strong>devices</a></li>'
     return Html(f"<ul class=counts>{total}{rows}</ul>")
 
 

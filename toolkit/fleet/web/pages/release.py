@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from toolkit.errors import RolloutError
 from toolkit.fleet.bundles.unpacked import unpacked
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store import rollouts
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.web.access import RefusedError
 from toolkit.fleet.web.frame import View, link
 from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import Html, Number, facts, heading, join, paragraph, table
@@ -40,11 +40,11 @@ class EngineRows:
 
 
 def draw_release(database: Database, _fleet: Fleet, visit: Visit) -> View:
-    """Return a release by its SHA-256. Raises RolloutError: the fleet does not have it."""
+    """Return a release by its SHA-256. Raises RefusedError: the fleet does not have it."""
     sha256 = visit.params["sha256"]
     known = rollouts.load_releases(database).get(sha256)
     if known is None:
-        raise RolloutError(f"no rollout of this fleet had the release {sha256[:12]!r}")
+        raise RefusedError(404, f"no rollout of this fleet had the release {sha256[:12]!r}")
     spec, path = known
     about = {"Profile": spec.profile, "SHA-256": sha256, "Size": f"{spec.blob.bytes / 1e6:.1f} MB"}
     query = {"release": spec.name, "version": spec.version}

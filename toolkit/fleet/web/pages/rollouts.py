@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import accepts
@@ -10,6 +11,7 @@ from toolkit.fleet.server.views import GroupView, RolloutView, rollout_page, rol
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.accounts import Account, Role
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.web.access import RefusedError
 from toolkit.fleet.web.frame import View, link, order_button, part
 from toolkit.fleet.web.visit import Visit, badge
 from toolkit.html.markup import Html, Number, facts, heading, join, markup, paragraph, table
@@ -74,15 +76,23 @@ def _row(view: RolloutView) -> Sequence[str | Html | Number]:
 
 
 def draw_rollout(database: Database, _fleet: Fleet, visit: Visit) -> View:
-    """Return one rollout. Raises RolloutError: there is none of the number."""
+    """Return one rollout. Raises RefusedError: there is none of the number."""
     number = visit.number("number", least=1)
-    spec = get_spec(database, number)
+    spec = find_spec(database, number)
     (view,) = rollout_views(database, [number])
     return View(
         f"Rollout {number}: {view.name} {view.version}",
         join([server_notice(database), draw_progress(view, visit.account), _failures(view),
             _settings(view, spec)]),
     )  # fmt: skip
+
+
+def find_spec(database: Database, number: int) -> v.RolloutSpec:
+    """Return the spec of a rollout. Raises RefusedError: there is none of the number."""
+    try:
+        return get_spec(database, number)
+    except RolloutError as error:
+        raise RefusedError(404, str(error)) from error
 
 
 def draw_progress(view: RolloutView, account: Account) -> Html:
