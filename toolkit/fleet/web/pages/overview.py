@@ -16,7 +16,7 @@ from toolkit.fleet.store.device_queries import (
     fleet_counts,
 )
 from toolkit.fleet.store.devices import load_ear
-from toolkit.fleet.store.presence import PresenceRow, load_presence
+from toolkit.fleet.store.presence import PresenceSample, load_samples
 from toolkit.fleet.web.frame import View, link, part
 from toolkit.fleet.web.pages.devices import STATE_KINDS, problems_text, state_badge
 from toolkit.fleet.web.pages.rollouts import draw_progress, server_notice
@@ -43,7 +43,7 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
     ear = load_ear(database)
     counts, rollouts = fleet_counts(database, ear), open_rollouts(database)
     parts = [server_notice(database), _presence(counts)]
-    parts.append(_day(load_presence(database, database.now_s() - DAY_S)))
+    parts.append(_day(load_samples(database, database.now_s() - DAY_S)))
     parts += [_outage(outage) for outage in read_outages(database)]
     parts.append(heading("Rollouts under way"))
     parts += [draw_progress(view, visit.account) for view in rollouts]
@@ -64,7 +64,7 @@ def _presence(counts: FleetCounts) -> Html:
     return Html(f"<ul class=counts>{total}{rows}</ul>")
 
 
-def _day(rows: Sequence[PresenceRow]) -> Html:
+def _day(rows: Sequence[PresenceSample]) -> Html:
     """Return how many devices were heard over the last day as an area over all of them."""
     most = max((sum(row.counts.values()) for row in rows), default=0)
     if len(rows) < 2 or not most:
