@@ -142,7 +142,7 @@ def _versions(running: Sequence[RunningCount]) -> Html:
     ]  # fmt: skip
     parts = [
         heading("Versions"),
-        table("Versions", ("Runs", "Profile", "Devices", ""), drawn, sortable=False),
+        table("Versions", ("Runs", "Profile", "Devices", "Share"), drawn, sortable=False),
     ]
     if len(rows) > MAX_VERSIONS:
         parts.append(paragraph(f"and {len(rows) - MAX_VERSIONS} more", "muted"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from device.errors import TandemError
 from toolkit.fleet.bundles.unpacked import unpacked
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store import rollouts
@@ -49,10 +50,10 @@ def draw_release(database: Database, _fleet: Fleet, visit: Visit) -> View:
     about = {"Profile": spec.profile, "SHA-256": sha256, "Size": f"{spec.blob.bytes / 1e6:.1f} MB"}
     query = {"release": spec.name, "version": spec.version}
     parts = [facts(about), Html(f"<p>{link('Devices that run it', '/devices', query)}</p>")]
-    if path.exists():
+    try:
         parts += [_engine(rows) for rows in engine_rows(path, sha256)]
-    else:
-        parts.append(paragraph(f"Its file {path} is not on this machine.", "muted"))
+    except TandemError as error:
+        parts.append(paragraph(f"What runs where is not known here: {error}", "muted"))
     return View(f"{spec.name} {spec.version}", join(parts))
 
 
