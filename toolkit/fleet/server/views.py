@@ -136,6 +136,16 @@ def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[Rollo
     ]  # fmt: skip
 
 
+def open_rollouts(database: Database, most: int = 20) -> list[RolloutView]:
+    """Return the rollouts that have not ended, the newest ones, the newest last."""
+    marks = ", ".join("?" * len(v.ENDED))
+    rows = database.rows(
+        f"SELECT number FROM rollouts WHERE status NOT IN ({marks}) ORDER BY number DESC LIMIT ?",
+        *sorted(v.ENDED), most,
+    )  # fmt: skip
+    return rollout_views(database, [int(row[0]) for row in rows]) if rows else []
+
+
 def _rollout_view(
     database: Database, number: int, spec: v.RolloutSpec, state: v.RolloutState, *, created: str,
     server: bool,
