@@ -3,21 +3,18 @@ the log."""
 
 import itertools
 import json
-import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_server_fixtures import device_row, release, report
+from fleet_server_fixtures import device_row, report
+from store_fixtures import BEAT_S, EAR, NOW_S, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
     DeviceFacts,
-    Measured,
-    PipelineReport,
     StateDocument,
-    Update,
     encode,
 )
 from toolkit.errors import RolloutError
@@ -29,50 +26,12 @@ from toolkit.fleet.server import operations
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.views import device_view, device_views, rollout_views
-from toolkit.fleet.store import changes, devices, lease, log, presence, rollouts
+from toolkit.fleet.store import changes, devices, log, presence, rollouts
 from toolkit.fleet.store import device_queries as queries
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.device_queries import DeviceFilter
 from toolkit.fleet.store.devices import DeviceRow
 from toolkit.fleet.store.dialects import parse_url
-
-NOW_S = 10_000.0
-EAR = Ear(0.0, NOW_S)
-BEAT_S = 100.0
-
-
-def fleet(count: int = 120, seed: int = 1) -> list[DeviceRow]:
-    """Devices of all kinds, drawn by chance."""
-    chance = random.Random(seed)
-
-    def row(number: int) -> DeviceRow:
-        letter = chance.choice("ab")
-        reported = report(letter, beat_s=chance.choice((0.0, BEAT_S)),
-            profile=chance.choice(("p1", "p2")), counter=number + 1)  # fmt: skip
-        facts = DeviceFacts(
-            jetpack=chance.choice(("", "5.1.2", "6.0", "6.1")), dla_cores=chance.choice((0, 1, 2)),
-            memory_mb=chance.choice((0, 8000, 16000)), free_mb=chance.choice((0, 100, 9000)),
-            labels={"site": chance.choice(("lab", "field", 'a",b"'))} if number % 3 else {},
-        )  # fmt: skip
-        measured = Measured(sha256=letter * 64, frames=number % 2, fps=float(number % 7),
-            temperature_c=chance.choice((None, 40.0, 90.0)))  # fmt: skip
-        pipeline = PipelineReport(
-            status=chance.choice(("running", "stalled")), load=chance.choice(("", "half rate")),
-            degraded=chance.choice(((), ("head runs on the GPU",))),
-        )  # fmt: skip
-        reported = msgspec.structs.replace(
-            reported, facts=facts, measured=measured, pipeline=pipeline,
-            update=Update(phase=chance.choice(("idle", "refused"))),
-            problems=chance.choice(((), ("no camera",))),
-        )  # fmt: skip
-        state = chance.choice((None, *(StateDocument(state=s, session=1)
-            for s in ("online", "online", "online", "lost", "stopped"))))  # fmt: skip
-        heard_s = NOW_S - chance.choice((1.0, 95.0, BEAT_S, 101.0, 5000.0))
-        return DeviceRow(
-            f"d{number:03}", heard_s, state, None if number % 11 == 5 else reported, {}, number, ""
-        )
-
-    return [row(number) for number in range(count)]
 
 
 @pytest.fixture
@@ -246,24 +205,6 @@ def test_a_fleet_has_a_sample_a_minute(filled: Database) -> None:
 
 
 # -- rollouts as lists read them
-
-
-def spec_of(letter: str, **rest: object) -> v.RolloutSpec:
-    spec = v.RolloutSpec(key=f"k{letter}", release=release(letter), groups=("rest",))
-    return msgspec.structs.replace(spec, **rest)
-
-
-def served(store: Database, names: tuple[str, ...] = ("d0", "d1", "d2")) -> Control:
-    assert lease.acquire(store, "me")
-    control = Control(store, "me")
-    control.advance({name: device_row(name) for name in names})
-    return control
-
-
-def answer(control: Control, number: int, letter: str, *names: str, phase: str = "live") -> None:
-    told = report(letter, phase, f"k{letter}-{number}",
-        reason="no room" if phase == "refused" else "")  # fmt: skip
-    control.advance({name: device_row(name, told) for name in names})
 
 
 def test_lists_show_what_a_replay_of_the_log_gives(store: Database) -> None:

@@ -212,10 +212,13 @@ class Serve:
     It may be killed at any moment: what it decides is in the store before it is sent. A second
     server on the same store stands by.
 
-    Example: tandem fleet serve --fleet fleet/
+    Example: tandem fleet serve --fleet fleet/ --metrics 9464
     """
 
     folder: Path = fleet_option()
+    metrics: str | None = option(
+        "Answer Prometheus at http://HOST:PORT/metrics.  [HOST: 127.0.0.1]", metavar="[HOST:]PORT"
+    )
 
 
 @dataclass(frozen=True, slots=True)

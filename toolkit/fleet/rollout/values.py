@@ -4,7 +4,7 @@ Times are seconds since 1970 (UTC), as the events carry them: the machine looks 
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -32,6 +32,7 @@ Status = Literal[
 Order = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
+STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[Status] = frozenset({"finished", "aborted", "rolled_back"})
 OPEN: frozenset[DevicePhase] = frozenset({"pending", "sent", "silent", "undoing"})  # no final phase
 

@@ -136,13 +136,14 @@ def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[Rollo
     ]  # fmt: skip
 
 
-def open_rollouts(database: Database) -> list[RolloutView]:
-    """Return the rollouts that have not ended, the newest first."""
+def open_rollouts(database: Database, most: int = 20) -> list[RolloutView]:
+    """Return the rollouts that have not ended, the newest ones, the newest last."""
     marks = ", ".join("?" * len(v.ENDED))
     rows = database.rows(
-        f"SELECT number FROM rollouts WHERE status NOT IN ({marks})", *sorted(v.ENDED)
-    )
-    return rollout_views(database, [int(row[0]) for row in rows])[::-1] if rows else []
+        f"SELECT number FROM rollouts WHERE status NOT IN ({marks}) ORDER BY number DESC LIMIT ?",
+        *sorted(v.ENDED), most,
+    )  # fmt: skip
+    return rollout_views(database, [int(row[0]) for row in rows]) if rows else []
 
 
 def rollout_page(database: Database, *, before: int, limit: int) -> list[RolloutView]:

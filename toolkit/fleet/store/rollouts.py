@@ -92,6 +92,12 @@ def newest_number(database: Database) -> int:
     return int(database.rows("SELECT coalesce(max(number), 0) FROM rollouts")[0][0])
 
 
+def count_statuses(database: Database) -> dict[str, int]:
+    """Return how many rollouts are in each status; those of 0 are left out."""
+    rows = database.rows("SELECT status, count(*) FROM rollouts GROUP BY status")
+    return {str(status): int(count) for status, count in rows}
+
+
 def load_state(
     database: Database, number: int, spec: v.RolloutSpec, until: int | None = None
 ) -> v.RolloutState:

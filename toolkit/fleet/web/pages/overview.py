@@ -46,7 +46,7 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
     parts.append(_day(load_samples(database, database.now_s() - DAY_S)))
     parts += [_outage(outage) for outage in read_outages(database)]
     parts.append(heading("Rollouts under way"))
-    parts += [draw_progress(view, visit.account) for view in rollouts]
+    parts += [draw_progress(view, visit.account) for view in reversed(rollouts)]
     if not rollouts:
         parts.append(Html("<p class=muted>None. <a href=/rollouts>All rollouts</a></p>"))
     parts += [_problems(database, counts), _versions(counts.running)]
