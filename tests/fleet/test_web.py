@@ -332,6 +332,17 @@ def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
     assert person.events("/live?page=/nowhere").status == 404
 
 
+def test_the_site_stops_at_once_though_somebody_looks_at_it(folder: Path, token: str) -> None:
+    web = WebProcess(folder)
+    stream = sign_in(web, "vera").events("/live?page=/devices")
+    stream.next()
+    begun_s = time.monotonic()
+    web.close()
+    assert time.monotonic() - begun_s < 4.0
+    assert "Traceback" not in web.log_file.read_text()
+    stream.close()
+
+
 def change(database: Database, device: str) -> None:
     with database.write():
         save_devices(database, [replace(device_row(device), heard_s=database.now_s())])

@@ -120,6 +120,10 @@ class Site:
                 Middleware(GZipMiddleware, minimum_size=1000)],
         )  # fmt: skip
 
+    def end(self) -> None:
+        """End the streams of live events, which would go on for ever."""
+        self._live.is_ending = True
+
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         polling = asyncio.create_task(self._live.poll())
@@ -244,7 +248,7 @@ class Site:
 
         async def messages() -> AsyncIterator[str]:
             at = place
-            while True:
+            while not self._live.is_ending:
                 events, at = await self._store.run(events_after, at)
                 for event in events:
                     yield event

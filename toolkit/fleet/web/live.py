@@ -71,6 +71,7 @@ class Live:
         self._mark = ""
         self._changed = asyncio.Event()  # another one after each change
         self._drawn: dict[tuple[str, str], Drawn] = {}
+        self.is_ending = False  # set where the site stops: streams end within POLL_S
 
     async def mark(self) -> str:
         """Return the state of the store at present."""
@@ -82,7 +83,7 @@ class Live:
         """Look at the store again and again, until it is cancelled."""
         while True:
             mark = await self._store.run(_mark)
-            if mark != self._mark:
+            if mark != self._mark or self.is_ending:
                 self._mark = mark
                 self._changed.set()  # all who wait go on
                 self._changed = asyncio.Event()
@@ -110,7 +111,7 @@ class Live:
         """Yield a view as messages of server-sent events whenever it differs from the last;
         `mark`: the state that the viewer's page shows."""
         shown = ""
-        while True:
+        while not self.is_ending:
             if await self.mark() == mark:
                 yield await self.await_change()
                 continue

@@ -3,6 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -39,6 +40,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class _Server(uvicorn.Server):
+    """Ends streams first where a signal stops it: it waits for requests that have begun."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called with the signal."""
+        self._site.end()
+        super().handle_exit(sig, frame)
+
+
 def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
     """Serve until a signal stops it.
 
@@ -60,11 +74,11 @@ def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) 
         proxy_headers=False,
         server_header=False,
         log_level="warning",
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=64 << 10,
     )
     try:
-        uvicorn.Server(config).run()
+        _Server(config, site).run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"

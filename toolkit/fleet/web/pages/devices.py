@@ -6,7 +6,7 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.views import DeviceView, device_page
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.derived import PROBLEMS
+from toolkit.fleet.store.derived import HOT_C, PROBLEMS
 from toolkit.fleet.store.device_queries import PRESENCES, SORTS, DeviceFilter, count_devices
 from toolkit.fleet.store.devices import load_ear
 from toolkit.fleet.web.frame import View, choice, field, link, part
@@ -160,6 +160,9 @@ def problems_text(view: DeviceView) -> str:
         texts += [*report.degraded, report.load]
         if report.status in ("stalled", "failed", "restarting", "degraded"):
             texts.append(f"pipeline {report.status}: {report.reason}".removesuffix(": "))
+    degrees = None if view.measured is None else view.measured.temperature_c
+    if degrees is not None and degrees >= HOT_C:
+        texts.append(f"{degrees:.0f} °C")
     if view.update is not None and view.update.phase in ("refused", "rolled_back"):
         texts.append(f"update {view.update.phase.replace('_', ' ')}: {view.update.reason}")
     return "; ".join(text for text in texts if text)

@@ -25,6 +25,7 @@ from toolkit.html.markup import Html, Number, heading, join, markup, paragraph, 
 
 MAX_PROBLEMS = 10  # devices that the page names
 MAX_VERSIONS = 20
+MAX_OUTAGES = 3
 DAY_S = 86400.0
 
 # Kind of a problem -> how the page calls devices that have it.
@@ -44,7 +45,7 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
     counts, rollouts = fleet_counts(database, ear), open_rollouts(database)
     parts = [server_notice(database), _presence(counts)]
     parts.append(_day(load_samples(database, database.now_s() - DAY_S)))
-    parts += [_outage(outage) for outage in read_outages(database)]
+    parts += _outages(read_outages(database))
     parts.append(heading("Rollouts under way"))
     parts += [draw_progress(view, visit.account) for view in reversed(rollouts)]
     if not rollouts:
@@ -83,6 +84,15 @@ def _day(rows: Sequence[PresenceSample]) -> Html:
         f' aria-label="{markup(text)}"><polyline points="0,60 {" ".join(points)} 1000,60" />'
         f"</svg><figcaption class=muted>{markup(text)}</figcaption></figure>"
     )
+
+
+def _outages(outages: Sequence[Outage]) -> list[Html]:
+    """Return the first outages, and how many more there are."""
+    parts = [_outage(outage) for outage in outages[:MAX_OUTAGES]]
+    if len(outages) > MAX_OUTAGES:
+        more = link(f"and {len(outages) - MAX_OUTAGES} more", "/devices", {"state": "silent"})
+        parts.append(Html(f"<p>{more}</p>"))
+    return parts
 
 
 def _outage(outage: Outage) -> Html:
