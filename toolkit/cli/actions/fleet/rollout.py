@@ -1,5 +1,6 @@
 """Begin rollouts, watch them, give them orders."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,17 +23,19 @@ from toolkit.fleet.bundles.facts import statements_of
 from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import Gate, parse_gates
-from toolkit.fleet.rollout.groups import parse_groups
+from toolkit.fleet.rollout.groups import parse_groups, queries_in
 from toolkit.fleet.rollout.limits import parse_limit, parse_share
 from toolkit.fleet.rollout.policy import with_gates, with_window
 from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import parse_requirements
+from toolkit.fleet.rollout.waits import parse_duration, parse_start
 from toolkit.fleet.server.operations import (
     get_spec,
     make_plan,
     new_key,
     newest,
     order,
+    query_of,
     start_rollout,
 )
 from toolkit.fleet.server.views import RolloutView, rollout_views
@@ -52,6 +55,8 @@ def start(options: Start) -> None:
     """Begin a rollout, or print what it would do. Raises TandemError."""
     spec = _spec(options)
     with open_store(options.folder) as database:
+        queries = {name: query_of(database, name) for name in queries_in(spec.groups)}
+        spec = msgspec.structs.replace(spec, queries=queries)
         plan, number = make_plan(database, spec), 0
         if not options.dry_run:
             spec = msgspec.structs.replace(spec, release=admit(options.folder, options.bundle))
@@ -87,6 +92,8 @@ def _spec(options: Start) -> v.RolloutSpec:
         approval=options.approval,
         late_joiners=not options.no_late_joiners,
         retry=options.retry,
+        soak_s=parse_duration(options.soak),
+        start_s=0.0 if options.start_at is None else parse_start(options.start_at, time.time()),
     )
 
 
