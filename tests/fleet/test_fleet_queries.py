@@ -14,6 +14,7 @@ from store_fixtures import BEAT_S, EAR, NOW_S, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
     DeviceFacts,
+    InstallPolicy,
     StateDocument,
     encode,
 )
@@ -254,6 +255,49 @@ def test_an_ended_rollout_has_a_snapshot_and_is_not_replayed(store: Database) ->
     ((seq,),) = store.rows("SELECT seq FROM snapshots WHERE rollout = ?", number)
     assert log.events_of(store, number, seq) == []
     assert rollouts.load_state(store, number, spec) == control.states[number]
+
+
+def test_a_saved_query_is_kept_and_names_what_it_asks_for(store: Database) -> None:
+    served(store)
+    operations.label_device(store, "d1", ["site=lab"], "ana")
+    operations.save_query(store, "lab", "label.site=lab", "ana")
+    operations.save_query(store, "other", "label.site!=lab", "ana")
+    assert list(operations.load_queries(store)) == ["lab", "other"]
+    requires = operations.requirements_of(store, "@lab")
+    assert requires == operations.requirements_of(store, "label.site=lab")
+    assert [view.id for view in device_views(store, DeviceFilter(requires=requires))] == ["d1"]
+    spec = spec_of("a", groups=("@lab", "rest"), queries={"lab": requires})
+    plan = operations.make_plan(store, spec)
+    assert plan.groups[0].devices == ("d1",)
+    number = operations.start_rollout(store, spec, plan, Path("/new"), "ana")
+    operations.save_query(store, "lab", "", "ana")  # what has begun keeps what it began with
+    assert rollouts.load_spec(store, number) == spec
+    with pytest.raises(RolloutError, match="no saved query 'lab': there are other"):
+        operations.requirements_of(store, "@lab")
+    for name, text, message in (
+        ("lab", "", "no saved query 'lab'"), ("a b", "profile=p", "is no name of a query"),
+        ("x", "colour=red", "devices say no 'colour'"),
+    ):  # fmt: skip
+        with pytest.raises(RolloutError, match=message):
+            operations.save_query(store, name, text, "ana")
+    kinds = Counter(row.kind for row in log.rows_after(store, 0))
+    assert kinds["query"] == 3
+
+
+def test_a_list_says_when_a_rollout_begins_and_its_window(store: Database) -> None:
+    control = served(store)
+    policy = InstallPolicy(not_before="22:00", not_after="04:30")
+    spec = spec_of("a", policy=policy, start_s=4e9)
+    plan = operations.make_plan(store, spec)
+    number = operations.start_rollout(store, spec, plan, Path("/new"), "ana")
+    assert control.advance({}) == []
+    (view,) = rollout_views(store)
+    assert (view.status, view.window) == ("scheduled", "22:00-04:30")
+    assert view.start == "2096-10-02T07:06:40Z"
+    assert view.reason == "it begins at 2096-10-02 07:06 UTC"
+    operations.order(store, number, "abort", "ana")
+    control.advance({})
+    assert rollout_views(store)[0].groups[0].phases == {"skipped": 3}
 
 
 # -- the archive of the log

@@ -349,7 +349,7 @@ class Start:
     folder: Path = fleet_option()
     groups: str = option(
         "In this order: NAME (devices with the label group=NAME, or one of this id), KEY=VALUE, "
-        "N%, rest.", default="rest", metavar="LIST",
+        "@NAME (a saved query), N%, rest.", default="rest", metavar="LIST",
     )  # fmt: skip
     gates: str = option(
         "What the bundle must say of itself, and each group have measured before the next begins.",
@@ -374,6 +374,14 @@ class Start:
     )  # fmt: skip
     on_failure: Literal["pause", "rollback"] = option(
         "What is done above that, or if a gate does not hold.", default="pause"
+    )
+    soak: str = option(
+        "Watch a group that has passed for so long before the next begins, such as 30m or 2h.",
+        default="0s", show_default=False, metavar="TIME",
+    )  # fmt: skip
+    start_at: str | None = option(
+        "Send nothing before this time, such as 2026-12-01T02:00 (of this machine's zone).",
+        metavar="TIME",
     )
     approval: bool = option("Wait after each group for `tandem fleet rollout approve`.")
     timeout_s: float = option(
@@ -468,7 +476,8 @@ class Devices:
 
     folder: Path = fleet_option()
     where: str = option(
-        "Only devices that fulfil all of it, such as jetpack>=6,label.site=lab.",
+        "Only devices that fulfil all of it, such as jetpack>=6,label.site=lab, or @NAME for a "
+        "saved query.",
         default="", metavar="LIST",
     )  # fmt: skip
     state: str | None = option(
@@ -577,6 +586,45 @@ device = group(
 
 
 @dataclass(frozen=True, slots=True)
+class SetQuery:
+    """Save the requirements LIST under NAME; with "" the name is taken away.
+
+    @NAME stands for the devices that fulfil it at that moment: in `tandem fleet devices --where`
+    and in the groups of a rollout.
+
+    Example: tandem fleet query set lab "label.site=lab,jetpack>=6" --fleet fleet/
+    """
+
+    name: str = argument("NAME")
+    where: str = argument("LIST")
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class ListQueries:
+    """List the saved queries.
+
+    Example: tandem fleet query list --fleet fleet/
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+query = group(
+    "query",
+    """Save queries of devices under names.
+
+    Example: tandem fleet query list --fleet fleet/
+    """,
+    (
+        command(SetQuery, "fleet.devices:set_query", name="set"),
+        command(ListQueries, "fleet.devices:list_queries", name="list"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Logs:
     """Print what rollouts did to the device ID; with -f also its messages as they come.
 
@@ -670,6 +718,7 @@ fleet = group(
         command(Rollback, "fleet.rollout:rollback"),
         command(Devices, "fleet.devices:devices"),
         device,
+        query,
         command(Logs, "fleet.logs:logs"),
         audit,
     ),

@@ -13,15 +13,26 @@ from msgspec.structs import replace
 
 from device.protocol.documents import Measured
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.judge import Fails, Waits, judge_group, too_many_failures
+from toolkit.fleet.rollout.judge import Fails, Passes, Waits, judge_group, too_many_failures
 from toolkit.fleet.rollout.policy import longest_wait_s
+from toolkit.fleet.rollout.waits import utc_minute
 
 DeviceWord = Literal[
     "send", "skip", "live", "silent", "failed", "timeout", "supersede",
     "undo", "undone", "undo_failed",
 ]  # fmt: skip
 StatusWord = Literal[
-    "pause", "resume", "approve", "abort", "rollback", "hold", "ask", "finish", "join"
+    "pause",
+    "resume",
+    "approve",
+    "abort",
+    "rollback",
+    "hold",
+    "ask",
+    "finish",
+    "join",
+    "schedule",
+    "begin",
 ]
 
 # (phase, word) -> phase of a device. What has no row changes nothing.
@@ -59,7 +70,8 @@ DEVICE_STEPS: Mapping[tuple[v.DevicePhase, DeviceWord], v.DevicePhase] = {
 }
 
 # (status, word) -> status of a rollout. The first five words are orders of the operator; hold: a
-# limit was exceeded, ask: a group has passed and approval is needed, join: a device came late.
+# limit was exceeded, ask: a group has passed and approval is needed, join: a device came late,
+# schedule: its time has not come, begin: it has.
 STATUS_STEPS: Mapping[tuple[v.Status, StatusWord], v.Status] = {
     ("running", "pause"): "paused",
     ("running", "abort"): "aborted",
@@ -68,6 +80,11 @@ STATUS_STEPS: Mapping[tuple[v.Status, StatusWord], v.Status] = {
     ("running", "ask"): "approval",
     ("running", "finish"): "finished",
     ("running", "join"): "running",
+    ("running", "schedule"): "scheduled",
+    ("scheduled", "begin"): "running",
+    ("scheduled", "pause"): "paused",
+    ("scheduled", "abort"): "aborted",
+    ("scheduled", "join"): "scheduled",
     ("paused", "resume"): "running",
     ("paused", "abort"): "aborted",
     ("paused", "rollback"): "rolling_back",
@@ -280,10 +297,15 @@ def _accept(draft: _Draft, cause: v.Cause) -> None:
 
 
 def _on_reconnected(draft: _Draft, event: v.Reconnected) -> None:
-    """Nobody could be heard: no device is late for that, nor are its figures."""
+    """Nobody could be heard: no device is late for that, nor are its figures; and no group was
+    watched."""
     for device in draft.in_phases("sent", "silent", "undoing"):
         draft.put(device, replace(draft.devices[device], since_s=event.at_s))
     _wait_anew_for_figures(draft)
+    draft.groups = [
+        group if group.passed_s is None else replace(group, passed_s=event.at_s)
+        for group in draft.groups
+    ]
 
 
 def _wait_anew_for_figures(draft: _Draft) -> None:
@@ -315,6 +337,7 @@ def _undo_all(draft: _Draft, at_s: float) -> None:
 def _on_tick(draft: _Draft, event: v.Tick) -> None:
     """Time out, judge, send: in this order, so that nothing is sent past a limit."""
     _time_out(draft, event.at_s)
+    _keep_to_start(draft, event.at_s)
     if draft.state.status == "rolling_back":
         if not draft.in_phases("undoing"):
             draft.turn("finish")
@@ -322,6 +345,14 @@ def _on_tick(draft: _Draft, event: v.Tick) -> None:
         _judge(draft, event.at_s)
         if draft.state.status == "running":
             _send(draft, event.at_s)
+
+
+def _keep_to_start(draft: _Draft, at_s: float) -> None:
+    start_s = draft.spec.start_s
+    if at_s >= start_s and draft.state.status == "scheduled":
+        draft.turn("begin")
+    elif at_s < start_s and draft.state.status == "running":
+        draft.turn("schedule", f"it begins at {utc_minute(start_s)}")
 
 
 def _time_out(draft: _Draft, at_s: float) -> None:
@@ -345,6 +376,8 @@ def _judge(draft: _Draft, at_s: float) -> None:
         last = number == len(draft.groups) - 1
         group = draft.group(number)
         verdict = judge_group(spec, group, draft.devices, number, last=last)
+        if not isinstance(verdict, Passes) and group.passed_s is not None:
+            draft.groups[number] = replace(draft.groups[number], passed_s=None)
         if isinstance(verdict, Waits):
             _wait(draft, number, verdict, at_s)
             return
@@ -354,10 +387,29 @@ def _judge(draft: _Draft, at_s: float) -> None:
         if last:
             draft.turn("finish")
             return
+        if _soaks(draft, number, at_s):
+            return
         if spec.approval and not group.accepted and group.size > 0:
             draft.turn("ask", f"the group {group.name} has passed: approve it to go on")
             return
         draft.state = replace(draft.state, group=number + 1, reason="")
+
+
+def _soaks(draft: _Draft, number: int, at_s: float) -> bool:
+    """Whether a group that has passed has to show for longer that it does."""
+    group, soak_s = draft.group(number), draft.spec.soak_s
+    if not soak_s or group.accepted or group.size == 0:
+        return False
+    if group.passed_s is None:
+        group = replace(group, passed_s=at_s)
+        draft.groups[number] = group
+    until_s = (group.passed_s or 0.0) + soak_s
+    if at_s >= until_s:
+        return False
+    reason = f"the group {group.name} has passed and is watched until {utc_minute(until_s)}"
+    if draft.state.reason != reason:
+        draft.state = replace(draft.state, reason=reason)
+    return True
 
 
 def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:

@@ -27,7 +27,14 @@ DevicePhase = Literal[
     "undo_failed",
 ]
 Status = Literal[
-    "running", "paused", "approval", "rolling_back", "finished", "aborted", "rolled_back"
+    "running",
+    "scheduled",
+    "paused",
+    "approval",
+    "rolling_back",
+    "finished",
+    "aborted",
+    "rolled_back",
 ]
 Order = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
@@ -55,6 +62,8 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     `success`: the share (0 to 1) of a group that must be live before the next one begins.
     `timeout_s`: so long a device has for a final answer, the wait for its window not counted.
     `late_joiners`: devices that appear later and fit enter the last group.
+    `soak_s`: so long a group stays as it passed before the next one begins; `start_s`: nothing is
+    sent before. `queries`: what the groups @NAME of saved queries ask for.
     `metrics`, `texts` and `models`: what the bundle says of itself, for gates on it.
     """
 
@@ -75,6 +84,9 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     approval: bool = False
     late_joiners: bool = True
     retry: bool = False
+    soak_s: float = 0.0
+    start_s: float = 0.0
+    queries: dict[str, tuple[Requirement, ...]] = {}
 
 
 class Member(_Value, frozen=True, kw_only=True):
@@ -186,6 +198,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
 
     `accepted`: the operator lets it pass as it is. `tolerated`: failures that were there when the
     operator said to go on. `full_s`: when enough devices were live, while figures are missing.
+    `passed_s`: since when it has passed without a break, and soaks.
     `taken`: the phases that devices had which newer rollouts have taken, of `counts["superseded"]`.
     """
 
@@ -195,6 +208,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
     accepted: bool = False
     tolerated: int = 0
     full_s: float | None = None
+    passed_s: float | None = None
     taken: Mapping[DevicePhase, int] = {}
 
     @property

@@ -4,6 +4,7 @@ Nothing here needs a server to run: an order waits in the store until one does.
 """
 
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,15 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts, step
-from toolkit.fleet.rollout.targets import Target, unfit
+from toolkit.fleet.rollout.targets import Requirement, Target, parse_requirements, unfit
 from toolkit.fleet.server.control import LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
 
 MAX_LABELS = 64
+QUERY = "query"  # kind of the log's rows that say that a saved query has changed
+_QUERY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 NEAR = 1000  # devices on both sides of an unknown id that a message chooses from
 
 
@@ -88,7 +91,7 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
             f"{spec.release.name} {spec.release.version} fits none of {len(targets)} devices; "
             f"{example[0]}: {'; '.join(example[1])}"
         )
-    groups = assign(spec.groups, fit, spec.key)
+    groups = assign(spec.groups, fit, spec.key, spec.queries)
     known = rollouts.load_releases(database)
     members = [target for group in groups for target in group]
     grouped = {target.device for target in members}
@@ -148,6 +151,7 @@ def _refusal(number: int, status: v.Status, word: str) -> str:
 # Status -> how it reads in a sentence.
 STATUS_WORDS: Mapping[v.Status, str] = {
     "running": "running",
+    "scheduled": "scheduled",
     "paused": "paused",
     "approval": "waiting for approval",
     "rolling_back": "rolling back",
@@ -210,6 +214,51 @@ def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -
         except OSError as error:
             raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
         return count
+
+
+def save_query(database: Database, name: str, text: str, who: str) -> None:
+    """Keep requirements under a name, for lists (`--where @NAME`) and groups of rollouts (@NAME);
+    empty ones take the name away. RolloutError: the name or the text is none."""
+    requires = parse_requirements(text)
+    if not _QUERY_NAME.match(name):
+        raise RolloutError(f"{name!r} is no name of a query: letters, digits, - and _, 64 at most")
+    with database.write():
+        if requires:
+            database.run(
+                "INSERT INTO queries VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
+                " requires = excluded.requires",
+                name, text,
+            )  # fmt: skip
+        elif not database.run("DELETE FROM queries WHERE name = ?", name):
+            raise RolloutError(_unknown_query(database, name))
+        body = msgspec.json.encode({"name": name, "requires": text}).decode()
+        log.append(database, [log.Note(who, QUERY, body)], database.now_s())
+
+
+def load_queries(database: Database) -> dict[str, str]:
+    """Return the saved queries by their names."""
+    return dict(database.rows("SELECT name, requires FROM queries ORDER BY name"))
+
+
+def query_of(database: Database, name: str) -> tuple[Requirement, ...]:
+    """Return what a saved query asks for; RolloutError: there is none of this name."""
+    rows = database.rows("SELECT requires FROM queries WHERE name = ?", name)
+    if not rows:
+        raise RolloutError(_unknown_query(database, name))
+    return parse_requirements(rows[0][0])
+
+
+def _unknown_query(database: Database, name: str) -> str:
+    known = load_queries(database)
+    if not known:
+        return f"there is no saved query {name!r}: `tandem fleet query set {name} LIST` makes it"
+    return f"there is no saved query {name!r}: there are {list_choices(name, known)}"
+
+
+def requirements_of(database: Database, text: str) -> tuple[Requirement, ...]:
+    """Return the requirements in a text, or in @NAME those of a saved query."""
+    name = text.strip().removeprefix("@")
+    return query_of(database, name) if text.strip() != name else parse_requirements(text)
 
 
 def _private(path: str, flags: int) -> int:

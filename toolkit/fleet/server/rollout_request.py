@@ -12,12 +12,14 @@ from toolkit.fleet.bundles.facts import statements_of
 from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
-from toolkit.fleet.rollout.groups import parse_groups
+from toolkit.fleet.rollout.groups import parse_groups, queries_in
 from toolkit.fleet.rollout.limits import parse_limit, parse_share
 from toolkit.fleet.rollout.policy import with_gates, with_window
 from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import parse_requirements
-from toolkit.fleet.server.operations import new_key
+from toolkit.fleet.rollout.waits import parse_duration, parse_start
+from toolkit.fleet.server.operations import new_key, query_of
+from toolkit.fleet.store.database import Database
 
 Bytes = Annotated[int, Meta(ge=1024)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
@@ -25,7 +27,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a bundle is rolled out; each text is written as the option of `tandem fleet rollout
-    start` is. `rate` and `window` empty, the numbers None: what the fleet does by default."""
+    start` is. `rate`, `window` and `start_at` empty, the numbers None: what the fleet does by default."""
 
     groups: str = "rest"
     gates: str = ""
@@ -42,10 +44,13 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_bytes_per_s: Bytes | None = None
     late_joiners: bool = True
     retry: bool = False
+    soak: str = "0s"
+    start_at: str = ""
 
 
-def spec_of(request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
-    """Return the spec of a new rollout. Raises RolloutError: a text cannot be read; BundleError."""
+def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
+    """Return the spec of a new rollout. Raises RolloutError: a text cannot be read, or names a
+    query that the fleet does not have; BundleError."""
     gates, facts = parse_gates(request.gates), statements_of(read_bundle_info(bundle))
     release = release_of(bundle)
     policy = InstallPolicy(
@@ -55,11 +60,12 @@ def spec_of(request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
     )
     if request.window:
         policy = with_window(policy, request.window)
+    groups = parse_groups(request.groups)
     rate = parse_rate(request.rate) if request.rate else default_rate(release.blob.bytes)
     return v.RolloutSpec(
         key=new_key(),
         release=release,
-        groups=parse_groups(request.groups),
+        groups=groups,
         policy=with_gates(policy, gates),
         rate=rate,
         success=parse_share(request.success),
@@ -74,4 +80,7 @@ def spec_of(request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
         approval=request.approval,
         late_joiners=request.late_joiners,
         retry=request.retry,
+        soak_s=parse_duration(request.soak),
+        start_s=parse_start(request.start_at, database.now_s()) if request.start_at else 0.0,
+        queries={name: query_of(database, name) for name in queries_in(groups)},
     )

@@ -11,6 +11,7 @@ from device.protocol.documents import DeviceFacts, Measured, PipelineReport, Run
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear, Outage, outages
 from toolkit.fleet.rollout.reports import request_of
+from toolkit.fleet.rollout.waits import window_text
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.changes import last_change
@@ -64,7 +65,8 @@ class RolloutView(_View, frozen=True, kw_only=True):
 
     `received_bytes` of `total_bytes`: what the devices that download have. `taken_by`: how many
     devices newer rollouts have taken since it ended, by their numbers; they are in its figures as
-    they were then.
+    they were then. `start`: nothing is sent before, empty: it begins at once; `window`: when
+    devices install, HH:MM-HH:MM in their local time, empty: at any time.
     """
 
     number: int
@@ -83,6 +85,8 @@ class RolloutView(_View, frozen=True, kw_only=True):
     failures: tuple[FailureView, ...]
     taken_by: dict[int, int]
     server: bool
+    start: str = ""
+    window: str = ""
 
 
 class DeviceView(_View, frozen=True, kw_only=True):
@@ -177,6 +181,8 @@ def _rollout_view(
         failures=_failures(database, spec, number, state.groups),
         taken_by=dict(state.taken_by),
         server=server,
+        start=utc(spec.start_s),
+        window=window_text(spec.policy),
     )
 
 

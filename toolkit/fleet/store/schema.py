@@ -66,6 +66,8 @@ _ACCOUNTS = (
 _NEW_IN_3 = (
     *_ACCOUNTS,
     "INSERT INTO settings VALUES ('changed', 0)",
+    # Requirements under a name, as they were written.
+    "CREATE TABLE queries (name TEXT PRIMARY KEY, requires TEXT NOT NULL)",
     # Which rows of the log concern a device.
     "CREATE TABLE log_devices (device TEXT NOT NULL, seq BIGINT NOT NULL,"
     " PRIMARY KEY (device, seq))",

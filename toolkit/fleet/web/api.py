@@ -248,7 +248,7 @@ def _order(database: Database, call: Call) -> RolloutView:
 
 def _plan(database: Database, call: Call) -> Plan:
     bundle = find_stored(call.fleet.folder, call.body.bundle)
-    return make_plan(database, spec_of(call.body.rollout, bundle.path))
+    return make_plan(database, spec_of(database, call.body.rollout, bundle.path))
 
 
 def _start(database: Database, call: Call) -> StartedRollout:

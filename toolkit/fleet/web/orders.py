@@ -99,7 +99,7 @@ def start_planned(database: Database, account: Account, planned: Planned) -> tup
     """Start a rollout; return its number and its plan. Raises RolloutError: the fleet has changed
     since it was planned; TrustError."""
     path = planned.bundle.path
-    spec = spec_of(planned.request, path)
+    spec = spec_of(database, planned.request, path)
     plan = make_plan(database, spec)
     if plan.members != planned.devices:
         raise RolloutError(

@@ -13,13 +13,27 @@ from rich.console import RenderableType
 from device.protocol.documents import CommandState
 from toolkit.cli.actions.fleet.tables import device_table, devices_table
 from toolkit.cli.actions.fleet.views import json_array, open_store, operator, show
-from toolkit.cli.commands.fleet import Clear, Devices, Label, RunCommand, ShowDevice
+from toolkit.cli.actions.outputs import print_result
+from toolkit.cli.commands.fleet import (
+    Clear,
+    Devices,
+    Label,
+    ListQueries,
+    RunCommand,
+    SetQuery,
+    ShowDevice,
+)
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.rollout.targets import parse_requirements
 from toolkit.fleet.server.commands import Given, clear_ended, give, make_command
 from toolkit.fleet.server.history import printable
-from toolkit.fleet.server.operations import label_device, unknown_device
+from toolkit.fleet.server.operations import (
+    label_device,
+    load_queries,
+    requirements_of,
+    save_query,
+    unknown_device,
+)
 from toolkit.fleet.server.views import (
     DeviceView,
     DeviceViewPage,
@@ -36,14 +50,14 @@ JPEG = "jpeg"  # the key of a picture in a result
 
 def devices(options: Devices) -> None:
     """Print the devices that fulfil the options. Raises TandemError."""
-    where = DeviceFilter(
-        presence=options.state or "",
-        phase=options.phase or "",
-        rollout=options.number,
-        search=options.search,
-        requires=parse_requirements(options.where),
-    )
     with open_store(options.folder) as database:
+        where = DeviceFilter(
+            presence=options.state or "",
+            phase=options.phase or "",
+            rollout=options.number,
+            search=options.search,
+            requires=requirements_of(database, options.where),
+        )
         if options.as_json and options.limit is None and not options.after and not options.watch:
             for part in json_array(device_views(database, where)):
                 click.echo(part, nl=False)
@@ -75,6 +89,20 @@ def show_device(options: ShowDevice) -> None:
             return view
 
         show(read, device_table, as_json=options.as_json, watch=options.watch)
+
+
+def set_query(options: SetQuery) -> None:
+    """Save a query, or take it away. Raises TandemError."""
+    with open_store(options.folder) as database:
+        save_query(database, options.name, options.where, operator())
+
+
+def list_queries(options: ListQueries) -> None:
+    """Print the saved queries. Raises TandemError."""
+    with open_store(options.folder) as database:
+        rows = load_queries(database)
+    text = "\n".join(f"{name}  {requires}" for name, requires in rows.items())
+    print_result(rows, text or "No query is saved.", as_json=options.as_json)
 
 
 def label(options: Label) -> None:

@@ -39,8 +39,9 @@ DONE: Mapping[v.Order, str] = {
 
 def start(options: Start) -> None:
     """Begin a rollout, or print what it would do. Raises TandemError."""
-    spec = spec_of(_request(options), options.bundle)
+    request = _request(options)
     with open_store(options.folder) as database:
+        spec = spec_of(database, request, options.bundle)
         plan, number = make_plan(database, spec), 0
         if not options.dry_run:
             spec = msgspec.structs.replace(spec, release=admit(options.folder, options.bundle))
@@ -71,6 +72,8 @@ def _request(options: Start) -> RolloutRequest:
         max_bytes_per_s=policy.max_bytes_per_s,
         late_joiners=not options.no_late_joiners,
         retry=options.retry,
+        soak=options.soak,
+        start_at=options.start_at or "",
     )
 
 

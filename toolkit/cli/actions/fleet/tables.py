@@ -20,6 +20,7 @@ MAX_WORDS = 48  # characters of a label in a list
 MAX_REASON = 400  # characters of a reason in a list
 COLOURS: Mapping[v.Status, str] = {
     "running": "cyan",
+    "scheduled": "cyan",
     "paused": "yellow",
     "approval": "yellow",
     "rolling_back": "red",
@@ -61,6 +62,8 @@ def rollout_table(view: RolloutView) -> RenderableType:
     for group in view.groups:
         table.add_row(*_group_cells(group))
     parts: list[RenderableType] = [head, table]
+    if view.window:
+        parts.append(_text(f"devices install it in their maintenance window, {view.window}"))
     if view.total_bytes:
         received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
         parts.append(_text(f"{received:.1f} of {total:.1f} MB downloaded"))

@@ -26,6 +26,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "success": ("Share of a group that must be live", "90%"),
     "max_failures": ("Most failures", "10% of each group, or 3 devices in all"),
     "rate": ("Rate", "100/min; empty: by the size of the bundle"),
+    "soak": ("Wait between groups", "30m; each group has to hold for so long"),
+    "start_at": ("Begin at", "2026-12-24T22:00 or 22:00; empty: now"),
     "window": ("Maintenance window", "02:00-04:00 in the devices' local time; empty: always"),
 }
 TICKS: Mapping[str, str] = {
@@ -45,7 +47,7 @@ def draw_new_rollout(database: Database, fleet: Fleet, visit: Visit) -> View:
     if sha256 := visit.text("bundle"):
         request = request_of(visit.query)
         bundle = find_stored(fleet.folder, sha256)
-        plan = make_plan(database, spec_of(request, bundle.path))
+        plan = make_plan(database, spec_of(database, request, bundle.path))
         parts += [heading("Plan"), _plan(plan), _start(visit, sha256, plan)]
     return View("New rollout", Html(""), above=join(parts))
 
