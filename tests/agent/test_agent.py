@@ -43,7 +43,7 @@ from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 TOPICS = Topics(DEVICE)
@@ -75,7 +75,7 @@ def publish(broker: Mosquitto) -> Iterator[Callable[[str, bytes], None]]:
 
 def deploy(broker: Mosquitto, bundle: Path) -> DeployResult:
     address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S)
+    return deploy_bundle(bundle, (DEVICE,), address, DeployOptions(WAIT_S))[0]
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -221,7 +221,9 @@ def deploy_and_kill_in_trial(
             board.start()
 
     address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+    return deploy_bundle(
+        bundle, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=on_progress
+    )[0]
 
 
 def test_orderly_stops_in_a_trial_are_not_counted(
@@ -240,7 +242,9 @@ def test_orderly_stops_in_a_trial_are_not_counted(
 
     bundle = make_bundle(tmp_path / "in", "hangs-3")
     address = BrokerAddress("127.0.0.1", broker.port)
-    result = deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+    result = deploy_bundle(
+        bundle, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=on_progress
+    )[0]
     assert (result.phase, stops) == ("live", 3)
 
 
@@ -364,7 +368,9 @@ def test_a_disk_that_fills_in_a_download_costs_the_download_only(
     address = BrokerAddress("127.0.0.1", broker.port)
     newer = make_bundle(tmp_path / "2", version="2", engine_bytes=3_000_000)
     with Watcher(broker.port) as watcher:
-        refused = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+        refused = deploy_bundle(
+            newer, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=on_progress
+        )[0]
         running = watcher.wait_report("refused").running
     assert refused.phase == "refused"
     assert "the disk failed" in refused.reason
@@ -391,8 +397,8 @@ def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
         worse = make_bundle(tmp_path / "2", "hangs", version="2")
         with Watcher(broker.port) as watcher:
             result = deploy_bundle(
-                worse, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress
-            )
+                worse, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=on_progress
+            )[0]
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
         assert result.phase == "rolled_back"
         assert report.running is not None
@@ -419,7 +425,9 @@ def test_a_release_is_live_only_once_the_disk_has_it(broker: Mosquitto, tmp_path
         with Watcher(broker.port) as watcher:
             thread = threading.Thread(
                 target=lambda: results.append(
-                    deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+                    deploy_bundle(
+                        newer, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=on_progress
+                    )[0]
                 )
             )
             results: list[DeployResult] = []
@@ -468,7 +476,9 @@ def test_a_disk_that_is_full_at_the_confirm_has_room_for_it(
         assert deploy(broker, make_bundle(tmp_path / "1")).live
         address = BrokerAddress("127.0.0.1", broker.port)
         newer = make_bundle(tmp_path / "2", version="2")
-        result = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=fill)
+        result = deploy_bundle(newer, (DEVICE,), address, DeployOptions(WAIT_S), on_progress=fill)[
+            0
+        ]
         assert result.live
         assert os.statvfs(board.state_dir).f_bavail * 4096 < 2 * 1024**2
         board.kill()

@@ -21,7 +21,7 @@ from device.agent.outbox import MAX_TOLD, Outbox
 from device.protocol.cloud_events import CloudEvent
 from device.protocol.documents import PipelineReport, Reported, Update
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 
 SHA = "a" * 64
 SOURCE = "fleet/v1/board-1"
@@ -214,7 +214,7 @@ class Listener:
 
 
 def deploy(port: int, bundle: Path) -> None:
-    deploy_bundle(bundle, DEVICE, BrokerAddress("127.0.0.1", port), timeout_s=WAIT_S)
+    deploy_bundle(bundle, (DEVICE,), BrokerAddress("127.0.0.1", port), DeployOptions(WAIT_S))[0]
 
 
 def test_the_end_of_an_update_comes_as_an_event_of_mqtt_5(

@@ -45,7 +45,7 @@ from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.commands import payload_of
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.trust.repository import make_repository
 
 TOPICS = Topics(DEVICE)
@@ -81,7 +81,7 @@ class Stand:
 
     def deploy(self, bundle: Path) -> None:
         address = BrokerAddress("127.0.0.1", self.broker.port)
-        result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S)
+        result = deploy_bundle(bundle, (DEVICE,), address, DeployOptions(3 * WAIT_S))[0]
         assert result.live, (result, self.box.log())
 
     def close(self) -> None:

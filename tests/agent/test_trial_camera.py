@@ -9,7 +9,7 @@ from mqtt_fixtures import DEVICE, AgentBox, Mosquitto
 from video_fixtures import RtspServer, rtsp_server
 
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress
 
 pytestmark = pytest.mark.slow
@@ -47,8 +47,8 @@ def test_release_that_is_deployed_while_the_camera_is_away_is_live_once_it_is_ba
         box.start()
         for bundle in (first, second):
             result = deploy_bundle(
-                bundle, DEVICE, address, timeout_s=PATIENCE_S, on_progress=switch_on
-            )
+                bundle, (DEVICE,), address, DeployOptions(PATIENCE_S), on_progress=switch_on
+            )[0]
             assert result.live, (result, box.log())
             assert "postponed" in phases
             phases.clear()

@@ -21,7 +21,7 @@ from video_fixtures import COLOUR_TOML, scene, write_video
 from toolkit.fleet.boards.probe import Probe, probe_script
 from toolkit.fleet.boards.wheels import gather, own_wheel, pip_wheel
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 ROOT = os.environ.get("TANDEM_ARM64_ROOT", "")
@@ -123,7 +123,7 @@ def test_the_agent_installs_starts_updates_and_rolls_back_on_arm64(
 
     def deploy(bundle: Path) -> DeployResult:
         address = BrokerAddress("127.0.0.1", broker.port)
-        return deploy_bundle(bundle, "arm64", address, timeout_s=WAIT_S)
+        return deploy_bundle(bundle, ("arm64",), address, DeployOptions(WAIT_S))[0]
 
     try:
         with Watcher(broker.port, "arm64") as watcher:

@@ -28,7 +28,7 @@ from device.protocol.documents import Reported
 from scripts.board_vm import REPORT, SUITES, ImagePlan, parse
 from toolkit.fleet.boards.texts import UNIT
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 CHOSEN = os.environ.get("TANDEM_BOARD_VM", "")
@@ -186,7 +186,7 @@ class Deployment(threading.Thread):
     def run(self) -> None:
         address = BrokerAddress("127.0.0.1", self._port)
         try:
-            self.result = deploy_bundle(self._bundle, DEVICE, address, timeout_s=WAIT_S)
+            self.result = deploy_bundle(self._bundle, (DEVICE,), address, DeployOptions(WAIT_S))[0]
         except Exception as error:  # noqa: BLE001  (it is the test's to look at)
             self.result = error
 

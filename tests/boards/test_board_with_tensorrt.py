@@ -20,7 +20,7 @@ from tensorrt_fixtures import install
 
 from device.protocol.documents import Reported
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,7 +69,7 @@ class Board:
 
     def deploy(self, bundle: Path) -> DeployResult:
         address = BrokerAddress("127.0.0.1", self.broker.port)
-        return deploy_bundle(bundle, DEVICE, address, timeout_s=PATIENCE_S)
+        return deploy_bundle(bundle, (DEVICE,), address, DeployOptions(PATIENCE_S))[0]
 
     def release(self, engine: Path, version: str) -> Path:
         """A release of the engine, with two golden inputs."""

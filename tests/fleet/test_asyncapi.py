@@ -16,7 +16,7 @@ from device.protocol.documents import Signed
 from device.protocol.topics import PipelineTopics, Topics
 from scripts import asyncapi
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 
 SPECIFICATION = Path(__file__).parents[1] / "data" / "asyncapi-3.0.0.schema.json.gz"
 PAGE: dict[str, Any] = json.loads(asyncapi.PATH.read_text())
@@ -70,7 +70,7 @@ def messages(tmp_path: Path) -> list[paho.MQTTMessage]:
         for behaviour in ("good", "fails"):
             bundle = make_bundle(tmp_path / "in", behaviour)
             address = BrokerAddress("127.0.0.1", broker.port)
-            deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S)
+            deploy_bundle(bundle, (DEVICE,), address, DeployOptions(WAIT_S))[0]
     finally:
         box.close()
         client.disconnect()

@@ -45,7 +45,7 @@ from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.trust.repository import FleetRepository
 
 RED = (5, 5, 230)
@@ -463,7 +463,9 @@ def test_a_cascade_goes_from_its_fleet_to_detections(folder: Path, tmp_path: Pat
         published = invoke("fleet", "publish", bundle, "--fleet", fleet)
         assert published.exit_code == 0, published.output
         address = BrokerAddress("127.0.0.1", broker.port)
-        result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S, fleet=fleet)
+        result = deploy_bundle(bundle, (DEVICE,), address, DeployOptions(3 * WAIT_S, fleet=fleet))[
+            0
+        ]
         assert result.live, (result, box.log())
         shades = set()
         end_s = time.monotonic() + 4 * WAIT_S

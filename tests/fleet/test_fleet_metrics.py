@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,15 +13,21 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fleet_server_fixtures import device_row, report, write_fleet
+from fleet_server_fixtures import device_row, report, wait_until, write_fleet
 from store_fixtures import answer, fleet, served, spec_of
 
 import configs
+from device.protocol.documents import StateDocument, encode
+from device.protocol.mqtt import LinkUp, Message
+from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
+from toolkit.fleet.brokers.local import free_port
 from toolkit.fleet.fleet_folder import Fleet, load_fleet
 from toolkit.fleet.server import metrics
 from toolkit.fleet.server.metrics import Meters, MetricsListener, parse_listen
 from toolkit.fleet.server.operations import make_plan, order, start_rollout
+from toolkit.fleet.server.serve import FleetServer
+from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices
 
@@ -290,3 +298,47 @@ def test_what_they_ask_for_is_what_a_server_says(
     asked = names_in(expressions()) | names_in(re.findall("expr: (.*)", ALERTS.read_text()))
     assert asked <= names_in(series_of(text))
     assert {name.partition("{")[0] for name in RECORDED} <= names_in(series_of(text))
+
+
+def test_a_server_says_whether_it_sends_and_what_it_has_heard(
+    store: Database, fleet_folder: Fleet
+) -> None:
+    port, stopped = free_port(), threading.Event()
+    assert lease.acquire(store, "another")
+    server = FleetServer(fleet_folder, services=(), metrics=("127.0.0.1", port))
+    thread = threading.Thread(target=server.serve, args=(stopped,))
+    thread.start()
+    try:
+
+        def series() -> dict[str, float]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return series_of(answer.read().decode())
+
+        wait_until(lambda: _listens(port), lambda: "nothing listens")
+        assert series()["tandem_fleet_lease_holder"] == 0  # it stands by
+        lease.release(store, "another")
+        wait_until(lambda: series()["tandem_fleet_lease_holder"] == 1, series)
+        topics = Topics("d0")
+        for topic, payload in (
+            (topics.state, encode(StateDocument(state="online", session=1))),
+            (topics.reported, encode(report("a"))),
+            (topics.reported, b"nonsense"),
+        ):
+            server._events.put(Message(topic, payload))
+        server._events.put(LinkUp(1, "5"))
+        wait_until(lambda: series()["tandem_fleet_event_delay_seconds_count"] >= 4, series)
+        told = series()
+        assert told['tandem_fleet_events_total{kind="state"}'] == 1
+        assert told['tandem_fleet_events_total{kind="reported"}'] == 1
+        assert told['tandem_fleet_events_total{kind="unreadable"}'] == 1
+        assert told["tandem_fleet_store_seconds_count"] >= 1
+        assert sum(n for name, n in told.items() if name.startswith("tandem_fleet_devices")) == 1
+    finally:
+        stopped.set()
+        thread.join(30.0)
+    assert not _listens(port)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

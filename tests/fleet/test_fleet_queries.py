@@ -9,16 +9,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_server_fixtures import device_row, report
+from fleet_server_fixtures import device_row, report, write_fleet
 from store_fixtures import BEAT_S, EAR, NOW_S, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
+    Beat,
     DeviceFacts,
     InstallPolicy,
     StateDocument,
     encode,
 )
+from device.protocol.mqtt import LinkUp, Message
+from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
+from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.rollout.machine import replay
@@ -26,6 +30,7 @@ from toolkit.fleet.rollout.targets import fulfils, parse_requirements
 from toolkit.fleet.server import operations
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.history import history_of
+from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.views import device_view, device_views, rollout_views
 from toolkit.fleet.store import changes, devices, log, presence, rollouts
 from toolkit.fleet.store import device_queries as queries
@@ -298,6 +303,61 @@ def test_a_list_says_when_a_rollout_begins_and_its_window(store: Database) -> No
     operations.order(store, number, "abort", "ana")
     control.advance({})
     assert rollout_views(store)[0].groups[0].phases == {"skipped": 3}
+
+
+def test_a_device_leaves_the_fleet_and_comes_again_under_its_id(
+    store: Database, tmp_path: Path
+) -> None:
+    control = served(store)
+    spec = spec_of("a")
+    plan = operations.make_plan(store, spec)
+    number = operations.start_rollout(store, spec, plan, Path("/new"), "ana")
+    control.advance({})
+    answer(control, number, "a", "d0", "d1")
+    write_fleet(tmp_path, 1883)
+    server = FleetServer(load_fleet(tmp_path), services=())
+    published: list[tuple[str, bytes]] = []
+
+    class Broker:
+        def publish(self, topic: str, payload: bytes, **_rest: object) -> bool:
+            published.append((topic, payload))
+            return True
+
+    def hear(*events: object) -> list[str]:
+        published.clear()
+        for event in events:
+            server._events.put(event)
+        server._round(control, Broker())
+        return [view.id for view in device_views(store)]
+
+    hear(LinkUp(1, "5"))
+    operations.decommission(store, "d2", "ana")
+    assert hear() == ["d0", "d1"]
+    topics = Topics("d2")
+    assert published == [(topics.desired, b"")]
+    assert rollout_views(store)[0].groups[0].phases == {"decommissioned": 1, "live": 2}
+    assert control.states[number].status == "finished"
+    told, online = encode(report(counter=9)), encode(StateDocument(state="online", session=1))
+    lost = encode(StateDocument(state="lost", session=1))
+    stale = (
+        Message(topics.reported, told, True), Message(topics.state, online, True),
+        Message(topics.state, lost, False),
+        Message(topics.beat, encode(Beat(counter=10, at="")), False),
+    )  # fmt: skip
+    assert hear(*stale) == ["d0", "d1"]
+    control = Control(store, "me")  # a restart
+    assert hear(*stale) == ["d0", "d1"]
+    assert hear(Message(topics.state, online, False), Message(topics.reported, told, False)) == [
+        "d0", "d1", "d2",
+    ]  # fmt: skip
+    assert device_view(store, "d2").phase == "sent"
+    assert control.states[number].status == "running"
+    assert devices.load_decommissioned(store) == set()
+    texts = [entry.text for entry in history_of(store, "d2")]
+    assert "decommissioned by ana" in texts
+    assert "left the fleet" in texts
+    with pytest.raises(RolloutError, match="no device 'd9'"):
+        operations.decommission(store, "d9", "ana")
 
 
 # -- the archive of the log

@@ -293,6 +293,25 @@ def test_a_rollout_that_was_paused_past_its_start_begins_when_it_is_resumed() ->
     assert run.order("resume") == ["d0"]
 
 
+def test_a_device_that_leaves_the_fleet_is_not_waited_for_and_may_come_again() -> None:
+    run = Run(SPEC, 2, 1)
+    run.answer(True, "d0")
+    run.do(v.Decommissioned(at_s=run.now_s, devices=("d1", "stranger")))
+    assert run.phases() == {"d0": "live", "d1": "decommissioned", "d2": "sent"}
+    assert run.state.groups[0].size == 1
+    assert run.answer(True, "d1") == []  # it is not heard any more
+    assert may_join(1, SPEC, run.state, "d1", None)
+    assert run.do(v.Joined(at_s=run.now_s, device="d1")) == ["d1"]
+    assert run.state.groups[0].counts == {"live": 1}
+    assert run.state.groups[1].counts == {"sent": 2}
+    run.answer(True, "d1", "d2")
+    assert run.state.status == "finished"
+    run.do(v.Decommissioned(at_s=run.now_s, devices=("d0", "d1", "d2")))
+    assert run.state.status == "finished"
+    assert set(run.phases().values()) == {"decommissioned"}
+    assert not any(group.open for group in run.state.groups)
+
+
 def test_a_late_joiner_enters_the_last_group_and_reopens_a_finished_rollout() -> None:
     run = Run(SPEC, 1, 1)
     assert run.do(v.Joined(at_s=0.0, device="late")) == []  # its group has not begun
@@ -385,7 +404,7 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
         device = st.sampled_from([*DEVICES, "stranger"])
         kind = draw(
             st.sampled_from(
-                ["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join", "reconnect"]
+                ["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join", "reconnect", "leave"]
             )
         )
         if kind == "tick":
@@ -398,6 +417,8 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
             events.append(v.Figures(at_s=at_s, device=draw(device), measured=fps))
         elif kind == "order":
             events.append(v.Ordered(at_s=at_s, order=draw(st.sampled_from(ORDERS))))
+        elif kind == "leave":
+            events.append(v.Decommissioned(at_s=at_s, devices=(draw(device),)))
         elif kind == "reconnect":
             events.append(v.Reconnected(at_s=at_s))
         elif draw(st.booleans()):

@@ -12,7 +12,7 @@ from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 from toolkit.cli.main import tandem
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
@@ -44,7 +44,7 @@ def board(tmp_path: Path, broker: Mosquitto, fleet: FleetRepository) -> Iterator
 
 def deploy(broker: Mosquitto, bundle: Path, fleet: Path | None) -> DeployResult:
     address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=2 * WAIT_S, fleet=fleet)
+    return deploy_bundle(bundle, (DEVICE,), address, DeployOptions(2 * WAIT_S, fleet=fleet))[0]
 
 
 def test_a_board_takes_signed_releases_follows_new_keys_and_refuses_the_rest(

@@ -34,7 +34,7 @@ from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.metadata import MetadataServer
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
 from toolkit.fleet.trust.keys import load_keys
@@ -123,7 +123,9 @@ class Scene:
 
     def deploy(self, bundle: Path) -> DeployResult:
         address = BrokerAddress("127.0.0.1", self.broker.port)
-        return deploy_bundle(bundle, DEVICE, address, timeout_s=LONG_S, fleet=self.fleet.fleet)
+        return deploy_bundle(
+            bundle, (DEVICE,), address, DeployOptions(LONG_S, fleet=self.fleet.fleet)
+        )[0]
 
     def desired(self, bundle: Path, target: str, request: str) -> Desired:
         """A document for the board that says all that one of the fleet says."""

@@ -9,7 +9,7 @@ from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bun
 
 from device.protocol.documents import PipelineReport
 from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress
 
 
@@ -38,13 +38,13 @@ def test_a_rolled_back_release_stays_known_over_restarts_and_other_releases(
     good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "fails")
     newer = make_bundle(tmp_path / "newer", version="2")
     port = address(broker.port)
-    assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
-    assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).phase == "rolled_back"
+    assert deploy_bundle(good, (DEVICE,), port, DeployOptions(WAIT_S))[0].live
+    assert deploy_bundle(bad, (DEVICE,), port, DeployOptions(WAIT_S))[0].phase == "rolled_back"
     board.kill()
     board.start()
-    assert deploy_bundle(newer, DEVICE, port, timeout_s=WAIT_S).live
+    assert deploy_bundle(newer, (DEVICE,), port, DeployOptions(WAIT_S))[0].live
     runs = len(board.runs())
-    refused = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+    refused = deploy_bundle(bad, (DEVICE,), port, DeployOptions(WAIT_S))[0]
     assert (refused.phase, refused.sent_bytes) == ("rolled_back", 0)
     assert "camera /dev/video9 does not exist" in refused.reason
     assert len(board.runs()) == runs  # the live release was not even interrupted
@@ -57,8 +57,11 @@ def test_a_release_that_dies_after_its_first_frame_is_not_live(
     box.start()
     try:
         result = deploy_bundle(
-            make_bundle(tmp_path / "in", "dies"), DEVICE, address(broker.port), timeout_s=WAIT_S
-        )
+            make_bundle(tmp_path / "in", "dies"),
+            (DEVICE,),
+            address(broker.port),
+            DeployOptions(WAIT_S),
+        )[0]
     finally:
         box.close()
     assert result.phase == "rolled_back"
@@ -73,14 +76,14 @@ def test_a_release_that_crashes_in_a_loop_after_its_trial_goes_back(
     good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "crashes")
     port = address(broker.port)
     try:
-        assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
+        assert deploy_bundle(good, (DEVICE,), port, DeployOptions(WAIT_S))[0].live
         with Watcher(broker.port) as watcher:
-            assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).live
+            assert deploy_bundle(bad, (DEVICE,), port, DeployOptions(WAIT_S))[0].live
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
             assert report.running is not None
             assert report.running.name == "good"
             assert "it crashed 2 times within 300 s (max_crashes)" in report.update.reason
-        again = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+        again = deploy_bundle(bad, (DEVICE,), port, DeployOptions(WAIT_S))[0]
         assert (again.phase, again.sent_bytes) == ("rolled_back", 0)
         box.kill()
         box.start()
@@ -101,8 +104,11 @@ def test_many_frames_that_fail_end_a_trial(tmp_path: Path, broker: Mosquitto) ->
     box.start()
     try:
         result = deploy_bundle(
-            make_bundle(tmp_path / "in", "errs"), DEVICE, address(broker.port), timeout_s=WAIT_S
-        )
+            make_bundle(tmp_path / "in", "errs"),
+            (DEVICE,),
+            address(broker.port),
+            DeployOptions(WAIT_S),
+        )[0]
     finally:
         box.close()
     assert result.phase == "rolled_back"
@@ -129,9 +135,11 @@ def test_a_trial_without_a_source_is_postponed_until_a_source_works(
     try:
         old = make_bundle(tmp_path / "old", "waits")
         new = make_bundle(tmp_path / "new", "waits", version="2")
-        assert deploy_bundle(old, DEVICE, port, timeout_s=WAIT_S).live
+        assert deploy_bundle(old, (DEVICE,), port, DeployOptions(WAIT_S))[0].live
         camera.unlink()
-        result = deploy_bundle(new, DEVICE, port, timeout_s=WAIT_S, on_progress=on_progress)
+        result = deploy_bundle(
+            new, (DEVICE,), port, DeployOptions(WAIT_S), on_progress=on_progress
+        )[0]
     finally:
         box.close()
     assert result.phase == "live", result
@@ -152,11 +160,11 @@ def test_a_first_release_without_a_source_waits_for_it(tmp_path: Path, broker: M
     try:
         result = deploy_bundle(
             make_bundle(tmp_path / "in", "waits"),
-            DEVICE,
+            (DEVICE,),
             address(broker.port),
-            timeout_s=WAIT_S,
+            DeployOptions(WAIT_S),
             on_progress=on_progress,
-        )
+        )[0]
     finally:
         box.close()
     assert result.phase == "live", result
@@ -173,9 +181,11 @@ def test_a_first_release_that_waits_gives_way_to_a_newer_one(
     waiting = make_bundle(tmp_path / "waiting", "waits")
     try:
         # Long enough for a busy machine to start the pipeline.
-        first = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
-        again = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
-        newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
+        first = deploy_bundle(waiting, (DEVICE,), port, DeployOptions(5.0))[0]
+        again = deploy_bundle(waiting, (DEVICE,), port, DeployOptions(5.0))[0]
+        newer = deploy_bundle(
+            make_bundle(tmp_path / "good"), (DEVICE,), port, DeployOptions(WAIT_S)
+        )[0]
     finally:
         box.close()
     for result in (first, again):

@@ -570,9 +570,24 @@ class Clear:
     as_json: bool = json_option("Print JSON.")
 
 
+@dataclass(frozen=True, slots=True)
+class Decommission:
+    """Take the device ID out of the fleet and of its rollouts, and end what it shall run.
+
+    It is in the fleet again once it connects or reports anew: a new board may have the same id.
+    Stop the old one before, or shut it out with `tandem fleet identity revoke`, which also ends the
+    id.
+
+    Example: tandem fleet device decommission board-1 --fleet fleet/
+    """
+
+    device: str = argument("ID")
+    folder: Path = fleet_option()
+
+
 device = group(
     "device",
-    """Show and label one device.
+    """Show, label and decommission one device.
 
     Example: tandem fleet device show board-1 --fleet fleet/
     """,
@@ -581,6 +596,7 @@ device = group(
         command(Label, "fleet.devices:label"),
         command(RunCommand, "fleet.devices:run_command", name="run"),
         command(Clear, "fleet.devices:clear"),
+        command(Decommission, "fleet.devices:decommission_device", name="decommission"),
     ),
 )
 

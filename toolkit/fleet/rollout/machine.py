@@ -7,7 +7,7 @@ changed nothing may be left out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from toolkit.fleet.rollout.policy import longest_wait_s
 from toolkit.fleet.rollout.waits import utc_minute
 
 DeviceWord = Literal[
-    "send", "skip", "live", "silent", "failed", "timeout", "supersede",
+    "send", "skip", "live", "silent", "failed", "timeout", "supersede", "decommission",
     "undo", "undone", "undo_failed",
 ]  # fmt: skip
 StatusWord = Literal[
@@ -67,6 +67,12 @@ DEVICE_STEPS: Mapping[tuple[v.DevicePhase, DeviceWord], v.DevicePhase] = {
     ("undo_failed", "undone"): "undone",
     ("undo_failed", "supersede"): "superseded",
     ("undone", "supersede"): "superseded",
+    # A device may leave the fleet in every phase.
+    **{
+        (phase, "decommission"): "decommissioned"
+        for phase in get_args(v.DevicePhase)
+        if phase not in v.GONE
+    },
 }
 
 # (status, word) -> status of a rollout. The first five words are orders of the operator; hold: a
@@ -165,16 +171,21 @@ class _Draft:
             self.devices = self._own
         self._own[device] = state
 
+    def count_out(self, state: v.DeviceState) -> None:
+        """Take a device out of the counts of its group."""
+        counts = self.counts[state.group]
+        counts[state.phase] -= 1
+        if not counts[state.phase]:
+            del counts[state.phase]
+
     def move(self, device: str, word: DeviceWord, at_s: float, reason: str = "") -> bool:
         """Take a device one step; False if the word means nothing in its phase."""
         state = self.devices.get(device)
         phase = None if state is None else DEVICE_STEPS.get((state.phase, word))
         if state is None or phase is None:
             return False
+        self.count_out(state)
         counts = self.counts[state.group]
-        counts[state.phase] -= 1
-        if not counts[state.phase]:
-            del counts[state.phase]
         counts[phase] = counts.get(phase, 0) + 1
         self.put(device, replace(state, phase=phase, since_s=at_s, reason=reason))
         return True
@@ -207,11 +218,15 @@ def _on_started(draft: _Draft, event: v.Started) -> None:
 
 
 def _on_joined(draft: _Draft, event: v.Joined) -> None:
-    """A late joiner enters the last group. A device that was here before never comes again."""
-    if not draft.spec.late_joiners or event.device in draft.devices:
+    """A late joiner enters the last group. A device that was here before never comes again, but one
+    that has left the fleet may under the same id."""
+    known = draft.devices.get(event.device)
+    if not draft.spec.late_joiners or not (known is None or known.phase == "decommissioned"):
         return
     if not draft.turn("join", draft.state.reason, draft.state.cause):
         return
+    if known is not None:
+        draft.count_out(known)
     last = len(draft.groups) - 1
     state = v.DeviceState(group=last, previous=event.previous, since_s=event.at_s)
     draft.add(event.device, state)
@@ -264,6 +279,11 @@ def _on_superseded(draft: _Draft, event: v.Superseded) -> None:
             by = draft.state.taken_by
             counted = {**by, event.by: by.get(event.by, 0) + 1}
             draft.state = replace(draft.state, taken_by=counted)
+
+
+def _on_decommissioned(draft: _Draft, event: v.Decommissioned) -> None:
+    for device in event.devices:
+        draft.move(device, "decommission", event.at_s, "it left the fleet")
 
 
 def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
@@ -479,6 +499,7 @@ HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
     v.Figures: _on_figures,
     v.Silent: _on_silent,
     v.Superseded: _on_superseded,
+    v.Decommissioned: _on_decommissioned,
     v.Ordered: _on_ordered,
     v.Reconnected: _on_reconnected,
     v.Tick: _on_tick,

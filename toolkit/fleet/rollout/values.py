@@ -25,6 +25,7 @@ DevicePhase = Literal[
     "undoing",  # the release before is desired
     "undone",
     "undo_failed",
+    "decommissioned",  # it left the fleet
 ]
 Status = Literal[
     "running",
@@ -41,6 +42,7 @@ OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
 STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[Status] = frozenset({"finished", "aborted", "rolled_back"})
+GONE: frozenset[DevicePhase] = frozenset({"superseded", "skipped", "decommissioned"})  # not its own
 OPEN: frozenset[DevicePhase] = frozenset({"pending", "sent", "silent", "undoing"})  # no final phase
 
 
@@ -148,6 +150,12 @@ class Superseded(_Event, frozen=True, kw_only=True, tag="superseded"):
     by: int
 
 
+class Decommissioned(_Event, frozen=True, kw_only=True, tag="decommissioned"):
+    """Devices have left the fleet; one that enrols anew under the same id may join again."""
+
+    devices: tuple[str, ...]
+
+
 class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
     """An order of the operator. One that does not fit the status changes nothing."""
 
@@ -163,7 +171,10 @@ class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
     """Time has passed. The machine decides and sends at ticks alone."""
 
 
-Event = Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
+Event = (
+    Started | Joined | Answered | Figures | Silent | Superseded | Decommissioned | Ordered
+    | Reconnected | Tick
+)  # fmt: skip
 
 
 class Send(_Value, frozen=True, kw_only=True):
@@ -213,9 +224,8 @@ class GroupState(_Value, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The devices that count: those that no newer rollout has."""
-        counts = self.counts
-        return sum(counts.values()) - counts.get("superseded", 0) - counts.get("skipped", 0)
+        """The devices that count: those that it has (`GONE`)."""
+        return sum(count for phase, count in self.counts.items() if phase not in GONE)
 
     @property
     def failures(self) -> int:
@@ -247,6 +257,4 @@ class RolloutState(_Value, frozen=True, kw_only=True):
     taken_by: Mapping[int, int] = {}
 
 
-EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
-    Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
-)
+EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -22,12 +22,20 @@ from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow, load_devices, load_labels, save_devices
+from toolkit.fleet.store.devices import (
+    DeviceRow,
+    load_decommissioned,
+    load_devices,
+    load_labels,
+    readmit,
+    save_devices,
+)
 from toolkit.fleet.store.rollouts import DesiredRow
 
 DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
+DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
@@ -58,6 +66,7 @@ class Control:
         self.devices = {row.id: row for row in load_devices(database)}
         self._labels = load_labels(database)
         self.desired = rollouts.load_desired(database)
+        self.decommissioned = load_decommissioned(database)
 
     @property
     def states(self) -> Mapping[int, v.RolloutState]:
@@ -128,6 +137,8 @@ class Control:
         labels_changed = False
         for row in log.rows_after(self._database, self._applied):
             labels_changed |= row.kind == LABEL
+            if row.kind == DECOMMISSION:
+                self._decommission(this, msgspec.json.decode(row.body)["device"], row.at_s)
             if row.kind == log.EVENT:
                 event = v.EVENTS.decode(row.body)
                 self._apply(this, row.rollout, [event])
@@ -137,6 +148,17 @@ class Control:
                     self._take_over(this, row.rollout, devices, event.at_s)
         if labels_changed:
             self._labels = load_labels(self._database)
+
+    def _decommission(self, this: _Round, device: str, at_s: float) -> None:
+        """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
+        self.devices.pop(device, None)
+        self.desired.pop(device, None)
+        self._owners.pop(device, None)
+        self.decommissioned.add(device)
+        for number, state in list(this.states.items()):
+            known = state.devices.get(device)
+            if known is not None and known.phase not in v.GONE:
+                self._note(this, number, [v.Decommissioned(at_s=at_s, devices=(device,))])
 
     def _begin_waits_anew(self, this: _Round, at_s: float) -> None:
         for number, state in list(this.states.items()):
@@ -302,6 +324,9 @@ class Control:
         rollouts.set_applied(database, self._applied)
         rollouts.save_desired(database, documents)
         save_devices(database, changed.values())
+        back = self.decommissioned & changed.keys()
+        readmit(database, back)
+        self.decommissioned -= back
         # A newer rollout takes devices from older ones, so the older ones are first.
         for number, state in sorted(this.states.items()):
             before = self._states.get(number, v.RolloutState())

@@ -7,7 +7,7 @@ import msgspec
 
 from device.protocol.documents import Command
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.server.control import COMMAND, DOCUMENT, LABEL
+from toolkit.fleet.server.control import COMMAND, DECOMMISSION, DOCUMENT, LABEL
 from toolkit.fleet.store import log
 from toolkit.fleet.store.database import Database
 
@@ -32,6 +32,8 @@ def history_of(database: Database, device: str) -> Iterator[HistoryEntry]:
             text = "is in this rollout" if is_first else _event_text(v.EVENTS.decode(row.body))
         elif row.kind == DOCUMENT:
             text = _document_text(row.body)
+        elif row.kind == DECOMMISSION:
+            text = f"decommissioned by {row.who}"
         elif row.kind == LABEL:
             text = f"labelled by {row.who}"
         elif row.kind == COMMAND:
@@ -62,15 +64,16 @@ def _document_text(body: str) -> str:
     return f"is sent {what} {row['sha256'][:12]} (counter {row['counter']})"
 
 
-def _about(event: v.Silent | v.Superseded) -> str:
+def _about(event: v.Silent | v.Superseded | v.Decommissioned) -> str:
     if isinstance(event, v.Superseded):
         return f"is taken over by rollout {event.by}"
-    return "is not heard any more"
+    left = isinstance(event, v.Decommissioned)
+    return "left the fleet" if left else "is not heard any more"
 
 
 def _event_text(event: v.Event) -> str:
     """Return what an event says of a device that it is about."""
-    if isinstance(event, v.Silent | v.Superseded):
+    if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return _about(event)
     if isinstance(event, v.Started | v.Ordered | v.Reconnected | v.Tick):
         return ""

@@ -20,10 +20,16 @@ from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts, step
 from toolkit.fleet.rollout.targets import Requirement, Target, parse_requirements, unfit
-from toolkit.fleet.server.control import LABEL
+from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
+from toolkit.fleet.store.devices import (
+    load_device,
+    load_devices,
+    load_ear,
+    remove_device,
+    set_labels,
+)
 
 MAX_LABELS = 64
 QUERY = "query"  # kind of the log's rows that say that a saved query has changed
@@ -214,6 +220,18 @@ def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -
         except OSError as error:
             raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
         return count
+
+
+def decommission(database: Database, device: str, who: str) -> None:
+    """Take a device out of the fleet and of its rollouts; it is in the fleet again once it connects
+    or reports anew. RolloutError: it is not known."""
+    with database.write():
+        if load_device(database, device) is None:
+            raise RolloutError(unknown_device(database, device))
+        remove_device(database, device)
+        body = msgspec.json.encode({"device": device}).decode()
+        note = log.Note(who, DECOMMISSION, body, devices=(device,))
+        log.append(database, [note], database.now_s())
 
 
 def save_query(database: Database, name: str, text: str, who: str) -> None:

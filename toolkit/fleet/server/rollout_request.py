@@ -27,7 +27,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a bundle is rolled out; each text is written as the option of `tandem fleet rollout
-    start` is. `rate`, `window` and `start_at` empty, the numbers None: what the fleet does by default."""
+    start` is. `rate`, `window` and `start_at` empty, numbers None: what the fleet does by default.
+    """
 
     groups: str = "rest"
     gates: str = ""

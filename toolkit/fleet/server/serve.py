@@ -231,8 +231,11 @@ class FleetServer:
             return  # nobody can be heard: no device may count as late
         rows = (self._heard.get(name, row) for name, row in control.devices.items())
         silent, begun_s = self._watch.fallen_silent(rows), time.monotonic()
+        known = set(control.decommissioned)
         for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
+        for device in control.decommissioned - known:
+            self._unsent[device] = b""  # the broker forgets what it shall run
         self._heard, self._reconnected = {}, False
         self._meters.store.observe(time.monotonic() - begun_s)
         for sentence in self._watch.news(control.devices.values()):
@@ -264,6 +267,8 @@ class FleetServer:
         if not message.payload or not _DEVICE.match(device):
             return
         row = self._heard.get(device) or control.devices.get(device)
+        if row is None and device in control.decommissioned and not _is_back(kind, message):
+            return
         row = row or DeviceRow(device, 0.0, None, None, {})
         try:
             after = self._told(row, kind, message)
@@ -332,6 +337,13 @@ def _is_new(counter: int, known: int, message: Message) -> bool:
             "has published an old one again, or the device has lost its state and its clock"
         )
     return False
+
+
+def _is_back(kind: str, message: Message) -> bool:
+    """Whether a message says that a device which left the fleet is in it again: it connects or
+    reports now. Its will, its beats and what the broker has retained do not."""
+    online = kind == "state" and b'"online"' in message.payload
+    return not message.retained and (kind == "reported" or online)
 
 
 def _is_birth(known: StateDocument | None, state: StateDocument | None) -> bool:

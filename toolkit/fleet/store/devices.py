@@ -164,6 +164,26 @@ def set_labels(database: Database, device: str, labels: Mapping[str, str]) -> No
     )  # fmt: skip
 
 
+def remove_device(database: Database, device: str) -> None:
+    """Take a device out of the fleet, in a write transaction. What the broker has retained of it
+    does not bring it back."""
+    for table, column in (("devices", "id"), ("documents", "id"), ("desired", "device")):
+        database.run(f"DELETE FROM {table} WHERE {column} = ?", device)
+    database.run("INSERT INTO decommissioned VALUES (?) ON CONFLICT DO NOTHING", device)
+
+
+def readmit(database: Database, devices: Iterable[str]) -> None:
+    """Note that devices are in the fleet again, in a write transaction."""
+    database.run_many(
+        "DELETE FROM decommissioned WHERE device = ?", [(device,) for device in devices]
+    )
+
+
+def load_decommissioned(database: Database) -> set[str]:
+    """Return the devices that left the fleet and were not heard since."""
+    return {str(row[0]) for row in database.rows("SELECT device FROM decommissioned")}
+
+
 def load_labels(database: Database) -> dict[str, dict[str, str]]:
     """Return the operator's labels by device."""
     rows = database.rows("SELECT id, labels FROM devices WHERE labels <> ?", "{}")

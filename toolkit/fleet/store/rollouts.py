@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from device.protocol.documents import ReleaseSpec
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import replay, step
-from toolkit.fleet.rollout.routing import GONE
 from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
@@ -66,7 +65,7 @@ def devices_of(event: v.Event) -> tuple[str, ...]:
     """Return the devices that an event is about."""
     if isinstance(event, v.Started):
         return tuple(member.device for member in event.members)
-    if isinstance(event, v.Silent | v.Superseded):
+    if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return event.devices
     if isinstance(event, v.Joined | v.Answered | v.Figures):
         return (event.device,)
@@ -142,8 +141,8 @@ def keep_state(
         for device, row in after.devices.items()
         if row is not before.devices.get(device)
     ]
-    gone = [device for device, row in changed if row.phase in GONE]
-    rows = [(device, row) for device, row in changed if row.phase not in GONE]
+    gone = [device for device, row in changed if row.phase in v.GONE]
+    rows = [(device, row) for device, row in changed if row.phase not in v.GONE]
     numbers = iter(next_changes(database, len(changed)))
     database.run_many(
         "UPDATE devices SET changed = ?, rollout = 0, grp = 0, phase = '', reason = ''"

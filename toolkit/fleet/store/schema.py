@@ -68,6 +68,8 @@ _NEW_IN_3 = (
     "INSERT INTO settings VALUES ('changed', 0)",
     # Requirements under a name, as they were written.
     "CREATE TABLE queries (name TEXT PRIMARY KEY, requires TEXT NOT NULL)",
+    # Devices that left the fleet and were not heard since.
+    "CREATE TABLE decommissioned (device TEXT PRIMARY KEY)",
     # Which rows of the log concern a device.
     "CREATE TABLE log_devices (device TEXT NOT NULL, seq BIGINT NOT NULL,"
     " PRIMARY KEY (device, seq))",

@@ -19,6 +19,7 @@ _MODULES = {
     "pad": ("pad", "space_to_depth"),
     "normalization": ("normalize", "local_response_norm"),
     "reduction": ("reduce", "arg_reduce"),
+    "suppression": ("box_candidates", "box_order", "suppress", "box_rows"),
     **{name: (name,) for name in ("attention", "depthwise", "depthwise_int8", "grid_sample")},
     **{name: (name,) for name in ("resample", "roi_align", "scan", "softmax")},
     **{name: (name,) for name in ("select_top", "top_k")},

@@ -98,6 +98,7 @@ class Network:
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
+ROWS_DOMAIN = "tandem.rows"  # of operators that graph passes write (data_dependent_shapes)
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -228,7 +229,7 @@ def read_operation(node: ir.Node, plugged: Collection[str]) -> Operation:
             f"node {node.name!r} ({node.op_type}) makes a tensor whose size depends on the numbers "
             "in another; kernels are started for sizes known before"
         )
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ("", "ai.onnx", ROWS_DOMAIN):
         kind = f"{node.domain}::{node.op_type}"
     if kind != node.op_type and kind not in plugged:
         raise NotCoveredError(

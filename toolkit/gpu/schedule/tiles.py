@@ -204,6 +204,8 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
         return False
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
+    if shape.block_columns not in (None, columns):
+        return False
     if not gpu.has_matrix_units:
         return rows * columns <= _MAX_RESULTS_WITHOUT_TENSOR_CORES
     accumulators = _MAX_ACCUMULATORS[shape.item_bytes]
@@ -236,6 +238,7 @@ def _depth(shape: GemmShape, gpu: GpuTarget) -> int:
     minimum = _MIN_DEPTH[shape.item_bytes]
     line = _MAX_ROW_BYTES if gpu.has_wgmma else _MAX_ROW_BYTES_IN_REGISTERS
     maximum = line // shape.item_bytes if gpu.has_matrix_units else minimum
+    maximum = min(maximum, shape.block_columns or maximum)  # under one tap
     return max(minimum, min(maximum, power_of_two(shape.depth)))
 
 

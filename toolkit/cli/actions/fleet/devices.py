@@ -16,6 +16,7 @@ from toolkit.cli.actions.fleet.views import json_array, open_store, operator, sh
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.commands.fleet import (
     Clear,
+    Decommission,
     Devices,
     Label,
     ListQueries,
@@ -28,6 +29,7 @@ from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.server.commands import Given, clear_ended, give, make_command
 from toolkit.fleet.server.history import printable
 from toolkit.fleet.server.operations import (
+    decommission,
     label_device,
     load_queries,
     requirements_of,
@@ -109,6 +111,12 @@ def label(options: Label) -> None:
     """Change the labels of a device. Raises TandemError."""
     with open_store(options.folder) as database:
         label_device(database, options.device, options.labels, operator())
+
+
+def decommission_device(options: Decommission) -> None:
+    """Take a device out of the fleet. Raises TandemError."""
+    with open_store(options.folder) as database:
+        decommission(database, options.device, operator())
 
 
 def run_command(options: RunCommand) -> None:
