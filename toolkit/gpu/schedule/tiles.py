@@ -245,9 +245,9 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
         return False
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
-    if shape.block_columns not in (None, columns):
-        return False
-    if columns > _MAX_INT8_COLUMNS and shape.item_bytes == 1:
+    if shape.block_columns not in (None, columns) or (
+        columns > _MAX_INT8_COLUMNS and shape.item_bytes == 1
+    ):
         return False
     if not gpu.has_matrix_units:
         return rows * columns <= _MAX_RESULTS_WITHOUT_TENSOR_CORES
