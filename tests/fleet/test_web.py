@@ -311,6 +311,29 @@ def test_the_list_is_searched_filtered_sorted_and_turned(web: WebProcess) -> Non
     assert devices("q=nothing") == []
 
 
+@pytest.mark.parametrize(
+    ("count", "labels", "status", "reason"),
+    [("2", "wing=east", 303, ""), ("3", "wing=east", 409, "type 2"),
+     ("2", "wing", 409, "is no label")],
+)  # fmt: skip
+def test_all_devices_of_a_filter_are_labelled_once_their_number_is_typed(
+    web: WebProcess, database: Database, count: str, labels: str, status: int, reason: str
+) -> None:
+    person, query = visitor(web, "otto"), "release=app-e"
+    change(database, "east-1", "e")
+    change(database, "east-2", "e")
+    plan = person.get(f"/bulk/labels?{query}&labels={labels}")
+    assert "east-1, east-2" in plan.text
+    answer = person.send("/bulk/labels", page=f"/bulk/labels?{query}&labels={labels}",
+        release="app-e", labels=labels, planned="2", count=count)  # fmt: skip
+    assert answer.status == status
+    assert reason in answer.text
+    listed = set(
+        re.findall(r'href="/devices/(east-\d)"', person.get("/devices?label=wing%3Deast").text)
+    )
+    assert listed == ({"east-1", "east-2"} if status == 303 else listed)
+
+
 def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
     web: WebProcess, database: Database
 ) -> None:
@@ -343,9 +366,10 @@ def test_the_site_stops_at_once_though_somebody_looks_at_it(folder: Path, token:
     stream.close()
 
 
-def change(database: Database, device: str) -> None:
+def change(database: Database, device: str, running: str = "") -> None:
+    row = device_row(device, report(running))
     with database.write():
-        save_devices(database, [replace(device_row(device), heard_s=database.now_s())])
+        save_devices(database, [replace(row, heard_s=database.now_s())])
 
 
 # -- the API

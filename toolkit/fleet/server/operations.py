@@ -32,6 +32,7 @@ from toolkit.fleet.store.devices import (
 )
 
 MAX_LABELS = 64
+MAX_LABELLED = 5000  # devices at once: the server waits for the write
 QUERY = "query"  # kind of the log's rows that say that a saved query has changed
 _QUERY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 NEAR = 1000  # devices on both sides of an unknown id that a message chooses from
@@ -286,22 +287,37 @@ def _private(path: str, flags: int) -> int:
 
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:
     """Set labels (KEY=VALUE) of a device, or take them away (KEY=)."""
+    label_devices(database, (device,), changes, who)
+
+
+def label_devices(
+    database: Database, devices: Sequence[str], changes: Sequence[str], who: str
+) -> None:
+    """Set or take away labels of devices, of all of them or of none."""
     parsed = [_parse_label(change) for change in changes]
+    if len(devices) > MAX_LABELLED:
+        raise RolloutError(f"{len(devices)} devices are too many at once: {MAX_LABELLED} are")
     with database.write():  # of two operators at once, neither loses labels
-        row = load_device(database, device)
-        if row is None:
-            raise RolloutError(unknown_device(database, device))
-        labels = {**row.labels, **dict(parsed)}
-        labels = {key: value for key, value in labels.items() if value}
-        if len(labels) > MAX_LABELS:
-            raise RolloutError(
-                f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
-                "away with KEY="
-            )
-        set_labels(database, device, labels)
-        body = msgspec.json.encode({"device": device, "labels": labels}).decode()
-        note = log.Note(who, LABEL, body, devices=(device,))
-        log.append(database, [note], database.now_s())
+        notes = [_label(database, device, parsed, who) for device in devices]
+        log.append(database, notes, database.now_s())
+
+
+def _label(
+    database: Database, device: str, changes: Sequence[tuple[str, str]], who: str
+) -> log.Note:
+    row = load_device(database, device)
+    if row is None:
+        raise RolloutError(unknown_device(database, device))
+    labels = {**row.labels, **dict(changes)}
+    labels = {key: value for key, value in labels.items() if value}
+    if len(labels) > MAX_LABELS:
+        raise RolloutError(
+            f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
+            "away with KEY="
+        )
+    set_labels(database, device, labels)
+    body = msgspec.json.encode({"device": device, "labels": labels}).decode()
+    return log.Note(who, LABEL, body, devices=(device,))
 
 
 def _parse_label(text: str) -> tuple[str, str]:

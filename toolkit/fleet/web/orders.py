@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -13,6 +13,7 @@ from toolkit.fleet.server.operations import (
     Plan,
     get_spec,
     label_device,
+    label_devices,
     make_plan,
     order,
     start_rollout,
@@ -24,8 +25,10 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored
 from toolkit.fleet.web.access import check_role
 from toolkit.fleet.web.frame import own_path, with_notice
+from toolkit.fleet.web.pages.devices import FILTERS, devices_of
 from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, request_of
 from toolkit.fleet.web.pages.rollouts import BUTTONS
+from toolkit.fleet.web.visit import Visit
 
 Fields = Mapping[str, str]
 
@@ -73,6 +76,17 @@ def label(database: Database, _fleet: Fleet, account: Account, fields: Fields) -
     return with_notice(f"/devices/{quote(device, safe='')}", "label")
 
 
+def label_all(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Label all devices of a filter, if they are as many as were planned and typed in."""
+    devices = devices_of(database, Visit({}, fields, account))
+    count = str(len(devices))
+    if not fields.get("planned") == fields.get("count", "").strip() == count:
+        raise RolloutError(f"{count} devices are like this now: plan it again, and type {count}")
+    label_devices(database, devices, fields.get("labels", "").split(), who(account))
+    kept = {name: fields[name] for name in FILTERS if fields.get(name)}
+    return with_notice(f"/devices?{urlencode(kept)}", "label")
+
+
 def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
     """Start the rollout that was planned, unless the fleet has changed since."""
     planned, typed = fields.get("planned", ""), fields.get("count", "").strip()
@@ -114,4 +128,5 @@ FORMS: tuple[Form, ...] = (
     Form("/orders", "operator", give_order),
     Form("/rollouts", "operator", start),
     Form("/devices/{device}/labels", "operator", label),
+    Form("/bulk/labels", "operator", label_all),
 )

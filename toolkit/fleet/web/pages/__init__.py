@@ -10,7 +10,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.web.frame import View
 from toolkit.fleet.web.pages.audit import draw_audit
 from toolkit.fleet.web.pages.device import draw_device
-from toolkit.fleet.web.pages.devices import draw_devices
+from toolkit.fleet.web.pages.devices import draw_bulk_labels, draw_devices
 from toolkit.fleet.web.pages.new_rollout import draw_new_rollout
 from toolkit.fleet.web.pages.overview import draw_overview
 from toolkit.fleet.web.pages.release import draw_release
@@ -36,6 +36,7 @@ PAGES: tuple[Page, ...] = (
     Page("/", "viewer", draw_overview),
     Page("/devices", "viewer", draw_devices),
     Page("/devices/{device}", "viewer", draw_device),
+    Page("/bulk/labels", "operator", draw_bulk_labels),
     Page("/rollouts", "viewer", draw_rollouts),
     Page("/rollouts/new", "operator", draw_new_rollout),
     Page("/rollouts/{number}", "viewer", draw_rollout),

@@ -4,16 +4,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.operations import MAX_LABELLED
 from toolkit.fleet.server.views import DeviceView, device_page
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.derived import HOT_C, PROBLEMS
-from toolkit.fleet.store.device_queries import PRESENCES, SORTS, DeviceFilter, count_devices
+from toolkit.fleet.store.device_queries import (
+    PRESENCES,
+    SORTS,
+    DeviceFilter,
+    count_devices,
+    stream,
+)
 from toolkit.fleet.store.devices import load_ear
-from toolkit.fleet.web.frame import View, choice, field, link, part
+from toolkit.fleet.web.frame import View, choice, csrf_slot, field, hidden, link, part
 from toolkit.fleet.web.visit import Visit, age_text, badge
-from toolkit.html.markup import Html, join, markup, paragraph
+from toolkit.html.markup import Html, facts, join, markup, paragraph
 
 MAX_LABELS = 6  # of a device in the list; its page has them all
+MAX_NAMED = 5  # devices of a plan
 MAX_WORDS = 40  # characters of a label there
 
 # State -> the kind of its badge.
@@ -83,7 +91,50 @@ def draw_devices(database: Database, _fleet: Fleet, visit: Visit) -> View:
     if page.after:
         next_page = link("Next page", "/devices", {**visit.query, "after": page.after})
         parts.append(Html(f"<p>{next_page}</p>"))
-    return View("Devices", join(parts), above=_filters(visit))
+    below = _bulk(visit) if visit.account.may("operator") and total else Html("")
+    return View("Devices", join(parts), above=_filters(visit), below=below)
+
+
+FILTERS = ("q", "state", "problem", "label", "profile", "version", "release", "phase", "rollout")
+
+
+def _bulk(visit: Visit) -> Html:
+    """Return the form that labels all devices of the list; its plan comes first."""
+    kept = [hidden(name, visit.text(name)) for name in FILTERS if visit.text(name)]
+    labels = field("Labels", "labels", hint="KEY=VALUE sets one, KEY= takes it away; with blanks")
+    return Html(
+        f"<form method=get action=/bulk/labels class=card><h2>Label all of them</h2>{join(kept)}"
+        f"{labels}<p class=buttons><button>Plan</button></p></form>"
+    )
+
+
+def draw_bulk_labels(database: Database, _fleet: Fleet, visit: Visit) -> View:
+    """Return the plan of labels for all devices of a filter, and the button that sets them."""
+    devices = devices_of(database, visit)
+    changes = visit.text("labels").split()
+    if not changes:
+        raise RolloutError("no label is named: write KEY=VALUE, or KEY= to take one away")
+    count = len(devices)
+    first = ", ".join(devices[:MAX_NAMED]) + (", ..." if count > MAX_NAMED else "")
+    kept = [hidden(name, visit.text(name)) for name in (*FILTERS, "labels") if visit.text(name)]
+    parts = [
+        facts({"Devices": f"{count:,}", "The first of them": first, "Labels": " ".join(changes)}),
+        Html(f"<form method=post action=/bulk/labels class=card>{csrf_slot()}{join(kept)}"),
+        hidden("planned", str(count)),
+        field(f"Type {count} to label {count} devices", "count"),
+        Html("<p class=buttons><button class=primary>Label them</button></p></form>"),
+    ]
+    return View("Label devices", Html(""), above=join(parts))
+
+
+def devices_of(database: Database, visit: Visit) -> list[str]:
+    """Return the ids of all devices that a query asks for. Raises RefusedError, RolloutError."""
+    ear = load_ear(database)
+    where = filter_of(visit)
+    total = sum(count_devices(database, where, ear).values())
+    if not 0 < total <= MAX_LABELLED:
+        raise RolloutError(f"{total:,} devices are like this: 1 to {MAX_LABELLED:,} are labelled")
+    return [row.id for row in stream(database, where, ear)]
 
 
 def _table(visit: Visit, views: Sequence[DeviceView], sort: str, down: bool) -> Html:
