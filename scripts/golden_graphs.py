@@ -64,13 +64,19 @@ GRAPHS: Mapping[str, str] = {
     "selected": """(float[2,9000] x) => (float a, int64 b) <int64[1] k = {50}> {
         a, b = TopK<axis=-1>(x, k)
     }""",
-    "suppressed": """(float[1,4,3000] x) => (float[n,4] y) <int64[1] most = {100},
+    "suppressed": """(float[1,64,80,80] x) => (float[n,4] y) <float[64,64,3,3] w, float[5,64,1,1] v,
+        int64[2] parts = {4,1}, int64[3] rows = {1,-1,6400}, int64[1] most = {100},
         float[1] iou = {0.5}, int64[1] column = {2}, int64[1] last = {1}, int64[1] first = {0}> {
-        b = Transpose<perm=[0,2,1]>(x)
-        s = ReduceMax<axes=[1],keepdims=1>(x)
+        c = Conv<pads=[1,1,1,1]>(x, w)
+        r = Relu(c)
+        o = Conv(r, v)
+        b4, s4 = Split<axis=1>(o, parts)
+        b3 = Reshape(b4, rows)
+        b = Transpose<perm=[0,2,1]>(b3)
+        s = Reshape(s4, rows)
         found = NonMaxSuppression(b, s, most, iou)
-        c = Gather<axis=1>(found, column)
-        places = Squeeze(c, last)
+        t = Gather<axis=1>(found, column)
+        places = Squeeze(t, last)
         all = Squeeze(b, first)
         y = Gather(all, places)
     }""",

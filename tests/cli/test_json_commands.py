@@ -92,6 +92,7 @@ ROWS = {
     "compare": row("compare", "net.onnx", "net.onnx"),
     "surgeon extract": row("surgeon", "extract", "net.onnx", "--outputs", "y", "-o", "cut.onnx"),
     "surgeon reduce": fails("surgeon", "reduce", "net.onnx", "--check", "true", "-o", "r.onnx"),
+    "surgeon pixels": row("surgeon", "pixels", "net.onnx", "-o", "bytes.onnx"),
     "bench": row("bench", "net.engine", "--iterations", "2"),
     "export": row("export", "board.engine", "-o", "exported"),
     "pipeline check": row("pipeline", "check", "pipeline.toml"),

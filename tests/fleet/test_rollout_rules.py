@@ -17,10 +17,11 @@ from toolkit.fleet.rollout.gates import (
     judge_gates,
     parse_gates,
 )
-from toolkit.fleet.rollout.groups import assign, parse_groups
+from toolkit.fleet.rollout.groups import assign, parse_groups, queries_in
 from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
 from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
+from toolkit.fleet.rollout.waits import parse_duration, parse_start
 
 SHA = "a" * 64
 BLOB = BlobSpec(sha256=SHA, bytes=10 * 1024**2, chunk_bytes=65536, index_sha256="c" * 64)
@@ -353,3 +354,45 @@ def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
     assert longest_wait_s(with_window(InstallPolicy(), "04:30-22:00")) == 6.5 * 3600.0
     assert longest_wait_s(InstallPolicy()) == 0.0
     assert longest_wait_s(InstallPolicy(shadow_s=60.0)) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("30d", 2592000.0), ("0s", 0.0),
+     ("31d", None), ("30", None), ("", None), ("-1m", None), ("1w", None)],
+)  # fmt: skip
+def test_a_time_to_wait_has_a_unit(text: str, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(RolloutError, match="is no time to wait: write 30m"):
+            parse_duration(text)
+    else:
+        assert parse_duration(text) == seconds
+
+
+def test_a_start_is_later_than_now_and_within_a_year() -> None:
+    now_s = 1_795_000_000.0  # 2026-11-18
+    assert parse_start("2026-12-01T02:00Z", now_s) == parse_start("2026-12-01T04:00+02:00", now_s)
+    for text in ("2026-11-01T00:00Z", "2028-01-01T00:00Z"):
+        with pytest.raises(RolloutError, match=r"-01 00:00 UTC: a rollout begins later"):
+            parse_start(text, now_s)
+    for text in ("tomorrow", "25:00", ""):
+        with pytest.raises(RolloutError, match="is no time: write"):
+            parse_start(text, now_s)
+
+
+def test_a_group_may_be_a_saved_query() -> None:
+    rows = [
+        Target(f"d{n}", "p", facts=DeviceFacts(jetpack="6.1" if n % 2 else "5.1")) for n in range(6)
+    ]
+    groups = parse_groups("d1,@new,rest")
+    assert queries_in(groups) == ("new",)
+    queries = {"new": parse_requirements("jetpack>=6")}
+    assigned = assign(groups, rows, "key", queries)
+    assert [{one.device for one in group} for group in assigned] == [
+        {"d1"}, {"d3", "d5"}, {"d0", "d2", "d4"},
+    ]  # fmt: skip
+    with pytest.raises(RolloutError, match="fulfils the saved query @new: leave it out"):
+        assign(groups, rows[:2], "key", queries)
+    for text in ("@", "@a b", "x@y"):
+        with pytest.raises(RolloutError, match="@NAME of a saved query"):
+            parse_groups(text)

@@ -11,7 +11,7 @@ MAX_BOXES = 1 << 17  # of a class: candidates are compared with each other
 MAX_CLASSES = 1024  # of all images: one block finds the place of each in the result
 _SEGMENT = 4096  # boxes whose candidates are packed together
 _BLOCK_I, _BLOCK_J = 32, 256  # candidates that are ordered, and compared with, at a time
-_BLOCK, _KEPT_BLOCK = 64, 128  # candidates at a time, and kept boxes that they are compared with
+_BLOCK, _KEPT_BLOCK = 64, 64  # candidates at a time, and kept boxes that they are compared with
 _RESULTS = 128  # of a block
 
 
