@@ -341,7 +341,7 @@ async def rollout(count: int, _port: int, folder: Path) -> Measured:
         database = load_fleet(fleet.folder).open_store()
         spec = v.RolloutSpec(key="bench", release=fleet.release, groups=("10%", "rest"))
         until_s = time.monotonic() + WAIT_S
-        known = "SELECT count(*) FROM devices WHERE reported <> ''"
+        known = "SELECT count(*) FROM devices WHERE reported = 1"
         while database.rows(known)[0][0] < count:
             await _pause(until_s, "not all devices are known to the server")
         plan = operations.make_plan(database, spec)

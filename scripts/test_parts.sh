@@ -23,6 +23,7 @@ debian_packages=(
     python3-gi
     docker-registry
     postgresql
+    prometheus
     rabbitmq-server
     shellcheck
     sudo

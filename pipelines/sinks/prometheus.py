@@ -1,23 +1,15 @@
-"""The figures of a pipeline in Prometheus' text format 0.0.4, served by the standard library."""
+"""The figures of a pipeline for Prometheus."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from device.errors import PipelineError
 from device.protocol.messages import Stats
-from pipelines.host_header import answers
+from pipelines.metrics import Family, MetricsServer, Rows, render
 from pipelines.sink_config import PrometheusSink
 from pipelines.sinks.result import FrameResult, SinkContext
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-TIMEOUT_S = 5.0
-
-Rows = list[tuple[Mapping[str, str], float]]  # labels and value
-Family = tuple[str, str, str, Rows]  # name without prefix, type, help
 
 
 @dataclass(slots=True)
@@ -41,7 +33,7 @@ class PrometheusOut:
         self._stats: Stats | None = None
         self._name = ""
         try:
-            self._server = _Server((config.host, config.port), self.text)
+            self._server = MetricsServer((config.host, config.port), self.text)
         except OSError as error:
             raise PipelineError(
                 f"the prometheus sink cannot listen on {config.host}:{config.port}"
@@ -97,41 +89,10 @@ class PrometheusOut:
     def text(self) -> str:
         """Return all figures as they are now."""
         with self._lock:
-            return "\n".join(_lines(self._name, self._figures, self._stats)) + "\n"
+            return _text(self._name, self._figures, self._stats)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
-        self.text = text
-        super().__init__(address, _Handler)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = TIMEOUT_S
-
-    def do_GET(self) -> None:
-        """Answer /metrics."""
-        assert isinstance(self.server, _Server)
-        if not answers(str(self.server.server_address[0]), self.headers.get("Host", "")):
-            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "these figures are for this machine")
-            return
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(HTTPStatus.NOT_FOUND, "try /metrics")
-            return
-        body = self.server.text().encode()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: a scrape every few seconds is not news."""
-
-
-def _lines(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None) -> Iterable[str]:
+def _text(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None) -> str:
     by_camera = [({"pipeline": name, "camera": camera}, one) for camera, one in cameras.items()]
     frames: Rows = [(labels, one.frames) for labels, one in by_camera]
     ages: Rows = [(labels, one.age_s) for labels, one in by_camera]
@@ -156,8 +117,7 @@ def _lines(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None)
         ("line_crossings_total", "counter", "Crossings by direction.", _by("direction", lines)),
         *([] if stats is None else _of_the_last_second({"pipeline": name}, stats)),
     ]
-    for family in families:
-        yield from _family(*family)
+    return render(families)
 
 
 def _of_the_last_second(own: Mapping[str, str], stats: Stats) -> list[Family]:
@@ -187,22 +147,3 @@ def _by(label: str, counted: Iterable[tuple[Mapping[str, str], Mapping[str, int]
         for labels, counts in counted
         for key, value in counts.items()
     ]
-
-
-def _family(name: str, kind: str, about: str, rows: Rows) -> Iterable[str]:
-    if not rows:
-        return
-    yield f"# HELP tandem_{name} {about}"
-    yield f"# TYPE tandem_{name} {kind}"
-    for labels, value in rows:
-        text = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items() if one)
-        yield f"tandem_{name}{{{text}}} {_number(value)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    """Return a number with all its digits: counters grow beyond the six of `%g`."""
-    return str(value) if isinstance(value, int) else f"{value:.9g}"

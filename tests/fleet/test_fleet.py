@@ -1,6 +1,5 @@
 """Rollouts end to end: a real mosquitto, the real server, real agents, all as processes."""
 
-import json
 import os
 import random
 import re
@@ -10,66 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from fleet_server_fixtures import LONG_S, ServerProcess, wait_until, write_fleet
-from mqtt_fixtures import AgentBox, Mosquitto, Watcher, make_bundle
-
-from toolkit.cli.commands.fleet import fleet as fleet_command
+from fleet_process_fixtures import Fleet
+from fleet_server_fixtures import ServerProcess, wait_until
+from mqtt_fixtures import Watcher, make_bundle
 
 ROOT = Path(__file__).parents[2]
-
-
-class Fleet:
-    """A broker, the folder of a fleet, its server, and boards."""
-
-    def __init__(self, folder: Path, boards: int, trial_timeout_s: float = 20.0) -> None:
-        self.folder = folder
-        self.broker = Mosquitto(folder)
-        self.fleet = write_fleet(folder / "fleet", self.broker.port)
-        self.server = ServerProcess(self.fleet)
-        self.boards = []
-        for number in range(boards):
-            place = folder / f"board-{number}"
-            place.mkdir()
-            box = AgentBox(place, self.broker.port, device=f"board-{number}",
-                trial_timeout_s=trial_timeout_s)  # fmt: skip
-            self.boards.append(box)
-
-    def start(self) -> None:
-        self.server.start()
-        for board in self.boards:
-            board.start()
-        wait_until(lambda: len(self.json("devices")) == len(self.boards), self.server.log,
-            for_s=1800.0)  # fmt: skip
-
-    def run(self, *words: str) -> str:
-        """A command of `tandem fleet`, in this process."""
-        done = CliRunner().invoke(
-            fleet_command, words, env={"TANDEM_FLEET": str(self.fleet), "COLUMNS": "160"},
-            catch_exceptions=False,
-        )  # fmt: skip
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def json(self, *words: str) -> dict:
-        return json.loads(self.run(*words, "--json"))
-
-    def wait_status(self, number: int, status: str, for_s: float = 2 * LONG_S) -> dict:
-        seen: dict = {}
-
-        def is_there() -> bool:
-            seen.update(self.json("rollout", "status", str(number)))
-            return seen["status"] == status
-
-        wait_until(is_there, lambda: f"{seen}\n{self.server.log()}", for_s=for_s)
-        return seen
-
-    def close(self) -> None:
-        for board in self.boards:
-            board.close()
-        if self.server.process is not None:
-            self.server.kill()
-        self.broker.close()
 
 
 @pytest.fixture

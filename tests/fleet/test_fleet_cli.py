@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,68 @@ def test_devices_are_filtered(folder: Path) -> None:
     text = run(folder, "devices")
     assert "board-1 dev" in text
     assert "4 devices" in text
+
+
+def test_a_list_is_a_page_and_says_how_to_go_on(folder: Path) -> None:
+    text = run(folder, "devices", "--limit", "2")
+    assert "board-2" in text
+    assert "board-3" not in text
+    assert "4 devices: 3 online, 1 unknown" in text
+    place = re.search(r"2 are listed; the next ones: --after (\S+)", text)
+    assert place is not None
+    rest = json.loads(run(folder, "devices", "--after", place[1], "--json"))
+    assert [row["id"] for row in rest] == ["board-3", "nano"]
+    assert "--after" not in run(folder, "devices", "--after", place[1])
+    (row,) = json.loads(run(folder, "devices", "--search", "NAN", "--json"))
+    assert row["id"] == "nano"
+    with pytest.raises(RolloutError, match="'x' is no place in a list of devices"):
+        run(folder, "devices", "--after", "x")
+
+
+def test_queries_are_saved_and_used(folder: Path, tmp_path: Path) -> None:
+    assert run(folder, "query", "list") == "No query is saved.\n"
+    run(folder, "query", "set", "lab", "label.site=lab")
+    assert run(folder, "query", "list") == "lab  label.site=lab\n"
+    rows = json.loads(run(folder, "devices", "--where", "@lab", "--json"))
+    assert [row["id"] for row in rows] == ["board-1"]
+    bundle = str(make_bundle(tmp_path / "in"))
+    words = ("rollout", "start", "--bundle", bundle, "--groups", "@lab,rest", "--dry-run", "--json")
+    plan = json.loads(run(folder, *words))["plan"]
+    assert plan["groups"][0] == {"name": "@lab", "devices": ["board-1"]}
+    run(folder, "query", "set", "lab", "")
+    with pytest.raises(RolloutError, match="there is no saved query 'lab'"):
+        run(folder, *words)
+
+
+def test_a_rollout_that_begins_later_says_so(folder: Path, tmp_path: Path) -> None:
+    bundle = str(make_bundle(tmp_path / "in"))
+    words = ("rollout", "start", "--bundle", bundle, "--soak", "30m", "--window", "22:00-04:00")
+    with pytest.raises(RolloutError, match="a rollout begins later than now"):
+        run(folder, *words, "--start-at", "2020-01-01T00:00")
+    with pytest.raises(RolloutError, match="'half' is no time to wait"):
+        run(folder, "rollout", "start", "--bundle", bundle, "--soak", "half")
+    start = (datetime.now(timezone.utc) + timedelta(days=3)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    run(folder, *words, "--start-at", start)
+    view = json.loads(run(folder, "rollout", "status", "1", "--json"))
+    assert (view["start"], view["window"]) == (start, "22:00-04:00")
+    text = run(folder, "rollout", "status", "1")
+    assert "devices install it in their maintenance window, 22:00-04:00" in text
+
+
+def test_older_rows_of_the_log_go_to_a_file(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "log.jsonl"
+    run(folder, "device", "label", "board-1", "a=b")
+    assert run(folder, "audit", "archive", str(archive)) == "No row is that old.\n"
+    assert not archive.exists()
+    text = run(folder, "audit", "verify")
+    assert "The audit log holds: chain verified to row 1, whose hash is " in text
+
+
+def test_a_decommissioned_device_is_not_listed(folder: Path) -> None:
+    run(folder, "device", "decommission", "nano")
+    assert "nano" not in run(folder, "devices")
+    with pytest.raises(RolloutError, match="no device 'nano'"):
+        run(folder, "device", "show", "nano")
 
 
 def test_a_device_is_shown_with_what_it_measured(folder: Path) -> None:

@@ -226,6 +226,92 @@ def test_approval_is_asked_for_after_each_group_but_the_last() -> None:
     assert run.state.status == "finished"
 
 
+def test_a_group_that_has_passed_is_watched_before_the_next_begins() -> None:
+    run = Run(spec(soak_s=1800.0), 1, 1)
+    assert run.answer(True, "d0") == []
+    assert (
+        run.state.reason == "the group canary has passed and is watched until 1970-01-01 00:30 UTC"
+    )
+    assert run.wait(1799.0) == []
+    assert run.wait(1.0) == ["d1"]
+    run.answer(True, "d1")
+    assert run.state.status == "finished"  # nothing comes after the last group
+
+
+# What happens in the middle of 1800 s, and how long after it the next group begins (None: never).
+SOAKS: tuple[tuple[tuple[v.Event, ...], float | None], ...] = (
+    ((), 900.0),
+    ((v.Ordered(at_s=900.0, order="pause"), v.Ordered(at_s=900.0, order="resume")), 900.0),
+    ((v.Reconnected(at_s=900.0),), 1800.0),  # nobody was heard: nobody was watched
+    ((v.Silent(at_s=900.0, devices=("d0",), heard_s=1.0), v.Tick(at_s=900.0),
+      v.Answered(at_s=900.0, device="d0", live=True)), 1800.0),  # from when it is live again
+    ((v.Answered(at_s=900.0, device="d0", live=False),), None),  # it crashed too often
+    ((v.Ordered(at_s=900.0, order="abort"),), None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "after_s"), SOAKS)
+def test_a_watch_is_without_a_break(events: tuple[v.Event, ...], after_s: float | None) -> None:
+    run = Run(spec(soak_s=1800.0), 1, 1)
+    run.answer(True, "d0")
+    run.wait(900.0)
+    assert run.do(*events) == []
+    if after_s is None:
+        assert run.wait(10_000.0) == []
+        assert run.state.status in ("paused", "aborted")
+    else:
+        assert run.wait(after_s - 1.0) == []
+        assert run.wait(1.0) == ["d1"]
+
+
+def test_approval_is_asked_for_when_the_watch_is_over() -> None:
+    run = Run(spec(soak_s=60.0, approval=True), 1, 1)
+    run.answer(True, "d0")
+    assert run.state.status == "running"
+    run.wait(60.0)
+    assert run.state.status == "approval"
+    assert run.order("approve") == ["d1"]
+
+
+def test_nothing_is_sent_before_the_start() -> None:
+    run = Run(spec(start_s=3600.0), 1, 1)
+    assert (run.sent, run.state.status) == ([], "scheduled")
+    assert run.state.reason == "it begins at 1970-01-01 01:00 UTC"
+    assert run.order("pause") == []
+    assert run.order("resume") == []  # before its time
+    assert run.state.status == "scheduled"
+    assert run.do(v.Joined(at_s=run.now_s, device="late")) == []
+    assert run.wait(3599.0) == []
+    assert run.wait(1.0) == ["d0"]
+    assert (run.state.status, run.state.reason) == ("running", "")
+
+
+def test_a_rollout_that_was_paused_past_its_start_begins_when_it_is_resumed() -> None:
+    run = Run(spec(start_s=60.0), 1, 1)
+    run.order("pause")
+    assert run.wait(120.0) == []
+    assert run.order("resume") == ["d0"]
+
+
+def test_a_device_that_leaves_the_fleet_is_not_waited_for_and_may_come_again() -> None:
+    run = Run(SPEC, 2, 1)
+    run.answer(True, "d0")
+    run.do(v.Decommissioned(at_s=run.now_s, devices=("d1", "stranger")))
+    assert run.phases() == {"d0": "live", "d1": "decommissioned", "d2": "sent"}
+    assert run.state.groups[0].size == 1
+    assert run.answer(True, "d1") == []  # it is not heard any more
+    assert may_join(1, SPEC, run.state, "d1", None)
+    assert run.do(v.Joined(at_s=run.now_s, device="d1")) == ["d1"]
+    assert run.state.groups[0].counts == {"live": 1}
+    assert run.state.groups[1].counts == {"sent": 2}
+    run.answer(True, "d1", "d2")
+    assert run.state.status == "finished"
+    run.do(v.Decommissioned(at_s=run.now_s, devices=("d0", "d1", "d2")))
+    assert run.state.status == "finished"
+    assert set(run.phases().values()) == {"decommissioned"}
+    assert not any(group.open for group in run.state.groups)
+
+
 def test_a_late_joiner_enters_the_last_group_and_reopens_a_finished_rollout() -> None:
     run = Run(SPEC, 1, 1)
     assert run.do(v.Joined(at_s=0.0, device="late")) == []  # its group has not begun
@@ -263,9 +349,10 @@ def test_a_newer_rollout_takes_devices_over_and_keeps_them() -> None:
     assert not may_join(2, spec(groups=("a", "5%")), second, "d2", 1)
 
 
-@pytest.mark.parametrize("status", ["paused", "approval", "aborted", "finished", "rolled_back"])
+@pytest.mark.parametrize("status", sorted(set(v.STATUSES) - {"running", "rolling_back"}))
 def test_orders_that_mean_nothing_in_a_status_have_no_row(status: v.Status) -> None:
     rows = {
+        "scheduled": {"pause", "abort"},
         "paused": {"resume", "abort", "rollback"},
         "approval": {"approve", "pause", "abort", "rollback"},
         "aborted": {"rollback"},
@@ -280,7 +367,7 @@ def test_the_tables_lead_out_of_every_open_phase() -> None:
     for phase in v.OPEN:
         ends = {end for (begin, _word), end in DEVICE_STEPS.items() if begin == phase}
         assert ends - v.OPEN, phase
-    for status in ("running", "paused", "approval", "rolling_back"):
+    for status in ("running", "scheduled", "paused", "approval", "rolling_back"):
         assert {end for (begin, _word), end in STATUS_STEPS.items() if begin == status} & v.ENDED
 
 
@@ -303,6 +390,8 @@ def specs(draw: st.DrawFn) -> v.RolloutSpec:
         rate=draw(st.sampled_from([None, parse_rate("120/min"), parse_rate("6/min,x2/2,max=600")])),
         gates=draw(st.sampled_from([(), parse_gates("fps>1")])),
         approval=draw(st.booleans()),
+        soak_s=draw(st.sampled_from([0.0, 0.0, 30.0])),
+        start_s=draw(st.sampled_from([0.0, 0.0, 61.0])),
     )
 
 
@@ -315,7 +404,7 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
         device = st.sampled_from([*DEVICES, "stranger"])
         kind = draw(
             st.sampled_from(
-                ["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join", "reconnect"]
+                ["tick"] * 4 + ["answer"] * 6 + ["figures", "order", "join", "reconnect", "leave"]
             )
         )
         if kind == "tick":
@@ -328,6 +417,8 @@ def histories(draw: st.DrawFn) -> list[v.Event]:
             events.append(v.Figures(at_s=at_s, device=draw(device), measured=fps))
         elif kind == "order":
             events.append(v.Ordered(at_s=at_s, order=draw(st.sampled_from(ORDERS))))
+        elif kind == "leave":
+            events.append(v.Decommissioned(at_s=at_s, devices=(draw(device),)))
         elif kind == "reconnect":
             events.append(v.Reconnected(at_s=at_s))
         elif draw(st.booleans()):
@@ -388,7 +479,9 @@ def test_sends_keep_to_groups_limits_and_pauses(spec: v.RolloutSpec, events: lis
         sends = [action.device for action in actions if isinstance(action, v.Send)]
         if sends:  # only a running rollout sends, at ticks alone, and in the order of its groups
             assert isinstance(event, v.Tick)
-            assert before.status == state.status == "running"
+            assert before.status in ("running", "scheduled")
+            assert state.status == "running"
+            assert event.at_s >= spec.start_s
             assert all(state.devices[device].group <= state.group for device in sends)
         assert not sent & set(sends)  # each device once
         assert not undone & set(sends)  # none gets the release back after its rollback

@@ -1,5 +1,8 @@
 """What a rollout is told in texts: gates, requirements, groups, rates, windows; at their limits."""
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,10 +17,11 @@ from toolkit.fleet.rollout.gates import (
     judge_gates,
     parse_gates,
 )
-from toolkit.fleet.rollout.groups import assign, parse_groups
+from toolkit.fleet.rollout.groups import assign, parse_groups, queries_in
 from toolkit.fleet.rollout.policy import longest_wait_s, with_gates, with_window
 from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
+from toolkit.fleet.rollout.waits import parse_duration, parse_start
 
 SHA = "a" * 64
 BLOB = BlobSpec(sha256=SHA, bytes=10 * 1024**2, chunk_bytes=65536, index_sha256="c" * 64)
@@ -27,6 +31,16 @@ FACTS = DeviceFacts(
     labels={"site": "lab", "zone": "a"},
 )  # fmt: skip
 TARGET = Target("d", "p", FACTS, FACTS.labels)
+
+
+def check_text(parse: Callable[[str], object], text: str, says: str, message: str | None) -> None:
+    """The text is refused with a message; None: it is read."""
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(RolloutError, match=says) as error:
+        parse(text)
+    assert message in str(error.value)
 
 
 def measured(**figures: object) -> Measured:
@@ -189,12 +203,7 @@ def test_commas_in_brackets_part_no_gates() -> None:
     ],
 )
 def test_gates_that_cannot_be_read_name_their_part(text: str, message: str | None) -> None:
-    if message is None:
-        parse_gates(text)
-        return
-    with pytest.raises(RolloutError, match="gate") as error:
-        parse_gates(text)
-    assert message in str(error.value)
+    check_text(parse_gates, text, "gate", message)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +240,33 @@ def test_profile_and_room_are_always_required() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["jetpack", "jetpack>=x", "speed>1", "module>p3701", "dla_cores=two", "label.=1"]
+    ("parse", "says", "text"),
+    [
+        *(
+            (parse_requirements, r"jetpack|speed|module|dla_cores|label", text)
+            for text in (
+                "jetpack",
+                "jetpack>=x",
+                "speed>1",
+                "module>p3701",
+                "dla_cores=two",
+                "label.=1",
+            )
+        ),
+        *(
+            (parse_rate, "rate", text)
+            for text in ("0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min")
+        ),
+        *(
+            (partial(with_window, InstallPolicy()), "maintenance window", text)
+            for text in ("22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00")
+        ),
+    ],
 )
-def test_requirements_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match=r"jetpack|speed|module|dla_cores|label"):
-        parse_requirements(text)
+def test_texts_that_cannot_be_read_are_refused(
+    parse: Callable[[str], object], says: str, text: str
+) -> None:
+    check_text(parse, text, says, "")
 
 
 def targets(count: int) -> list[Target]:
@@ -277,12 +308,7 @@ def test_a_share_is_rounded_up(count: int, share: float) -> None:
     ],
 )
 def test_groups_that_cannot_be_read_are_refused(text: str, message: str | None) -> None:
-    if message is None:
-        parse_groups(text)
-        return
-    with pytest.raises(RolloutError, match=r"group|shares") as error:
-        parse_groups(text)
-    assert message in str(error.value)
+    check_text(parse_groups, text, r"group|shares", message)
 
 
 def test_a_named_group_without_devices_is_refused() -> None:
@@ -300,12 +326,6 @@ def test_without_a_rate_a_rollout_goes_as_fast_as_a_server_carries_its_bundle() 
     rates = [default_rate(size).start for size in (1, 1_000_000, 40_000_000, 2 * 1024**3)]
     assert rates == [4545.5, 2445.8, 128.6, 2.5]
     assert all(parse_rate(f"{rate}/min").start == rate for rate in rates)
-
-
-@pytest.mark.parametrize("text", ["0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min"])
-def test_rates_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match="rate"):
-        parse_rate(text)
 
 
 def test_of_two_gates_on_one_figure_the_device_holds_to_the_tighter() -> None:
@@ -336,7 +356,43 @@ def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
     assert longest_wait_s(InstallPolicy(shadow_s=60.0)) == 60.0
 
 
-@pytest.mark.parametrize("text", ["22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00"])
-def test_windows_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match="maintenance window"):
-        with_window(InstallPolicy(), text)
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("30d", 2592000.0), ("0s", 0.0),
+     ("31d", None), ("30", None), ("", None), ("-1m", None), ("1w", None)],
+)  # fmt: skip
+def test_a_time_to_wait_has_a_unit(text: str, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(RolloutError, match="is no time to wait: write 30m"):
+            parse_duration(text)
+    else:
+        assert parse_duration(text) == seconds
+
+
+def test_a_start_is_later_than_now_and_within_a_year() -> None:
+    now_s = 1_795_000_000.0  # 2026-11-18
+    assert parse_start("2026-12-01T02:00Z", now_s) == parse_start("2026-12-01T04:00+02:00", now_s)
+    for text in ("2026-11-01T00:00Z", "2028-01-01T00:00Z"):
+        with pytest.raises(RolloutError, match=r"-01 00:00 UTC: a rollout begins later"):
+            parse_start(text, now_s)
+    for text in ("tomorrow", "25:00", ""):
+        with pytest.raises(RolloutError, match="is no time: write"):
+            parse_start(text, now_s)
+
+
+def test_a_group_may_be_a_saved_query() -> None:
+    rows = [
+        Target(f"d{n}", "p", facts=DeviceFacts(jetpack="6.1" if n % 2 else "5.1")) for n in range(6)
+    ]
+    groups = parse_groups("d1,@new,rest")
+    assert queries_in(groups) == ("new",)
+    queries = {"new": parse_requirements("jetpack>=6")}
+    assigned = assign(groups, rows, "key", queries)
+    assert [{one.device for one in group} for group in assigned] == [
+        {"d1"}, {"d3", "d5"}, {"d0", "d2", "d4"},
+    ]  # fmt: skip
+    with pytest.raises(RolloutError, match="fulfils the saved query @new: leave it out"):
+        assign(groups, rows[:2], "key", queries)
+    for text in ("@", "@a b", "x@y"):
+        with pytest.raises(RolloutError, match="@NAME of a saved query"):
+            parse_groups(text)

@@ -58,8 +58,8 @@ def test_columns_of_taps_apart_are_read_one_by_one(rng: np.random.Generator) -> 
 CONVOLUTIONS = {
     "3x3": ((1, 24, 7, 6), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
     "pointwise": ((2, 24, 9, 8), 40, (1, 1), {}),
-    "narrow groups": ((2, 96, 5, 6), 96, (3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
-    "few narrow groups, strided": ((1, 16, 7, 9), 16, (3, 2), {"group": 4, "strides": [2, 2]}),
+    "narrow groups": ((2, 40, 5, 6), 40, (3, 3), {"group": 10, "pads": [1, 1, 1, 1]}),
+    "few narrow groups, strided": ((2, 24, 15, 17), 24, (3, 2), {"group": 6, "strides": [2, 2]}),
     "narrow groups, pointwise": ((2, 80, 9, 8), 80, (1, 1), {"group": 20}),
     "depthwise": ((2, 12, 13, 6), 12, (3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
     "depthwise, strided": ((1, 9, 15, 14), 9, (5, 5), {"group": 9, "strides": [2, 2]}),
@@ -87,6 +87,43 @@ def test_any_number_of_taps_is_masked(
     pads = [taps[0] // 2, taps[1] // 2, taps[0] - 1, taps[1] // 2]
     case = convolution(rng, (1, channels, 7, 13), 6, taps, pads=pads)
     check(case.lower(), case, rng)
+
+
+SHALLOW = {
+    "whole steps": ((2, 64, 9, 7), 80),
+    "a part of a step": ((1, 40, 11, 13), 40),
+    "fewer rows than programs": ((1, 48, 6, 6), 40),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", SHALLOW)
+def test_programs_that_keep_the_weights_reach_every_row(
+    name: str, precision: str, rng: np.random.Generator
+) -> None:
+    shape, filters = SHALLOW[name]
+    nodes = [node("Add", "c r", "a"), node("Relu", "a", "y")]
+    plain = convolution(rng, shape, filters, (1, 1), *nodes)
+    case = replace(plain, inputs={**plain.inputs, "r": (shape[0], filters, *shape[2:])})
+    program = case.lower(precision, GpuTarget(sm=90, sm_count=2, exhaustive=True))
+    (at,) = [at for at, op in enumerate(program.ops) if len(op.tactics) > 1]
+    kept = [t for t in program.ops[at].tactics if t[0].spec.kernel == "resident_gemm"]
+    assert {dict(tactic[0].spec.constants)["BLOCK_N"] for tactic in kept} >= {64}
+    feeds = case.feeds(rng)
+    truth = case.truth(feeds)["y"]
+    for tactic in kept:
+        ops = [*program.ops]
+        ops[at] = TunableOp(ops[at].nodes, (tactic,))
+        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
+        difference = np.linalg.norm(found.astype(np.float64) - truth)
+        assert difference < {"fp32": LIMIT, "fp16": 2e-3}[precision] * np.linalg.norm(truth)
+
+
+def test_narrow_groups_share_a_tile(rng: np.random.Generator) -> None:
+    case = convolution(rng, (1, 96, 6, 6), 96, (3, 3), group=24, pads=[1, 1, 1, 1])
+    (launch,) = [c for c in case.lower("fp16").launches if c.spec.title == "gemm im2col"]
+    constants = dict(launch.spec.constants)
+    assert (constants["CHANNELS"], constants["DIAGONAL"], launch.grid[1]) == (32, 96, 1)
 
 
 DEEP = {

@@ -82,6 +82,7 @@ CONVOLUTIONS = {
     "strided pointwise": ((1, 16, 7, 7), (8, 16, 1, 1), {"strides": [2, 2]}),
     "dilated": ((1, 4, 12, 11), (6, 4, 3, 3), {"dilations": [2, 3]}),
     "grouped": ((2, 12, 6, 5), (18, 4, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+    "narrow groups": ((1, 144, 5, 4), (144, 16, 3, 3), {"group": 9, "pads": [1, 1, 1, 1]}),
     "depthwise": ((2, 20, 7, 6), (20, 1, 3, 3), {"group": 20, "pads": [1, 1, 1, 1]}),
     "depthwise strided": ((1, 9, 8, 8), (9, 1, 5, 5), {"group": 9, "strides": [2, 2]}),
 }

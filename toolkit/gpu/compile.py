@@ -200,15 +200,11 @@ def _workspace_tensors(
         WorkspaceTensor(
             tensor=name,
             offset=program.offsets[view.base],
-            bytes=upper_bound(_bytes(view)),
+            bytes=upper_bound(view.nbytes),
             shape=tuple(map(amount, view.shape)) if program.dynamic else None,
         )
         for name, view in views.items()
     )
-
-
-def _bytes(view: View) -> int:
-    return view.elements * view.item_bytes
 
 
 def _cubin_entry(gpu: GpuTarget, kernel: Compiled) -> str:

@@ -226,14 +226,10 @@ def _allocate_boundary(ctx: LoweringContext, base: str, name: str) -> View:
 def _output(ctx: LoweringContext, name: str, taken: set[str]) -> View:
     """Return the view of an output; copies it where it has no row-major allocation of its own."""
     view = ctx.read(name)
-    is_whole = view.offset == 0 and ctx.allocations.get(view.base) == _bytes(view)
+    is_whole = view.offset == 0 and ctx.allocations.get(view.base) == view.nbytes
     is_own = view.base not in (*ctx.network.inputs, *taken, WEIGHTS)
     if is_whole and is_own and view.is_row_major() and view.dtype == ctx.network.dtypes[name]:
         return view
     target = _allocate_boundary(ctx, f"{name} (output)", name)
     ctx.add_elementwise(target, [view])
     return target
-
-
-def _bytes(view: View) -> int:
-    return view.elements * view.item_bytes

@@ -21,13 +21,7 @@ import onnx_ir as ir
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
-from toolkit.gpu.ir.network import (
-    Operation,
-    SegmentTensors,
-    read_operation,
-    read_tensors,
-    unknown_operand,
-)
+from toolkit.gpu.ir.network import Operation, SegmentTensors, read_operation, read_tensors
 from toolkit.gpu.operations import OPERATIONS
 from toolkit.gpu.passes.functions import expand_functions
 from toolkit.gpu.shapes.inference import Trace
@@ -47,9 +41,9 @@ def supports(
         op = read_operation(node, plugged)
     except NotCoveredError as error:
         return str(error)
-    reason = unknown_operand(op, tensors)
-    if reason is not None:
-        return reason
+    for name in (*op.inputs, *op.outputs):
+        if name in tensors.unknown:
+            return tensors.unknown[name]
     row = OPERATIONS.get(op.kind)
     if row is None and op.kind not in plugged and not is_elementwise(op):
         return f"node {op.name!r} ({op.kind}) has no kernel yet"

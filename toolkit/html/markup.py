@@ -68,11 +68,15 @@ def facts(values: Mapping[str, str]) -> Html:
     return Html(f"<dl>{rows}</dl>")
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
-    """Return a table; a click on a head sorts it by that column, and a long table scrolls."""
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, sortable: bool = True
+) -> Html:
+    """Return a table. `sortable`: a click on a head sorts it by that column, and a long table
+    scrolls; a head that is markup already stays as it is."""
     rows = list(rows)
-    tall = " tall" if len(rows) > TALL_ROWS else ""
-    top = "".join(f"<th scope=col><button>{markup(head)}</button></th>" for head in heads)
+    tall = " tall" if sortable and len(rows) > TALL_ROWS else ""
+    button = "<button>{}</button>" if sortable else "{}"
+    top = "".join(f"<th scope=col>{button.format(markup(head))}</th>" for head in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return Html(
         f'<div class="scroll{tall}" tabindex=0 role=region aria-label="{escape(caption)}"><table>'

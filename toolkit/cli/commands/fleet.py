@@ -212,10 +212,108 @@ class Serve:
     It may be killed at any moment: what it decides is in the store before it is sent. A second
     server on the same store stands by.
 
-    Example: tandem fleet serve --fleet fleet/
+    Example: tandem fleet serve --fleet fleet/ --metrics 9464
     """
 
     folder: Path = fleet_option()
+    metrics: str | None = option(
+        "Answer Prometheus at http://HOST:PORT/metrics.  [HOST: 127.0.0.1]", metavar="[HOST:]PORT"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """Serve the fleet's page, its live events and its API, until it is stopped.
+
+    A process of its own over the fleet's store: it shows what `tandem fleet serve` notes, and
+    writes orders that it carries out. People sign in with accounts (`tandem fleet account add`).
+
+    Example: tandem fleet web --fleet fleet/ --listen 127.0.0.1:8080
+    """
+
+    folder: Path = fleet_option()
+    listen: str = option(
+        "Where to listen. Other addresses than this machine's own need a certificate.",
+        default="127.0.0.1:8080", metavar="HOST:PORT",
+    )  # fmt: skip
+    certificate: Path | None = option("Serve over TLS with this chain.", type=FILE, metavar="PEM")
+    key: Path | None = option("The certificate's key.", type=FILE, metavar="PEM")
+    trust_header: str | None = option(
+        "A proxy in front signs people in, and sets this header to the name of the account.",
+        metavar="NAME",
+    )
+    trust_from: tuple[str, ...] = option(
+        "The proxy's address; from elsewhere the header means nothing; repeatable.",
+        default=("127.0.0.1", "::1"), metavar="ADDRESS",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AddAccount:
+    """Let NAME sign in on the fleet's page, or give NAME another role and password.
+
+    A viewer sees all; an operator also starts and orders rollouts, and labels devices; an approver
+    also approves what somebody else has started. Sessions that NAME has end.
+
+    Example: tandem fleet account add anna --role operator --fleet fleet/
+    """
+
+    name: str = argument()
+    role: Literal["viewer", "operator", "approver"] = option("What NAME may do.", default="viewer")
+    password_file: IO[str] | None = option(
+        "The password's file, - for stdin.  [default: ask]", type=click.File("r"), metavar="FILE"
+    )
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Print a new token, by which the program NAME uses the API; an older one of NAME ends.
+
+    Example: tandem fleet account token ci --role operator --fleet fleet/
+    """
+
+    name: str = argument()
+    role: Literal["viewer", "operator", "approver"] = option("What NAME may do.", default="viewer")
+    days: float = option("How long it holds.", min=0.01, max=3650.0, default=365.0)
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class ListAccounts:
+    """List who may use the page and the API.
+
+    Example: tandem fleet account list --fleet fleet/
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAccount:
+    """Remove the person or the token NAME, with all sessions.
+
+    Example: tandem fleet account remove anna --fleet fleet/
+    """
+
+    name: str = argument()
+    folder: Path = fleet_option()
+
+
+account = group(
+    "account",
+    """Say who may use the fleet's page and API.
+
+    Example: tandem fleet account add anna --role operator --fleet fleet/
+    """,
+    (
+        command(AddAccount, "fleet.accounts:add"),
+        command(Token, "fleet.accounts:token"),
+        command(ListAccounts, "fleet.accounts:list_accounts", name="list"),
+        command(RemoveAccount, "fleet.accounts:remove"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +349,7 @@ class Start:
     folder: Path = fleet_option()
     groups: str = option(
         "In this order: NAME (devices with the label group=NAME, or one of this id), KEY=VALUE, "
-        "N%, rest.", default="rest", metavar="LIST",
+        "@NAME (a saved query), N%, rest.", default="rest", metavar="LIST",
     )  # fmt: skip
     gates: str = option(
         "What the bundle must say of itself, and each group have measured before the next begins.",
@@ -276,6 +374,14 @@ class Start:
     )  # fmt: skip
     on_failure: Literal["pause", "rollback"] = option(
         "What is done above that, or if a gate does not hold.", default="pause"
+    )
+    soak: str = option(
+        "Watch a group that has passed for so long before the next begins, such as 30m or 2h.",
+        default="0s", show_default=False, metavar="TIME",
+    )  # fmt: skip
+    start_at: str | None = option(
+        "Send nothing before this time, such as 2026-12-01T02:00 (of this machine's zone).",
+        metavar="TIME",
     )
     approval: bool = option("Wait after each group for `tandem fleet rollout approve`.")
     timeout_s: float = option(
@@ -370,16 +476,25 @@ class Devices:
 
     folder: Path = fleet_option()
     where: str = option(
-        "Only devices that fulfil all of it, such as jetpack>=6,label.site=lab.",
+        "Only devices that fulfil all of it, such as jetpack>=6,label.site=lab, or @NAME for a "
+        "saved query.",
         default="", metavar="LIST",
     )  # fmt: skip
     state: str | None = option(
-        "Only devices that are online, silent, stopped, lost...", metavar="STATE"
+        "Only devices that are online, late, silent, stopped, lost...", metavar="STATE"
     )
     phase: str | None = option(
         "Only devices in this phase of their rollout: live, failed, ...", metavar="PHASE"
     )
     number: int | None = option("Only devices of this rollout.", "--rollout", min=1, metavar="N")
+    search: str = option(
+        "Only devices with this text in their id, release, version, profile or labels.",
+        default="", metavar="TEXT",
+    )  # fmt: skip
+    limit: int | None = option(
+        "List so many at most.  [default: 100; in JSON all]", min=1, max=10_000, metavar="N"
+    )
+    after: str = option("Go on after the list that ended with this.", default="", metavar="PLACE")
     as_json: bool = json_option("Print JSON.")
     watch: bool = watch_option()
 
@@ -455,9 +570,24 @@ class Clear:
     as_json: bool = json_option("Print JSON.")
 
 
+@dataclass(frozen=True, slots=True)
+class Decommission:
+    """Take the device ID out of the fleet and of its rollouts, and end what it shall run.
+
+    It is in the fleet again once it connects or reports anew: a new board may have the same id.
+    Stop the old one before, or shut it out with `tandem fleet identity revoke`, which also ends the
+    id.
+
+    Example: tandem fleet device decommission board-1 --fleet fleet/
+    """
+
+    device: str = argument("ID")
+    folder: Path = fleet_option()
+
+
 device = group(
     "device",
-    """Show and label one device.
+    """Show, label and decommission one device.
 
     Example: tandem fleet device show board-1 --fleet fleet/
     """,
@@ -466,6 +596,46 @@ device = group(
         command(Label, "fleet.devices:label"),
         command(RunCommand, "fleet.devices:run_command", name="run"),
         command(Clear, "fleet.devices:clear"),
+        command(Decommission, "fleet.devices:decommission_device", name="decommission"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetQuery:
+    """Save the requirements LIST under NAME; with "" the name is taken away.
+
+    @NAME stands for the devices that fulfil it at that moment: in `tandem fleet devices --where`
+    and in the groups of a rollout.
+
+    Example: tandem fleet query set lab "label.site=lab,jetpack>=6" --fleet fleet/
+    """
+
+    name: str = argument("NAME")
+    where: str = argument("LIST")
+    folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class ListQueries:
+    """List the saved queries.
+
+    Example: tandem fleet query list --fleet fleet/
+    """
+
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
+
+
+query = group(
+    "query",
+    """Save queries of devices under names.
+
+    Example: tandem fleet query list --fleet fleet/
+    """,
+    (
+        command(SetQuery, "fleet.devices:set_query", name="set"),
+        command(ListQueries, "fleet.devices:list_queries", name="list"),
     ),
 )
 
@@ -500,6 +670,24 @@ class VerifyAudit:
     as_json: bool = json_option("Print JSON.")
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveAudit:
+    """Move the older rows of the log to a new FILE, a row of JSON a line.
+
+    The chain of hashes goes on: a new row says which rows were moved and their last hash. Rollouts
+    that they tell of stay as they are. Keep the file, which later checks need for those rows.
+
+    Example: tandem fleet audit archive 2026.jsonl --fleet fleet/ --keep 365
+    """
+
+    output: Path = argument("FILE", type=NEW_FILE)
+    folder: Path = fleet_option()
+    keep_days: float = option(
+        "Rows that are younger stay.", "--keep", min=0.0, default=90.0, metavar="DAYS"
+    )
+    as_json: bool = json_option("Print JSON.")
+
+
 keys = group(
     "keys",
     """Replace the fleet's keys.
@@ -510,11 +698,14 @@ keys = group(
 )
 audit = group(
     "audit",
-    """Check the audit log.
+    """Check the audit log, and archive its older rows.
 
     Example: tandem fleet audit verify --fleet fleet/
     """,
-    [command(VerifyAudit, "fleet.logs:verify")],
+    [
+        command(VerifyAudit, "fleet.logs:verify"),
+        command(ArchiveAudit, "fleet.logs:archive", name="archive"),
+    ],
 )
 fleet = group(
     "fleet",
@@ -537,10 +728,13 @@ fleet = group(
         command(Statement, "fleet.trust:statement"),
         command(Refresh, "fleet.trust:refresh"),
         command(Serve, "fleet.serve:serve"),
+        command(Web, "fleet.web:web"),
+        account,
         rollout,
         command(Rollback, "fleet.rollout:rollback"),
         command(Devices, "fleet.devices:devices"),
         device,
+        query,
         command(Logs, "fleet.logs:logs"),
         audit,
     ),

@@ -36,14 +36,12 @@ def judge(heard_s: float, beat_s: float, ear: Ear) -> Liveness:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What outages are made of: when a device was last heard, its labels, and whether it is
-    silent."""
+    """A silent device: when it was last heard, and its place (`place_of`)."""
 
     device: str
     heard_s: float
     beat_s: float
-    labels: Mapping[str, str]
-    silent: bool
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +55,22 @@ class Outage:
     since_s: float
 
 
-def outages(voices: Iterable[Voice]) -> tuple[Outage, ...]:
-    """Return the silent devices as events: those of a place whose last words are within one
-    interval of the first one's are one. The oldest is first."""
+def outages(silent: Iterable[Voice], sizes: Mapping[str, int]) -> tuple[Outage, ...]:
+    """Return silent devices as events: those of a place whose last words are within one interval of
+    the first one's are one. The oldest is first. `sizes`: how many devices each place has."""
     places: dict[str, list[Voice]] = {}
-    for voice in voices:
-        places.setdefault(_place(voice.labels), []).append(voice)
+    for voice in silent:
+        places.setdefault(voice.place, []).append(voice)
     events = [
-        Outage(place, tuple(one.device for one in together), len(rows), together[0].heard_s)
+        Outage(place, tuple(one.device for one in together), sizes[place], together[0].heard_s)
         for place, rows in places.items()
-        for together in _together([row for row in rows if row.silent])
+        for together in _together(rows)
     ]
     return tuple(sorted(events, key=lambda event: (event.since_s, event.place)))
 
 
-def _place(labels: Mapping[str, str]) -> str:
+def place_of(labels: Mapping[str, str]) -> str:
+    """Return KEY=VALUE of the label that says where a device is, empty without one."""
     return next((f"{key}={labels[key]}" for key in SITE_LABELS if labels.get(key)), "")
 
 

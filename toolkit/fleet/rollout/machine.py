@@ -7,21 +7,32 @@ changed nothing may be left out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
 from device.protocol.documents import Measured
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.judge import Fails, Waits, judge_group, too_many_failures
+from toolkit.fleet.rollout.judge import Fails, Passes, Waits, judge_group, too_many_failures
 from toolkit.fleet.rollout.policy import longest_wait_s
+from toolkit.fleet.rollout.waits import utc_minute
 
 DeviceWord = Literal[
-    "send", "skip", "live", "silent", "failed", "timeout", "supersede",
+    "send", "skip", "live", "silent", "failed", "timeout", "supersede", "decommission",
     "undo", "undone", "undo_failed",
 ]  # fmt: skip
 StatusWord = Literal[
-    "pause", "resume", "approve", "abort", "rollback", "hold", "ask", "finish", "join"
+    "pause",
+    "resume",
+    "approve",
+    "abort",
+    "rollback",
+    "hold",
+    "ask",
+    "finish",
+    "join",
+    "schedule",
+    "begin",
 ]
 
 # (phase, word) -> phase of a device. What has no row changes nothing.
@@ -56,10 +67,17 @@ DEVICE_STEPS: Mapping[tuple[v.DevicePhase, DeviceWord], v.DevicePhase] = {
     ("undo_failed", "undone"): "undone",
     ("undo_failed", "supersede"): "superseded",
     ("undone", "supersede"): "superseded",
+    # A device may leave the fleet in every phase.
+    **{
+        (phase, "decommission"): "decommissioned"
+        for phase in get_args(v.DevicePhase)
+        if phase not in v.GONE
+    },
 }
 
 # (status, word) -> status of a rollout. The first five words are orders of the operator; hold: a
-# limit was exceeded, ask: a group has passed and approval is needed, join: a device came late.
+# limit was exceeded, ask: a group has passed and approval is needed, join: a device came late,
+# schedule: its time has not come, begin: it has.
 STATUS_STEPS: Mapping[tuple[v.Status, StatusWord], v.Status] = {
     ("running", "pause"): "paused",
     ("running", "abort"): "aborted",
@@ -68,6 +86,11 @@ STATUS_STEPS: Mapping[tuple[v.Status, StatusWord], v.Status] = {
     ("running", "ask"): "approval",
     ("running", "finish"): "finished",
     ("running", "join"): "running",
+    ("running", "schedule"): "scheduled",
+    ("scheduled", "begin"): "running",
+    ("scheduled", "pause"): "paused",
+    ("scheduled", "abort"): "aborted",
+    ("scheduled", "join"): "scheduled",
     ("paused", "resume"): "running",
     ("paused", "abort"): "aborted",
     ("paused", "rollback"): "rolling_back",
@@ -148,16 +171,21 @@ class _Draft:
             self.devices = self._own
         self._own[device] = state
 
+    def count_out(self, state: v.DeviceState) -> None:
+        """Take a device out of the counts of its group."""
+        counts = self.counts[state.group]
+        counts[state.phase] -= 1
+        if not counts[state.phase]:
+            del counts[state.phase]
+
     def move(self, device: str, word: DeviceWord, at_s: float, reason: str = "") -> bool:
         """Take a device one step; False if the word means nothing in its phase."""
         state = self.devices.get(device)
         phase = None if state is None else DEVICE_STEPS.get((state.phase, word))
         if state is None or phase is None:
             return False
+        self.count_out(state)
         counts = self.counts[state.group]
-        counts[state.phase] -= 1
-        if not counts[state.phase]:
-            del counts[state.phase]
         counts[phase] = counts.get(phase, 0) + 1
         self.put(device, replace(state, phase=phase, since_s=at_s, reason=reason))
         return True
@@ -190,11 +218,15 @@ def _on_started(draft: _Draft, event: v.Started) -> None:
 
 
 def _on_joined(draft: _Draft, event: v.Joined) -> None:
-    """A late joiner enters the last group. A device that was here before never comes again."""
-    if not draft.spec.late_joiners or event.device in draft.devices:
+    """A late joiner enters the last group. A device that was here before never comes again, but one
+    that has left the fleet may under the same id."""
+    known = draft.devices.get(event.device)
+    if not draft.spec.late_joiners or not (known is None or known.phase == "decommissioned"):
         return
     if not draft.turn("join", draft.state.reason, draft.state.cause):
         return
+    if known is not None:
+        draft.count_out(known)
     last = len(draft.groups) - 1
     state = v.DeviceState(group=last, previous=event.previous, since_s=event.at_s)
     draft.add(event.device, state)
@@ -249,6 +281,11 @@ def _on_superseded(draft: _Draft, event: v.Superseded) -> None:
             draft.state = replace(draft.state, taken_by=counted)
 
 
+def _on_decommissioned(draft: _Draft, event: v.Decommissioned) -> None:
+    for device in event.devices:
+        draft.move(device, "decommission", event.at_s, "it left the fleet")
+
+
 def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
     cause = draft.state.cause
     who = f" by {event.by}" if event.by else ""
@@ -280,10 +317,15 @@ def _accept(draft: _Draft, cause: v.Cause) -> None:
 
 
 def _on_reconnected(draft: _Draft, event: v.Reconnected) -> None:
-    """Nobody could be heard: no device is late for that, nor are its figures."""
+    """Nobody could be heard: no device is late for that, nor are its figures; and no group was
+    watched."""
     for device in draft.in_phases("sent", "silent", "undoing"):
         draft.put(device, replace(draft.devices[device], since_s=event.at_s))
     _wait_anew_for_figures(draft)
+    draft.groups = [
+        group if group.passed_s is None else replace(group, passed_s=event.at_s)
+        for group in draft.groups
+    ]
 
 
 def _wait_anew_for_figures(draft: _Draft) -> None:
@@ -315,6 +357,7 @@ def _undo_all(draft: _Draft, at_s: float) -> None:
 def _on_tick(draft: _Draft, event: v.Tick) -> None:
     """Time out, judge, send: in this order, so that nothing is sent past a limit."""
     _time_out(draft, event.at_s)
+    _keep_to_start(draft, event.at_s)
     if draft.state.status == "rolling_back":
         if not draft.in_phases("undoing"):
             draft.turn("finish")
@@ -322,6 +365,14 @@ def _on_tick(draft: _Draft, event: v.Tick) -> None:
         _judge(draft, event.at_s)
         if draft.state.status == "running":
             _send(draft, event.at_s)
+
+
+def _keep_to_start(draft: _Draft, at_s: float) -> None:
+    start_s = draft.spec.start_s
+    if at_s >= start_s and draft.state.status == "scheduled":
+        draft.turn("begin")
+    elif at_s < start_s and draft.state.status == "running":
+        draft.turn("schedule", f"it begins at {utc_minute(start_s)}")
 
 
 def _time_out(draft: _Draft, at_s: float) -> None:
@@ -345,6 +396,8 @@ def _judge(draft: _Draft, at_s: float) -> None:
         last = number == len(draft.groups) - 1
         group = draft.group(number)
         verdict = judge_group(spec, group, draft.devices, number, last=last)
+        if not isinstance(verdict, Passes) and group.passed_s is not None:
+            draft.groups[number] = replace(draft.groups[number], passed_s=None)
         if isinstance(verdict, Waits):
             _wait(draft, number, verdict, at_s)
             return
@@ -354,10 +407,29 @@ def _judge(draft: _Draft, at_s: float) -> None:
         if last:
             draft.turn("finish")
             return
+        if _soaks(draft, number, at_s):
+            return
         if spec.approval and not group.accepted and group.size > 0:
             draft.turn("ask", f"the group {group.name} has passed: approve it to go on")
             return
         draft.state = replace(draft.state, group=number + 1, reason="")
+
+
+def _soaks(draft: _Draft, number: int, at_s: float) -> bool:
+    """Whether a group that has passed has to show for longer that it does."""
+    group, soak_s = draft.group(number), draft.spec.soak_s
+    if not soak_s or group.accepted or group.size == 0:
+        return False
+    if group.passed_s is None:
+        group = replace(group, passed_s=at_s)
+        draft.groups[number] = group
+    until_s = (group.passed_s or 0.0) + soak_s
+    if at_s >= until_s:
+        return False
+    reason = f"the group {group.name} has passed and is watched until {utc_minute(until_s)}"
+    if draft.state.reason != reason:
+        draft.state = replace(draft.state, reason=reason)
+    return True
 
 
 def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:
@@ -427,6 +499,7 @@ HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
     v.Figures: _on_figures,
     v.Silent: _on_silent,
     v.Superseded: _on_superseded,
+    v.Decommissioned: _on_decommissioned,
     v.Ordered: _on_ordered,
     v.Reconnected: _on_reconnected,
     v.Tick: _on_tick,

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from toolkit.fleet.rollout.groups import REST
 from toolkit.fleet.rollout.values import (
     ENDED,
-    DevicePhase,
+    GONE,
     RolloutSpec,
     RolloutState,
     Superseded,
 )
-
-GONE: frozenset[DevicePhase] = frozenset({"superseded", "skipped"})
 
 
 def owners(states: Mapping[int, RolloutState]) -> dict[str, int]:
@@ -49,11 +47,12 @@ def may_join(
     number: int, spec: RolloutSpec, state: RolloutState, device: str, owner: int | None
 ) -> bool:
     """Whether a device that fits a rollout may enter it late: only `rest` takes unnamed ones."""
+    known = state.devices.get(device)
     ended = state.status in ENDED - {"finished"} or state.status == "rolling_back"
     return (
         spec.late_joiners
         and spec.groups[-1] == REST
         and not ended
-        and device not in state.devices
+        and (known is None or known.phase == "decommissioned")
         and (owner is None or owner < number)
     )

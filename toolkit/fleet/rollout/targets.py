@@ -164,14 +164,19 @@ def fulfils(target: Target | None, requirements: Sequence[Requirement]) -> bool:
 
 def _broken(row: Requirement, target: Target) -> str | None:
     """Return why a device does not fulfil a requirement, None if it does."""
-    label = row.name.removeprefix(LABEL)
+    if row.name.startswith(LABEL):
+        return broken_by_text(row, target.labels.get(row.name.removeprefix(LABEL), ""))
+    return broken_by_text(row, FACTS[row.name].read(target))
+
+
+def broken_by_text(row: Requirement, text: str) -> str | None:
+    """Return why what a device says of a requirement's name (empty: nothing) does not fulfil it,
+    None if it does."""
     parse: Callable[[str], object | None]
     if row.name.startswith(LABEL):
-        text, parse = target.labels.get(label, ""), _text
-        missing = f"it has no label {label}"
+        parse, missing = _text, f"it has no label {row.name.removeprefix(LABEL)}"
     else:
-        text, parse = FACTS[row.name].read(target), FACTS[row.name].parse
-        missing = f"it has not said its {row.name}"
+        parse, missing = FACTS[row.name].parse, f"it has not said its {row.name}"
     value, limit = parse(text), parse(row.value)
     if value is None:
         return None if row.name.startswith(LABEL) and row.compare == "!=" else missing

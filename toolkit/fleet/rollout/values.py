@@ -4,7 +4,7 @@ Times are seconds since 1970 (UTC), as the events carry them: the machine looks 
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -25,14 +25,24 @@ DevicePhase = Literal[
     "undoing",  # the release before is desired
     "undone",
     "undo_failed",
+    "decommissioned",  # it left the fleet
 ]
 Status = Literal[
-    "running", "paused", "approval", "rolling_back", "finished", "aborted", "rolled_back"
+    "running",
+    "scheduled",
+    "paused",
+    "approval",
+    "rolling_back",
+    "finished",
+    "aborted",
+    "rolled_back",
 ]
 Order = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
+STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[Status] = frozenset({"finished", "aborted", "rolled_back"})
+GONE: frozenset[DevicePhase] = frozenset({"superseded", "skipped", "decommissioned"})  # not its own
 OPEN: frozenset[DevicePhase] = frozenset({"pending", "sent", "silent", "undoing"})  # no final phase
 
 
@@ -54,6 +64,8 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     `success`: the share (0 to 1) of a group that must be live before the next one begins.
     `timeout_s`: so long a device has for a final answer, the wait for its window not counted.
     `late_joiners`: devices that appear later and fit enter the last group.
+    `soak_s`: so long a group stays as it passed before the next one begins; `start_s`: nothing is
+    sent before. `queries`: what the groups @NAME of saved queries ask for.
     `metrics`, `texts` and `models`: what the bundle says of itself, for gates on it.
     """
 
@@ -74,6 +86,9 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     approval: bool = False
     late_joiners: bool = True
     retry: bool = False
+    soak_s: float = 0.0
+    start_s: float = 0.0
+    queries: dict[str, tuple[Requirement, ...]] = {}
 
 
 class Member(_Value, frozen=True, kw_only=True):
@@ -135,6 +150,12 @@ class Superseded(_Event, frozen=True, kw_only=True, tag="superseded"):
     by: int
 
 
+class Decommissioned(_Event, frozen=True, kw_only=True, tag="decommissioned"):
+    """Devices have left the fleet; one that enrols anew under the same id may join again."""
+
+    devices: tuple[str, ...]
+
+
 class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
     """An order of the operator. One that does not fit the status changes nothing."""
 
@@ -150,7 +171,10 @@ class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
     """Time has passed. The machine decides and sends at ticks alone."""
 
 
-Event = Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
+Event = (
+    Started | Joined | Answered | Figures | Silent | Superseded | Decommissioned | Ordered
+    | Reconnected | Tick
+)  # fmt: skip
 
 
 class Send(_Value, frozen=True, kw_only=True):
@@ -185,6 +209,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
 
     `accepted`: the operator lets it pass as it is. `tolerated`: failures that were there when the
     operator said to go on. `full_s`: when enough devices were live, while figures are missing.
+    `passed_s`: since when it has passed without a break, and soaks.
     `taken`: the phases that devices had which newer rollouts have taken, of `counts["superseded"]`.
     """
 
@@ -194,13 +219,13 @@ class GroupState(_Value, frozen=True, kw_only=True):
     accepted: bool = False
     tolerated: int = 0
     full_s: float | None = None
+    passed_s: float | None = None
     taken: Mapping[DevicePhase, int] = {}
 
     @property
     def size(self) -> int:
-        """The devices that count: those that no newer rollout has."""
-        counts = self.counts
-        return sum(counts.values()) - counts.get("superseded", 0) - counts.get("skipped", 0)
+        """The devices that count: those that it has (`GONE`)."""
+        return sum(count for phase, count in self.counts.items() if phase not in GONE)
 
     @property
     def failures(self) -> int:
@@ -232,6 +257,4 @@ class RolloutState(_Value, frozen=True, kw_only=True):
     taken_by: Mapping[int, int] = {}
 
 
-EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
-    Started | Joined | Answered | Figures | Silent | Superseded | Ordered | Reconnected | Tick
-)
+EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -60,7 +60,7 @@ def make_command(
         raise RolloutError(f"{op!r} is no operation: {error}") from error
     body = msgspec.json.encode({"device": device, "command": command}).decode()
     with database.write():
-        log.append(database, [log.Note(who, COMMAND, body)], database.now_s())
+        log.append(database, [log.Note(who, COMMAND, body, devices=(device,))], database.now_s())
     return command
 
 

@@ -20,13 +20,22 @@ from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.store import lease, log, rollouts
+from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow, load_devices, load_labels, save_devices
+from toolkit.fleet.store.devices import (
+    DeviceRow,
+    load_decommissioned,
+    load_devices,
+    load_labels,
+    readmit,
+    save_devices,
+)
 from toolkit.fleet.store.rollouts import DesiredRow
 
 DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
+DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
@@ -57,6 +66,7 @@ class Control:
         self.devices = {row.id: row for row in load_devices(database)}
         self._labels = load_labels(database)
         self.desired = rollouts.load_desired(database)
+        self.decommissioned = load_decommissioned(database)
 
     @property
     def states(self) -> Mapping[int, v.RolloutState]:
@@ -91,6 +101,7 @@ class Control:
             documents = self._documents(this, at_s)
             documents += self._renewed(at_s, but={row.device for row in documents})
             self._keep(this, changed, documents, at_s)
+            touch(self._database, sorted(silent))
         self._states = this.states
         self.devices.update(changed)
         self.desired.update({row.device: row for row in documents})
@@ -100,14 +111,8 @@ class Control:
 
     def _replay(self) -> dict[int, v.RolloutState]:
         """Return the states as of what was carried out: later rows are taken as new ones."""
-        texts: dict[int, list[str]] = {number: [] for number in self._specs}
-        for row in log.rows_after(self._database, 0):
-            if row.seq > self._applied:
-                break
-            if row.kind == log.EVENT:
-                texts[row.rollout].append(row.body)
         return {
-            number: step(spec, v.RolloutState(), rollouts.decode_events(texts[number]))[0]
+            number: rollouts.load_state(self._database, number, spec, self._applied)
             for number, spec in self._specs.items()
         }
 
@@ -132,6 +137,8 @@ class Control:
         labels_changed = False
         for row in log.rows_after(self._database, self._applied):
             labels_changed |= row.kind == LABEL
+            if row.kind == DECOMMISSION:
+                self._decommission(this, msgspec.json.decode(row.body)["device"], row.at_s)
             if row.kind == log.EVENT:
                 event = v.EVENTS.decode(row.body)
                 self._apply(this, row.rollout, [event])
@@ -141,6 +148,17 @@ class Control:
                     self._take_over(this, row.rollout, devices, event.at_s)
         if labels_changed:
             self._labels = load_labels(self._database)
+
+    def _decommission(self, this: _Round, device: str, at_s: float) -> None:
+        """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
+        self.devices.pop(device, None)
+        self.desired.pop(device, None)
+        self._owners.pop(device, None)
+        self.decommissioned.add(device)
+        for number, state in list(this.states.items()):
+            known = state.devices.get(device)
+            if known is not None and known.phase not in v.GONE:
+                self._note(this, number, [v.Decommissioned(at_s=at_s, devices=(device,))])
 
     def _begin_waits_anew(self, this: _Round, at_s: float) -> None:
         for number, state in list(this.states.items()):
@@ -294,19 +312,28 @@ class Control:
     ) -> None:
         database = self._database
         notes = [
-            log.Note(SERVER, log.EVENT, msgspec.json.encode(event).decode(), number)
+            rollouts.event_note(event, number, SERVER)
             for number, events in this.events.items()
             for event in events
         ]
-        notes += [log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout) for row in documents]
+        notes += [
+            log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout, (row.device,))
+            for row in documents
+        ]
         self._applied = log.append(database, notes, at_s)
         rollouts.set_applied(database, self._applied)
         rollouts.save_desired(database, documents)
         save_devices(database, changed.values())
-        for number, state in this.states.items():
-            before = self._states.get(number)
-            if before is None or before.status != state.status:
-                rollouts.set_status(database, number, state.status)
+        back = self.decommissioned & changed.keys()
+        readmit(database, back)
+        self.decommissioned -= back
+        # A newer rollout takes devices from older ones, so the older ones are first.
+        for number, state in sorted(this.states.items()):
+            before = self._states.get(number, v.RolloutState())
+            if before is not state:
+                rollouts.keep_state(database, number, before, state)
+                if _is_open(before) and not _is_open(state):
+                    rollouts.save_snapshot(database, number, self._applied, state)
 
 
 def _is_open(state: v.RolloutState) -> bool:

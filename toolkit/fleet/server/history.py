@@ -7,9 +7,11 @@ import msgspec
 
 from device.protocol.documents import Command
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.server.control import COMMAND, DOCUMENT, LABEL
+from toolkit.fleet.server.control import COMMAND, DECOMMISSION, DOCUMENT, LABEL
 from toolkit.fleet.store import log
 from toolkit.fleet.store.database import Database
+
+STARTED = '{"event":"started"'  # what the first event of a rollout begins with; it may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,15 @@ class HistoryEntry:
 
 def history_of(database: Database, device: str) -> Iterator[HistoryEntry]:
     """Yield what the log has on a device, in order."""
-    for row in log.rows_after(database, 0):
-        if f'"{device}"' not in row.body:
-            continue
-        text = _event_text(v.EVENTS.decode(row.body), device) if row.kind == log.EVENT else ""
-        if row.kind == DOCUMENT:
-            text = _document_text(row.body, device)
+    for row in log.rows_of(database, device):
+        text = ""
+        if row.kind == log.EVENT:
+            is_first = row.body.startswith(STARTED)
+            text = "is in this rollout" if is_first else _event_text(v.EVENTS.decode(row.body))
+        elif row.kind == DOCUMENT:
+            text = _document_text(row.body)
+        elif row.kind == DECOMMISSION:
+            text = f"decommissioned by {row.who}"
         elif row.kind == LABEL:
             text = f"labelled by {row.who}"
         elif row.kind == COMMAND:
@@ -53,27 +58,24 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _document_text(body: str, device: str) -> str:
+def _document_text(body: str) -> str:
     row = msgspec.json.decode(body)
-    if row["device"] != device:
-        return ""
     what = "the release before" if row["undo"] else "the release"
     return f"is sent {what} {row['sha256'][:12]} (counter {row['counter']})"
 
 
-def _about(event: v.Silent | v.Superseded) -> str:
+def _about(event: v.Silent | v.Superseded | v.Decommissioned) -> str:
     if isinstance(event, v.Superseded):
         return f"is taken over by rollout {event.by}"
-    return "is not heard any more"
+    left = isinstance(event, v.Decommissioned)
+    return "left the fleet" if left else "is not heard any more"
 
 
-def _event_text(event: v.Event, device: str) -> str:
-    """Return what an event says of a device, empty if it is about others."""
-    if isinstance(event, v.Started):
-        return "is in this rollout" if any(m.device == device for m in event.members) else ""
-    if isinstance(event, v.Silent | v.Superseded):
-        return _about(event) if device in event.devices else ""
-    if isinstance(event, v.Ordered | v.Reconnected | v.Tick) or event.device != device:
+def _event_text(event: v.Event) -> str:
+    """Return what an event says of a device that it is about."""
+    if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
+        return _about(event)
+    if isinstance(event, v.Started | v.Ordered | v.Reconnected | v.Tick):
         return ""
     if isinstance(event, v.Joined):
         return "joins this rollout late"

@@ -3,6 +3,8 @@
 Nothing here needs a server to run: an order waits in the store until one does.
 """
 
+import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +18,24 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
-from toolkit.fleet.rollout.machine import accepts
-from toolkit.fleet.rollout.targets import Target, unfit
-from toolkit.fleet.server.control import LABEL
+from toolkit.fleet.rollout.machine import accepts, step
+from toolkit.fleet.rollout.targets import Requirement, Target, parse_requirements, unfit
+from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import load_device, load_devices, load_ear, set_labels
+from toolkit.fleet.store.devices import (
+    load_device,
+    load_devices,
+    load_ear,
+    remove_device,
+    set_labels,
+)
 
 MAX_LABELS = 64
+MAX_LABELLED = 5000  # devices at once: the server waits for the write
+QUERY = "query"  # kind of the log's rows that say that a saved query has changed
+_QUERY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+NEAR = 1000  # devices on both sides of an unknown id that a message chooses from
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +68,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unsigned: tuple[str, ...] = ()
     before: dict[str, str] = {}
 
+    @property
+    def members(self) -> int:
+        """How many devices it is sent to."""
+        return sum(len(group.devices) for group in self.groups)
+
 
 def new_key() -> str:
     """Return the key of a new rollout."""
@@ -81,7 +98,7 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
             f"{spec.release.name} {spec.release.version} fits none of {len(targets)} devices; "
             f"{example[0]}: {'; '.join(example[1])}"
         )
-    groups = assign(spec.groups, fit, spec.key)
+    groups = assign(spec.groups, fit, spec.key, spec.queries)
     known = rollouts.load_releases(database)
     members = [target for group in groups for target in group]
     grouped = {target.device for target in members}
@@ -119,12 +136,15 @@ def order(database: Database, number: int, word: v.Order, who: str) -> None:
     """Give an order to a rollout; RolloutError if it means nothing in its status."""
     spec = get_spec(database, number)
     with database.write():
-        status = rollouts.load_state(database, number, spec).status
-        if not accepts(status, word):
-            raise RolloutError(_refusal(number, status, word))
+        before = rollouts.load_summary(database, number)
+        if not accepts(before.status, word):
+            raise RolloutError(_refusal(number, before.status, word))
         at_s = database.now_s()
         event = v.Ordered(at_s=at_s, order=word, by=who)
         rollouts.note_events(database, number, [event], at_s, who)
+        # What becomes of its devices is for the server to say, which sends to them.
+        after, _actions = step(spec, before, [event])
+        rollouts.keep_state(database, number, before, after)
 
 
 def _refusal(number: int, status: v.Status, word: str) -> str:
@@ -138,6 +158,7 @@ def _refusal(number: int, status: v.Status, word: str) -> str:
 # Status -> how it reads in a sentence.
 STATUS_WORDS: Mapping[v.Status, str] = {
     "running": "running",
+    "scheduled": "scheduled",
     "paused": "paused",
     "approval": "waiting for approval",
     "rolling_back": "rolling back",
@@ -149,38 +170,154 @@ STATUS_WORDS: Mapping[v.Status, str] = {
 
 def get_spec(database: Database, number: int) -> v.RolloutSpec:
     """Return the spec of a rollout; RolloutError if there is none with this number."""
-    specs = rollouts.load_specs(database)
-    if number not in specs:
-        known = f"the last one is {max(specs)}" if specs else "there is none yet"
+    spec = rollouts.load_spec(database, number)
+    if spec is None:
+        last = rollouts.newest_number(database)
+        known = f"the last one is {last}" if last else "there is none yet"
         raise RolloutError(f"there is no rollout {number}: {known}")
-    return specs[number]
+    return spec
 
 
 def newest(database: Database) -> int:
     """Return the number of the newest rollout; RolloutError if there is none."""
-    specs = rollouts.load_specs(database)
-    if not specs:
+    number = rollouts.newest_number(database)
+    if not number:
         raise RolloutError("there is no rollout yet: begin one with `tandem fleet rollout start`")
-    return max(specs)
+    return number
+
+
+def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -> int:
+    """Write the rows of the log that are older than `keep_s` to a new file, a row of JSON a line,
+    and delete them; return how many. What a rollout was after them is kept as a snapshot.
+
+    RolloutError: the file is there, or cannot be written; then nothing is deleted.
+    """
+    with database.write():
+        at_s, applied = database.now_s(), rollouts.applied(database)
+        rows = database.rows(
+            "SELECT coalesce(max(seq), 0) FROM log WHERE at_s < ? AND seq <= ?",
+            at_s - keep_s, applied,
+        )  # fmt: skip
+        last = int(rows[0][0])
+        if not last:
+            return 0
+        numbers = database.rows(
+            "SELECT DISTINCT rollout FROM log WHERE seq <= ? AND kind = ?", last, log.EVENT
+        )
+        for (number,) in numbers:
+            spec = get_spec(database, number)
+            state = rollouts.load_state(database, number, spec, applied)
+            rollouts.save_snapshot(database, number, applied, state)
+        try:
+            with open(archive, "xb", opener=_private) as file:
+                count = sum(
+                    file.write(msgspec.json.encode(row) + b"\n") > 0
+                    for row in log.archive_until(database, last, who, at_s)
+                )
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError as error:
+            raise RolloutError(f"{archive} is there: name a new file for the archive") from error
+        except OSError as error:
+            raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
+        return count
+
+
+def decommission(database: Database, device: str, who: str) -> None:
+    """Take a device out of the fleet and of its rollouts; it is in the fleet again once it connects
+    or reports anew. RolloutError: it is not known."""
+    with database.write():
+        if load_device(database, device) is None:
+            raise RolloutError(unknown_device(database, device))
+        remove_device(database, device)
+        body = msgspec.json.encode({"device": device}).decode()
+        note = log.Note(who, DECOMMISSION, body, devices=(device,))
+        log.append(database, [note], database.now_s())
+
+
+def save_query(database: Database, name: str, text: str, who: str) -> None:
+    """Keep requirements under a name, for lists (`--where @NAME`) and groups of rollouts (@NAME);
+    empty ones take the name away. RolloutError: the name or the text is none."""
+    requires = parse_requirements(text)
+    if not _QUERY_NAME.match(name):
+        raise RolloutError(f"{name!r} is no name of a query: letters, digits, - and _, 64 at most")
+    with database.write():
+        if requires:
+            database.run(
+                "INSERT INTO queries VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
+                " requires = excluded.requires",
+                name, text,
+            )  # fmt: skip
+        elif not database.run("DELETE FROM queries WHERE name = ?", name):
+            raise RolloutError(_unknown_query(database, name))
+        body = msgspec.json.encode({"name": name, "requires": text}).decode()
+        log.append(database, [log.Note(who, QUERY, body)], database.now_s())
+
+
+def load_queries(database: Database) -> dict[str, str]:
+    """Return the saved queries by their names."""
+    return dict(database.rows("SELECT name, requires FROM queries ORDER BY name"))
+
+
+def query_of(database: Database, name: str) -> tuple[Requirement, ...]:
+    """Return what a saved query asks for; RolloutError: there is none of this name."""
+    rows = database.rows("SELECT requires FROM queries WHERE name = ?", name)
+    if not rows:
+        raise RolloutError(_unknown_query(database, name))
+    return parse_requirements(rows[0][0])
+
+
+def _unknown_query(database: Database, name: str) -> str:
+    known = load_queries(database)
+    if not known:
+        return f"there is no saved query {name!r}: `tandem fleet query set {name} LIST` makes it"
+    return f"there is no saved query {name!r}: there are {list_choices(name, known)}"
+
+
+def requirements_of(database: Database, text: str) -> tuple[Requirement, ...]:
+    """Return the requirements in a text, or in @NAME those of a saved query."""
+    name = text.strip().removeprefix("@")
+    return query_of(database, name) if text.strip() != name else parse_requirements(text)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
+    return os.open(path, flags, 0o600)
 
 
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:
     """Set labels (KEY=VALUE) of a device, or take them away (KEY=)."""
+    label_devices(database, (device,), changes, who)
+
+
+def label_devices(
+    database: Database, devices: Sequence[str], changes: Sequence[str], who: str
+) -> None:
+    """Set or take away labels of devices, of all of them or of none."""
     parsed = [_parse_label(change) for change in changes]
+    if len(devices) > MAX_LABELLED:
+        raise RolloutError(f"{len(devices)} devices are too many at once: {MAX_LABELLED} are")
     with database.write():  # of two operators at once, neither loses labels
-        row = load_device(database, device)
-        if row is None:
-            raise RolloutError(unknown_device(database, device))
-        labels = {**row.labels, **dict(parsed)}
-        labels = {key: value for key, value in labels.items() if value}
-        if len(labels) > MAX_LABELS:
-            raise RolloutError(
-                f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
-                "away with KEY="
-            )
-        set_labels(database, device, labels)
-        body = msgspec.json.encode({"device": device, "labels": labels}).decode()
-        log.append(database, [log.Note(who, LABEL, body)], database.now_s())
+        notes = [_label(database, device, parsed, who) for device in devices]
+        log.append(database, notes, database.now_s())
+
+
+def _label(
+    database: Database, device: str, changes: Sequence[tuple[str, str]], who: str
+) -> log.Note:
+    row = load_device(database, device)
+    if row is None:
+        raise RolloutError(unknown_device(database, device))
+    labels = {**row.labels, **dict(changes)}
+    labels = {key: value for key, value in labels.items() if value}
+    if len(labels) > MAX_LABELS:
+        raise RolloutError(
+            f"{device} would have {len(labels)} labels, {MAX_LABELS} are the most: take some "
+            "away with KEY="
+        )
+    set_labels(database, device, labels)
+    body = msgspec.json.encode({"device": device, "labels": labels}).decode()
+    return log.Note(who, LABEL, body, devices=(device,))
 
 
 def _parse_label(text: str) -> tuple[str, str]:
@@ -195,8 +332,14 @@ def _parse_label(text: str) -> tuple[str, str]:
 
 def unknown_device(database: Database, device: str) -> str:
     """Return the message for a device that never reported."""
-    rows = database.rows("SELECT id FROM devices")
-    choices = list_choices(device, [str(row[0]) for row in rows])
+    # Near ones in the order of their ids: of a large fleet not all are read.
+    first, rest = (
+        database.rows(
+            f"SELECT id FROM devices WHERE id {side} ? ORDER BY id {order} LIMIT ?", device, NEAR
+        )
+        for side, order in (("<", "DESC"), (">", ""))
+    )
+    choices = list_choices(device, sorted(str(row[0]) for row in (*first, *rest)))
     return f"the fleet has no device {device!r}; it has {_cut(choices)}"
 
 

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,11 +26,13 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.metrics import Meters, MetricsListener
 from toolkit.fleet.server.refresher import Refresher
 from toolkit.fleet.server.silence import Watch
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import DeviceRow, save_beats, save_ear
+from toolkit.fleet.store.presence import save_sample
 from toolkit.fleet.trust.publish import is_signed
 
 LOG = logging.getLogger("tandem.fleet")
@@ -112,13 +115,17 @@ class FleetServer:
         *,
         sign: Callable[[Desired], bytes] | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
+        metrics: tuple[str, int] | None = None,
     ) -> None:
-        """`sign` makes the payload of a desired document, by default as `signer_of` says."""
+        """`sign` makes the payload of a desired document, by default as `signer_of` says;
+        `metrics`: where Prometheus finds its figures, None: nowhere."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
         self._reader = reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
+        self._metrics = metrics
+        self._meters = Meters()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
@@ -134,16 +141,20 @@ class FleetServer:
 
     def serve(self, stopped: threading.Event) -> None:
         """Work until `stopped` is set; RolloutError: the store, or another server took over."""
-        database = self._fleet.open_store()
-        try:
+        with ExitStack() as stack:
+            database = stack.enter_context(closing(self._fleet.open_store()))
+            if self._metrics is not None:
+                listener = MetricsListener(self._fleet, self._meters, self._metrics)
+                listener.start()
+                stack.callback(listener.close)
             if not self._await_lease(database, stopped):
                 return
+            self._meters.holds_lease = True
             try:
                 self._work(database, stopped)
             finally:
+                self._meters.holds_lease = False
                 lease.release(database, self._holder)
-        finally:
-            database.close()
 
     def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
         """Wait until no other server works; False: stopped before."""
@@ -182,6 +193,7 @@ class FleetServer:
                         save_beats(database, rows)
                         if self._is_connected:
                             save_ear(database, self._watch.ear)
+                            save_sample(database, self._watch.ear)
                     self._beaten.clear()
                     renewed_s = time.monotonic()
         finally:
@@ -190,11 +202,9 @@ class FleetServer:
             for service in services:
                 service.close()
 
-    def _round(self, control: Control, link: Link) -> None:
-        """Gather events for a moment, carry them out, send what they ask for."""
-        taken, until_s = 0, time.monotonic() + ROUND_S
-        if self._behind <= 0:
-            self._behind, self._asked_s = self._events.qsize(), time.time()
+    def _gather(self, control: Control, link: Link) -> tuple[int, float]:
+        """Take events for a moment; return how many, and when the first one was taken."""
+        taken, first_s, until_s = 0, 0.0, time.monotonic() + ROUND_S
         while (wait_s := until_s - time.monotonic()) > 0.0:
             try:
                 event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
@@ -202,9 +212,16 @@ class FleetServer:
                 self._send(link)
                 continue
             self._take(event, control)
-            taken += 1
+            taken, first_s = taken + 1, first_s or time.monotonic()
             if taken % SEND_AFTER == 0:  # the connection has room again
                 self._send(link)
+        return taken, first_s
+
+    def _round(self, control: Control, link: Link) -> None:
+        """Gather events for a moment, carry them out, send what they ask for."""
+        if self._behind <= 0:
+            self._behind, self._asked_s = self._events.qsize(), time.time()
+        taken, first_s = self._gather(control, link)
         self._behind -= taken
         if self._events.empty():
             self._watch.caught_up(time.time())
@@ -213,13 +230,19 @@ class FleetServer:
         if not self._is_connected:
             return  # nobody can be heard: no device may count as late
         rows = (self._heard.get(name, row) for name, row in control.devices.items())
-        silent = self._watch.fallen_silent(rows)
+        silent, begun_s = self._watch.fallen_silent(rows), time.monotonic()
+        known = set(control.decommissioned)
         for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
+        for device in control.decommissioned - known:
+            self._unsent[device] = b""  # the broker forgets what it shall run
         self._heard, self._reconnected = {}, False
+        self._meters.store.observe(time.monotonic() - begun_s)
         for sentence in self._watch.news(control.devices.values()):
             LOG.warning("%s", sentence)
         self._send(link)
+        if taken:
+            self._meters.delay.observe(time.monotonic() - first_s, taken)
 
     def _take(self, event: LinkEvent, control: Control) -> None:
         if isinstance(event, LinkUp):
@@ -244,15 +267,19 @@ class FleetServer:
         if not message.payload or not _DEVICE.match(device):
             return
         row = self._heard.get(device) or control.devices.get(device)
+        if row is None and device in control.decommissioned and not _is_back(kind, message):
+            return
         row = row or DeviceRow(device, 0.0, None, None, {})
         try:
             after = self._told(row, kind, message)
         except (ValueError, TrustError) as error:
+            self._meters.count("unreadable")
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         self._unread.discard(device)
+        self._meters.count(kind)
         is_back = after.heard_s != row.heard_s and self._watch.take(device)
         says_news = (after.state, after.reported) != (row.state, row.reported)
         if self._says_again and _is_birth(row.state, after.state) and device in control.desired:
@@ -310,6 +337,13 @@ def _is_new(counter: int, known: int, message: Message) -> bool:
             "has published an old one again, or the device has lost its state and its clock"
         )
     return False
+
+
+def _is_back(kind: str, message: Message) -> bool:
+    """Whether a message says that a device which left the fleet is in it again: it connects or
+    reports now. Its will, its beats and what the broker has retained do not."""
+    online = kind == "state" and b'"online"' in message.payload
+    return not message.retained and (kind == "reported" or online)
 
 
 def _is_birth(known: StateDocument | None, state: StateDocument | None) -> bool:

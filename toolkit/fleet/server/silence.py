@@ -4,9 +4,10 @@ Devices of one place fall silent one by one, as their beats are spread: so one s
 interval after the first of them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Set
 
-from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, outages
+from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, outages, place_of
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.store.devices import DeviceRow
 
@@ -63,14 +64,15 @@ class Watch:
         """Return a sentence for each outage that was not said yet, once that is due."""
         if not self._unsaid or self.ear.until_s < self._said_s:
             return []
-        events = outages(voice_of(row, silent=row.id in self._unsaid) for row in rows)
+        places = {row.id: (row, place_of(row.all_labels)) for row in rows}
+        silent = [
+            Voice(row.id, row.heard_s, row.beat_s, place)
+            for row, place in places.values()
+            if row.id in self._unsaid
+        ]
+        events = outages(silent, Counter(place for _, place in places.values()))
         self._unsaid.clear()
         return [sentence(event) for event in events]
-
-
-def voice_of(row: DeviceRow, *, silent: bool) -> Voice:
-    """Return what outages are made of, of a device."""
-    return Voice(row.id, row.heard_s, row.beat_s, row.all_labels, silent)
 
 
 def sentence(event: Outage) -> str:

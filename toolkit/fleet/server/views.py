@@ -3,7 +3,7 @@
 The command line draws them; `--json` prints them as they are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -11,14 +11,25 @@ from device.protocol.documents import DeviceFacts, Measured, PipelineReport, Run
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear, Outage, outages
 from toolkit.fleet.rollout.reports import request_of
-from toolkit.fleet.rollout.routing import owners
-from toolkit.fleet.server.silence import voice_of
+from toolkit.fleet.rollout.waits import window_text
 from toolkit.fleet.server.times import utc
-from toolkit.fleet.store import lease, rollouts
+from toolkit.fleet.store import lease
+from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow, load_devices, load_ear
+from toolkit.fleet.store.device_queries import (
+    EVERY,
+    PAGE,
+    DeviceFilter,
+    FleetCounts,
+    fleet_counts,
+    phases_of,
+    read_page,
+    silent_voices,
+)
+from toolkit.fleet.store.devices import DeviceRow, load_ear
 
 MAX_FAILURES = 50  # that a view lists; `tandem fleet devices` has them all
+STREAMED = 500  # devices that are read at a time
 FAILED: frozenset[v.DevicePhase] = frozenset({"failed", "timed_out", "undo_failed"})
 
 
@@ -54,7 +65,8 @@ class RolloutView(_View, frozen=True, kw_only=True):
 
     `received_bytes` of `total_bytes`: what the devices that download have. `taken_by`: how many
     devices newer rollouts have taken since it ended, by their numbers; they are in its figures as
-    they were then.
+    they were then. `start`: nothing is sent before, empty: it begins at once; `window`: when
+    devices install, HH:MM-HH:MM in their local time, empty: at any time.
     """
 
     number: int
@@ -73,6 +85,8 @@ class RolloutView(_View, frozen=True, kw_only=True):
     failures: tuple[FailureView, ...]
     taken_by: dict[int, int]
     server: bool
+    start: str = ""
+    window: str = ""
 
 
 class DeviceView(_View, frozen=True, kw_only=True):
@@ -109,32 +123,47 @@ class DeviceView(_View, frozen=True, kw_only=True):
 
 def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[RolloutView]:
     """Return rollouts, the newest last; without numbers all of them."""
-    chosen = set(numbers)
-    specs = rollouts.load_specs(database)
-    created = rollouts.created_s(database)
-    devices = {row.id: row for row in load_devices(database)}
+    chosen = tuple(numbers)
+    condition = f" WHERE number IN ({', '.join('?' * len(chosen))})" if chosen else ""
+    rows = database.rows(
+        f"SELECT number, spec, summary, created_s FROM rollouts{condition} ORDER BY number", *chosen
+    )
     row = lease.read_lease(database)
     server = row is not None and row.remaining_s > 0.0
     return [
         _rollout_view(
-            number, spec, rollouts.load_state(database, number, spec), devices,
-            created=utc(created[number]), server=server,
+            database, number, msgspec.json.decode(spec, type=v.RolloutSpec),
+            msgspec.json.decode(summary, type=v.RolloutState), created=utc(created_s),
+            server=server,
         )
-        for number, spec in specs.items()
-        if not chosen or number in chosen
+        for number, spec, summary, created_s in rows
     ]  # fmt: skip
 
 
+def open_rollouts(database: Database, most: int = 20) -> list[RolloutView]:
+    """Return the rollouts that have not ended, the newest ones, the newest last."""
+    marks = ", ".join("?" * len(v.ENDED))
+    rows = database.rows(
+        f"SELECT number FROM rollouts WHERE status NOT IN ({marks}) ORDER BY number DESC LIMIT ?",
+        *sorted(v.ENDED), most,
+    )  # fmt: skip
+    return rollout_views(database, [int(row[0]) for row in rows]) if rows else []
+
+
+def rollout_page(database: Database, *, before: int, limit: int) -> list[RolloutView]:
+    """Return the newest rollouts with a number below one (0: of all), the newest first."""
+    rows = database.rows(
+        "SELECT number FROM rollouts WHERE number < ? ORDER BY number DESC LIMIT ?",
+        before or 2**62, limit,
+    )  # fmt: skip
+    return rollout_views(database, [int(row[0]) for row in rows])[::-1] if rows else []
+
+
 def _rollout_view(
-    number: int, spec: v.RolloutSpec, state: v.RolloutState, devices: Mapping[str, DeviceRow], *,
-    created: str, server: bool,
+    database: Database, number: int, spec: v.RolloutSpec, state: v.RolloutState, *, created: str,
+    server: bool,
 ) -> RolloutView:  # fmt: skip
-    release, sent = spec.release, [d for d, row in state.devices.items() if row.phase == "sent"]
-    failures = [
-        FailureView(device=device, group=spec.groups[row.group], phase=row.phase, reason=row.reason)
-        for device, row in state.devices.items()
-        if row.phase in FAILED
-    ]
+    release, sent = spec.release, sum(group.counts.get("sent", 0) for group in state.groups)
     return RolloutView(
         number=number,
         name=release.name,
@@ -144,40 +173,66 @@ def _rollout_view(
         status=state.status,
         reason=state.reason,
         created=created,
-        groups=tuple(
-            _group_view(group, [devices.get(d) for d, row in state.devices.items()
-                if row.group == number_of_group], release.blob.sha256)
-            for number_of_group, group in enumerate(state.groups)
-        ),
+        groups=_group_views(database, number, state.groups, release.blob.sha256),
         live=sum(_phases(group).get("live", 0) for group in state.groups),
         devices=sum(group.size + sum(group.taken.values()) for group in state.groups),
-        received_bytes=sum(_received(devices.get(d), request_of(spec, number, undo=False))
-            for d in sent),
-        total_bytes=len(sent) * release.blob.bytes,
-        failures=tuple(failures[:MAX_FAILURES]),
+        received_bytes=_received(database, spec, number) if sent else 0,
+        total_bytes=sent * release.blob.bytes,
+        failures=_failures(database, spec, number, state.groups),
         taken_by=dict(state.taken_by),
         server=server,
+        start=utc(spec.start_s),
+        window=window_text(spec.policy),
+    )
+
+
+def _failures(
+    database: Database, spec: v.RolloutSpec, number: int, groups: Iterable[v.GroupState]
+) -> tuple[FailureView, ...]:
+    """Return the first devices on which a release is not live."""
+    if not any(group.counts.get(phase) for group in groups for phase in FAILED):
+        return ()
+    phases = ", ".join("?" * len(FAILED))
+    rows = database.rows(
+        f"SELECT id, grp, phase, reason FROM devices WHERE rollout = ? AND phase IN ({phases})"
+        " ORDER BY grp, id LIMIT ?",
+        number, *sorted(FAILED), MAX_FAILURES,
     )  # fmt: skip
+    return tuple(
+        FailureView(device=device, group=spec.groups[group], phase=phase, reason=reason)
+        for device, group, phase, reason in rows
+    )
 
 
-def _group_view(group: v.GroupState, members: Iterable[DeviceRow | None], sha256: str) -> GroupView:
-    """Return a group with what its devices measured of the release."""
-    measured = [
-        row.reported.measured
-        for row in members
-        if row is not None and row.reported is not None and row.reported.measured is not None
-    ]
-    shadows = [
-        (figures.shadow_agreement, figures.shadow_frames)
-        for figures in measured
-        if figures.sha256 == sha256 and figures.shadow_agreement is not None
-    ]
-    return GroupView(
-        name=group.name,
-        devices=group.size + sum(group.taken.values()),
-        phases={str(phase): count for phase, count in sorted(_phases(group).items())},
-        shadow_agreement=min((agreement for agreement, _ in shadows), default=None),
-        shadow_frames=sum(frames for _, frames in shadows),
+def _received(database: Database, spec: v.RolloutSpec, number: int) -> int:
+    """Return the bytes that the devices have to which a release was sent."""
+    rows = database.rows(
+        "SELECT coalesce(sum(received_bytes), 0) FROM devices WHERE rollout = ? AND phase = 'sent'"
+        " AND request = ?",
+        number, request_of(spec, number, undo=False),
+    )  # fmt: skip
+    return int(rows[0][0])
+
+
+def _group_views(
+    database: Database, number: int, groups: Iterable[v.GroupState], sha256: str
+) -> tuple[GroupView, ...]:
+    """Return groups with what their devices measured of the release."""
+    shadows = database.rows(
+        "SELECT grp, min(shadow_agreement), sum(shadow_frames) FROM devices WHERE rollout = ?"
+        " AND measured = ? AND shadow_agreement IS NOT NULL GROUP BY grp",
+        number, sha256,
+    )  # fmt: skip
+    measured = {int(group): (agreement, int(frames)) for group, agreement, frames in shadows}
+    return tuple(
+        GroupView(
+            name=group.name,
+            devices=group.size + sum(group.taken.values()),
+            phases={str(phase): count for phase, count in sorted(_phases(group).items())},
+            shadow_agreement=measured.get(place, (None, 0))[0],
+            shadow_frames=measured.get(place, (None, 0))[1],
+        )
+        for place, group in enumerate(groups)
     )
 
 
@@ -191,32 +246,64 @@ def _phases(group: v.GroupState) -> dict[v.DevicePhase, int]:
     return {phase: count for phase, count in phases.items() if count}
 
 
-def _received(row: DeviceRow | None, request: str) -> int:
-    """Return the bytes that a device has of a request's release."""
-    if row is None or row.reported is None or row.reported.update.request != request:
-        return 0
-    return row.reported.update.received_bytes
+def device_views(database: Database, where: DeviceFilter = EVERY) -> Iterator[DeviceView]:
+    """Yield the devices of a filter, by their ids, reading some at a time."""
+    ear, after = load_ear(database), ""
+    while True:
+        page = device_page(database, where, ear=ear, after=after, limit=STREAMED)
+        yield from page.devices
+        if not (after := page.after):
+            return
 
 
-def device_views(database: Database) -> list[DeviceView]:
-    """Return all devices, by their ids."""
-    specs = rollouts.load_specs(database)
-    states = {n: rollouts.load_state(database, n, spec) for n, spec in specs.items()}
-    owner = owners(states)
-    views, ear = [], load_ear(database)
-    for row in load_devices(database):
-        number = owner.get(row.id, 0)
-        phase = states[number].devices[row.id].phase if number else ""
-        views.append(_device_view(row, ear, number, phase))
-    return views
+class DeviceViewPage(_View, frozen=True, kw_only=True):
+    """A page of devices. `after`: what asks for the next page, empty after the last."""
+
+    devices: tuple[DeviceView, ...]
+    after: str
+
+
+def device_page(
+    database: Database, where: DeviceFilter = EVERY, *, sort: str = "id", down: bool = False,
+    after: str = "", limit: int = PAGE, ear: Ear | None = None,
+) -> DeviceViewPage:  # fmt: skip
+    """Return a page of the devices of a filter; see `device_queries.read_page`."""
+    ear = load_ear(database) if ear is None else ear
+    page = read_page(database, where, ear, sort=sort, down=down, after=after, limit=limit)
+    phases = phases_of(database, [row.id for row in page.rows])
+    views = (_device_view(row, ear, *phases.get(row.id, (0, ""))) for row in page.rows)
+    return DeviceViewPage(devices=tuple(views), after=page.after)
+
+
+def device_view(database: Database, device: str) -> DeviceView | None:
+    """Return one device, None if it is not known."""
+    return next(iter(device_page(database, DeviceFilter(ids=(device,))).devices), None)
+
+
+class FleetView(_View, frozen=True, kw_only=True):
+    """A fleet in figures. `heard`: until when the server has heard what devices say; `server`:
+    whether one runs; `change`: the number of the last change of a device, for `changes_since`."""
+
+    counts: FleetCounts
+    heard: str
+    server: bool
+    change: int
+
+
+def fleet_view(database: Database) -> FleetView:
+    """Return the whole fleet in figures."""
+    ear, row = load_ear(database), lease.read_lease(database)
+    return FleetView(
+        counts=fleet_counts(database, ear),
+        heard=utc(ear.until_s),
+        server=row is not None and row.remaining_s > 0.0,
+        change=last_change(database),
+    )
 
 
 def read_outages(database: Database) -> tuple[Outage, ...]:
     """Return which devices are silent now, those of one place that fell silent together as one."""
-    ear = load_ear(database)
-    return outages(
-        voice_of(row, silent=_state_of(row, ear) == "silent") for row in load_devices(database)
-    )
+    return outages(*silent_voices(database, load_ear(database)))
 
 
 def _state_of(row: DeviceRow, ear: Ear) -> str:

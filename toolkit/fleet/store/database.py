@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.errors import RolloutError
 from toolkit.fleet.store.dialects import Connection, Dialect, parse_url, shown
-from toolkit.fleet.store.schema import MIGRATIONS, SCHEMA_VERSION, TABLES
+from toolkit.fleet.store.schema import SCHEMA_VERSION, TABLES
 
 Row = tuple[Any, ...]
 
@@ -78,21 +78,17 @@ class Database:
                     for statement in (*TABLES, *self.dialect.append_only):
                         self.run(statement)
                     self.run("INSERT INTO settings VALUES ('schema', ?)", SCHEMA_VERSION)
-        if self._version() in MIGRATIONS:
-            self._migrate()
+        if (self._version() or 0) < SCHEMA_VERSION:
+            from toolkit.fleet.store.migrations import migrate
+
+            with self.write():
+                migrate(self, self._version() or 0)  # nobody was quicker, or nothing is done
+                self.run("UPDATE settings SET value = ? WHERE name = 'schema'", SCHEMA_VERSION)
         if (version := self._version()) != SCHEMA_VERSION:
             raise RolloutError(
                 f"{self._name} has the schema {version}, this Tandem reads {SCHEMA_VERSION}: "
                 "take the Tandem that wrote it"
             )
-
-    def _migrate(self) -> None:
-        """Bring the tables of an earlier version up to date."""
-        with self.write():
-            while (version := self._version() or 0) in MIGRATIONS:  # nobody was quicker
-                for statement in MIGRATIONS[version]:
-                    self.run(statement)
-                self.run("UPDATE settings SET value = ? WHERE name = 'schema'", version + 1)
 
     def _version(self) -> int | None:
         catalog = {

@@ -2,19 +2,25 @@
 each was last heard, and since when the server hears."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from device.protocol.documents import Reported, StateDocument, decode
-from toolkit.fleet.rollout.liveness import Ear, Liveness, judge
+from toolkit.fleet.rollout.liveness import Ear, Liveness, judge, place_of
 from toolkit.fleet.rollout.targets import Target
+from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database, Row
+from toolkit.fleet.store.derived import derive, labels_text
+from toolkit.fleet.store.schema import DERIVED
 
 DEAF_S = 10.0  # what a server that hears has written is younger
-_COLUMNS = "id, seen_s, state, reported, labels, beat, beat_at"
+COLUMNS = "devices.id, seen_s, state, documents.reported, labels, beat, beat_at"
+TABLES = "devices JOIN documents ON documents.id = devices.id"
+_DERIVED = tuple(name for name, _kind in DERIVED)
+_BATCH = 500  # rows of a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +76,38 @@ class DeviceRow:
 
 
 def save_devices(database: Database, rows: Iterable[DeviceRow]) -> None:
-    """Keep the documents of devices; the labels of one that is known stay."""
-    values = [
-        (row.id, row.heard_s, _text(row.state), _text(row.reported), _text(row.labels),
-            row.beat, row.beat_at)
-        for row in rows
-    ]  # fmt: skip
+    """Keep the documents of devices, in a write transaction; the labels of one that is known
+    stay."""
+    every = list(rows)
+    for begin in range(0, len(every), _BATCH):
+        _save_batch(database, every[begin : begin + _BATCH])
+
+
+def _save_batch(database: Database, rows: Sequence[DeviceRow]) -> None:
+    ids = [row.id for row in rows]
+    marks = ", ".join("?" * len(ids))
+    kept = {
+        str(device): msgspec.json.decode(text, type=dict[str, str])
+        for device, text in database.rows(f"SELECT id, labels FROM devices WHERE id IN ({marks})",
+            *ids)
+    }  # fmt: skip
+    values = []
+    for number, heard in zip(next_changes(database, len(rows)), rows, strict=True):
+        row = replace(heard, labels=kept.get(heard.id, heard.labels))
+        derived = derive(row.state, row.reported, row.all_labels)
+        values.append((row.id, row.heard_s, _text(row.labels), row.beat, row.beat_at, number,
+            *derived.values()))  # fmt: skip
+    names = ("seen_s", "beat", "beat_at", "changed", *_DERIVED)
     database.run_many(
-        f"INSERT INTO devices ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id)"
-        " DO UPDATE SET seen_s = excluded.seen_s, state = excluded.state,"
-        " reported = excluded.reported, beat = excluded.beat, beat_at = excluded.beat_at",
+        f"INSERT INTO devices (id, seen_s, labels, beat, beat_at, changed, {', '.join(_DERIVED)})"
+        f" VALUES (?, ?, ?, ?, ?, ?{', ?' * len(_DERIVED)}) ON CONFLICT (id) DO UPDATE SET "
+        + ", ".join(f"{name} = excluded.{name}" for name in names),
         values,
+    )
+    database.run_many(
+        "INSERT INTO documents VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+        " state = excluded.state, reported = excluded.reported",
+        [(row.id, _text(row.state), _text(row.reported)) for row in rows],
     )
 
 
@@ -115,19 +142,46 @@ def load_ear(database: Database) -> Ear:
 
 def load_devices(database: Database) -> list[DeviceRow]:
     """Return all devices, by their ids."""
-    rows = database.rows(f"SELECT {_COLUMNS} FROM devices ORDER BY id")
-    return [_row(row) for row in rows]
+    rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} ORDER BY devices.id")
+    return [device_row(row) for row in rows]
 
 
 def load_device(database: Database, device: str) -> DeviceRow | None:
     """Return a device, None if it is not known."""
-    rows = database.rows(f"SELECT {_COLUMNS} FROM devices WHERE id = ?", device)
-    return _row(rows[0]) if rows else None
+    rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id = ?", device)
+    return device_row(rows[0]) if rows else None
 
 
 def set_labels(database: Database, device: str, labels: Mapping[str, str]) -> None:
     """Replace the operator's labels of a device, in a write transaction."""
-    database.run("UPDATE devices SET labels = ? WHERE id = ?", _text(labels), device)
+    row = load_device(database, device)
+    if row is None:
+        return
+    both = replace(row, labels=labels).all_labels
+    database.run(
+        "UPDATE devices SET labels = ?, all_labels = ?, place = ?, changed = ? WHERE id = ?",
+        _text(labels), labels_text(both), place_of(both), next_changes(database, 1)[0], device,
+    )  # fmt: skip
+
+
+def remove_device(database: Database, device: str) -> None:
+    """Take a device out of the fleet, in a write transaction. What the broker has retained of it
+    does not bring it back."""
+    for table, column in (("devices", "id"), ("documents", "id"), ("desired", "device")):
+        database.run(f"DELETE FROM {table} WHERE {column} = ?", device)
+    database.run("INSERT INTO decommissioned VALUES (?) ON CONFLICT DO NOTHING", device)
+
+
+def readmit(database: Database, devices: Iterable[str]) -> None:
+    """Note that devices are in the fleet again, in a write transaction."""
+    database.run_many(
+        "DELETE FROM decommissioned WHERE device = ?", [(device,) for device in devices]
+    )
+
+
+def load_decommissioned(database: Database) -> set[str]:
+    """Return the devices that left the fleet and were not heard since."""
+    return {str(row[0]) for row in database.rows("SELECT device FROM decommissioned")}
 
 
 def load_labels(database: Database) -> dict[str, dict[str, str]]:
@@ -140,7 +194,8 @@ def _text(value: object) -> str:
     return "" if value is None else msgspec.json.encode(value).decode()
 
 
-def _row(row: Row) -> DeviceRow:
+def device_row(row: Row) -> DeviceRow:
+    """Return the device in a row of COLUMNS."""
     device, heard_s, state, reported, labels, beat, beat_at = row
     report = None
     with suppress(ValueError):  # one without limits, of before there were any: the next one comes

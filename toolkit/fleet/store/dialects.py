@@ -39,7 +39,9 @@ class Connection(Protocol):
 class Dialect:
     """A database. `now_s`: its clock in seconds since 1970, the same for all its clients; `begin`:
     what begins a write transaction, of which there is one at a time; `append_only`: what keeps the
-    log from being changed."""
+    log from being changed, but for rows that a checkpoint covers, which may be deleted;
+    `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
+    is 0 where the part is not in the text."""
 
     name: str
     connect: Callable[[str], Connection]
@@ -48,6 +50,8 @@ class Dialect:
     now_s: str
     begin: tuple[str, ...]
     append_only: tuple[str, ...]
+    to_3: tuple[str, ...]
+    position: str
 
 
 def _connect_sqlite(path: str) -> Connection:
@@ -82,6 +86,9 @@ def _postgresql_errors() -> tuple[type[Exception], ...]:
     return (psycopg.Error,)
 
 
+# The last row of the log that a checkpoint covers.
+_COVERED = "coalesce((SELECT value FROM settings WHERE name = 'checkpoint'), 0)"
+
 SQLITE = Dialect(
     name="sqlite",
     connect=_connect_sqlite,
@@ -92,9 +99,11 @@ SQLITE = Dialect(
     append_only=(
         "CREATE TRIGGER log_no_update BEFORE UPDATE ON log"
         " BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
-        "CREATE TRIGGER log_no_delete BEFORE DELETE ON log"
+        f"CREATE TRIGGER log_no_delete BEFORE DELETE ON log WHEN old.seq > {_COVERED}"
         " BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
     ),
+    to_3=("DROP TRIGGER log_no_update", "DROP TRIGGER log_no_delete"),
+    position="instr",
 )
 POSTGRESQL = Dialect(
     name="postgresql",
@@ -107,9 +116,16 @@ POSTGRESQL = Dialect(
     append_only=(
         "CREATE FUNCTION log_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE EXCEPTION 'the log is append-only'; END $$",
-        "CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON log"
+        "CREATE TRIGGER log_no_change BEFORE UPDATE OR TRUNCATE ON log"
         " EXECUTE FUNCTION log_is_append_only()",
+        "CREATE FUNCTION log_keeps_its_rows() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN IF OLD.seq > {_COVERED} THEN"
+        " RAISE EXCEPTION 'the log is append-only'; END IF; RETURN OLD; END $$",
+        "CREATE TRIGGER log_no_delete BEFORE DELETE ON log FOR EACH ROW"
+        " EXECUTE FUNCTION log_keeps_its_rows()",
     ),
+    to_3=("DROP TRIGGER log_no_change ON log", "DROP FUNCTION log_is_append_only()"),
+    position="strpos",
 )
 # Scheme of the store's URL -> its dialect.
 SCHEMES: Mapping[str, Dialect] = {

@@ -2,6 +2,7 @@
 
 Each row holds the SHA-256 of the row before and of itself, so a row that was changed, taken out or
 put in breaks the chain from there on. That the end was not cut off is shown by a hash noted before.
+The first rows may be archived: a later row, the checkpoint, then says which and their last hash.
 """
 
 import hashlib
@@ -15,17 +16,20 @@ from toolkit.fleet.store.database import Database
 
 GENESIS = "0" * 64
 EVENT = "event"
+CHECKPOINT = "checkpoint"  # kind of a row, and the setting that says up to where rows are archived
 PAGE = 10_000
+_HEAD = 400  # characters of a long body
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is appended: who did what, `body` in JSON."""
+    """What is appended: who did what to which devices, `body` in JSON."""
 
     who: str
     kind: str
     body: str
     rollout: int = 0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,19 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A chain that holds: its rows, and the hash of the last one."""
+    """A chain that holds: the number of its last row, and that row's hash. `checkpoint`: the rows
+    up to this number are in an archive, 0: all rows are here."""
 
     rows: int
     head: str
+    checkpoint: int = 0
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The body of a row that says that the rows up to `seq`, whose hash is given, were archived."""
+
+    seq: int
+    hash: str
 
 
 def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
@@ -64,7 +77,17 @@ def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
         before = row.hash_after(before)
         rows.append((seq, at_s, note.who, note.rollout, note.kind, note.body, before))
     database.run_many("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    for row_values, note in zip(rows, notes, strict=True):
+        index_row(database, row_values[0], note.devices)
     return seq
+
+
+def index_row(database: Database, seq: int, devices: Sequence[str]) -> None:
+    """Note which devices a row concerns, in a write transaction."""
+    database.run_many(
+        "INSERT INTO log_devices VALUES (?, ?) ON CONFLICT DO NOTHING",
+        [(device, seq) for device in devices],
+    )
 
 
 def head(database: Database) -> tuple[int, str]:
@@ -88,12 +111,76 @@ def rows_after(database: Database, seq: int) -> Iterator[LogRow]:
         seq = page[-1][0]
 
 
-def events_of(database: Database, rollout: int) -> list[str]:
-    """Return the events of a rollout, in their order."""
+def rows_of(database: Database, device: str) -> Iterator[LogRow]:
+    """Yield the rows that concern a device, in their order; of the event that begins a rollout,
+    which names all its devices, the beginning of the body."""
     rows = database.rows(
-        "SELECT body FROM log WHERE rollout = ? AND kind = ? ORDER BY seq", rollout, EVENT
-    )
+        "SELECT log.seq, at_s, who, rollout, kind,"
+        f" CASE WHEN body LIKE ? THEN substr(body, 1, {_HEAD}) ELSE body END, hash"
+        " FROM log JOIN log_devices ON log_devices.seq = log.seq WHERE device = ?"
+        " ORDER BY log.seq",
+        '{"event":"started"%', device,
+    )  # fmt: skip
+    return (LogRow(*row) for row in rows)
+
+
+def page_before(database: Database, seq: int | None, limit: int) -> list[LogRow]:
+    """Return the newest rows before a number (None: of all), the newest first."""
+    rows = database.rows(
+        f"SELECT seq, at_s, who, rollout, kind, substr(body, 1, {_HEAD}), hash FROM log"
+        " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
+        2**62 if seq is None else seq, limit,
+    )  # fmt: skip
+    return [LogRow(*row) for row in rows]
+
+
+def events_of(
+    database: Database, rollout: int, after: int = 0, until: int | None = None
+) -> list[str]:
+    """Return the events of a rollout in the rows from `after` (without it) to `until`."""
+    rows = database.rows(
+        "SELECT body FROM log WHERE rollout = ? AND kind = ? AND seq > ? AND seq <= ? ORDER BY seq",
+        rollout, EVENT, after, 2**62 if until is None else until,
+    )  # fmt: skip
     return [str(row[0]) for row in rows]
+
+
+def archive_until(database: Database, seq: int, who: str, at_s: float) -> Iterator[LogRow]:
+    """Yield the rows up to a number, then delete them and append the checkpoint that carries their
+    last hash; in a write transaction. Who takes them has kept them when asking for the next."""
+    last = None
+    for row in rows_after(database, 0):
+        if row.seq > seq:
+            break
+        last = row
+        yield row
+    if last is None:
+        return
+    body = msgspec.json.encode(Checkpoint(last.seq, last.hash)).decode()
+    append(database, [Note(who, CHECKPOINT, body)], at_s)
+    database.run(
+        "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
+        " value = excluded.value",
+        CHECKPOINT, last.seq,
+    )  # fmt: skip
+    for table in ("log", "log_devices"):
+        database.run(f"DELETE FROM {table} WHERE seq <= ?", last.seq)
+
+
+def read_checkpoint(database: Database) -> Checkpoint:
+    """Return the newest checkpoint; row 0 and GENESIS where nothing was archived. RolloutError: the
+    log has lost the row that tells it."""
+    rows = database.rows("SELECT value FROM settings WHERE name = ?", CHECKPOINT)
+    if not rows:
+        return Checkpoint(0, GENESIS)
+    bodies = database.rows("SELECT body FROM log WHERE kind = ? ORDER BY seq DESC", CHECKPOINT)
+    for (body,) in bodies:
+        checkpoint = msgspec.json.decode(body, type=Checkpoint)
+        if checkpoint.seq == int(rows[0][0]):
+            return checkpoint
+    raise RolloutError(
+        f"the audit log has no checkpoint for the rows 1 to {rows[0][0]}: rows were taken out"
+    )
 
 
 def verify(database: Database, known_head: str = "") -> Verified:
@@ -101,7 +188,9 @@ def verify(database: Database, known_head: str = "") -> Verified:
 
     `known_head`: a hash noted before, which must still be in the chain.
     """
-    count, before, is_known = 0, GENESIS, not known_head
+    checkpoint = read_checkpoint(database)
+    count, before = checkpoint.seq, checkpoint.hash
+    is_known = not known_head or before == known_head
     for row in rows_after(database, 0):
         count += 1
         if row.seq != count:
@@ -119,5 +208,6 @@ def verify(database: Database, known_head: str = "") -> Verified:
         raise RolloutError(
             f"the audit log has {count} rows, none with the hash {known_head}: its end was cut "
             "off, or it is another fleet's"
+            + (f", or it is of the archived rows 1 to {checkpoint.seq}" if checkpoint.seq else "")
         )
-    return Verified(count, before)
+    return Verified(count, before, checkpoint.seq)

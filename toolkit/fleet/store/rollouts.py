@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from device.protocol.documents import ReleaseSpec
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.machine import replay
+from toolkit.fleet.rollout.machine import replay, step
+from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
 
@@ -39,10 +41,11 @@ def create_rollout(
     number = int(rows[0][0]) + 1
     save_release(database, spec.release, path)
     database.run(
-        "INSERT INTO rollouts VALUES (?, ?, ?, ?)",
+        "INSERT INTO rollouts (number, spec, created_s, status) VALUES (?, ?, ?, ?)",
         number, _text(spec), started.at_s, "running",
     )  # fmt: skip
     note_events(database, number, [started], started.at_s, who)
+    keep_state(database, number, v.RolloutState(), replay(spec, [started]))
     return number
 
 
@@ -50,8 +53,23 @@ def note_events(
     database: Database, number: int, events: Iterable[v.Event], at_s: float, who: str
 ) -> int:
     """Append events of a rollout to the log; return the number of the last row."""
-    notes = [Note(who, EVENT, _text(event), number) for event in events]
-    return append(database, notes, at_s)
+    return append(database, [event_note(event, number, who) for event in events], at_s)
+
+
+def event_note(event: v.Event, number: int, who: str) -> Note:
+    """Return an event of a rollout as a row of the log."""
+    return Note(who, EVENT, _text(event), number, devices_of(event))
+
+
+def devices_of(event: v.Event) -> tuple[str, ...]:
+    """Return the devices that an event is about."""
+    if isinstance(event, v.Started):
+        return tuple(member.device for member in event.members)
+    if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
+        return event.devices
+    if isinstance(event, v.Joined | v.Answered | v.Figures):
+        return (event.device,)
+    return ()
 
 
 def load_specs(database: Database, after: int = 0) -> dict[int, v.RolloutSpec]:
@@ -62,9 +80,84 @@ def load_specs(database: Database, after: int = 0) -> dict[int, v.RolloutSpec]:
     return {int(number): msgspec.json.decode(spec, type=v.RolloutSpec) for number, spec in rows}
 
 
-def load_state(database: Database, number: int, spec: v.RolloutSpec) -> v.RolloutState:
-    """Return a rollout's state, by replaying its events."""
-    return replay(spec, decode_events(events_of(database, number)))
+def load_spec(database: Database, number: int) -> v.RolloutSpec | None:
+    """Return a rollout, None if there is none with this number."""
+    rows = database.rows("SELECT spec FROM rollouts WHERE number = ?", number)
+    return msgspec.json.decode(rows[0][0], type=v.RolloutSpec) if rows else None
+
+
+def newest_number(database: Database) -> int:
+    """Return the number of the newest rollout, 0: there is none."""
+    return int(database.rows("SELECT coalesce(max(number), 0) FROM rollouts")[0][0])
+
+
+def count_statuses(database: Database) -> dict[str, int]:
+    """Return how many rollouts are in each status; those of 0 are left out."""
+    rows = database.rows("SELECT status, count(*) FROM rollouts GROUP BY status")
+    return {str(status): int(count) for status, count in rows}
+
+
+def load_state(
+    database: Database, number: int, spec: v.RolloutSpec, until: int | None = None
+) -> v.RolloutState:
+    """Return a rollout's state: its snapshot, and the events after it replayed, those up to the row
+    `until` of the log."""
+    rows = database.rows("SELECT seq, state FROM snapshots WHERE rollout = ?", number)
+    seq, text = rows[0] if rows else (0, "{}")
+    events = decode_events(events_of(database, number, seq, until))
+    return step(spec, msgspec.json.decode(text, type=v.RolloutState), events)[0]
+
+
+def save_snapshot(database: Database, number: int, seq: int, state: v.RolloutState) -> None:
+    """Keep a rollout's state after the row `seq` of the log, in a write transaction: what is before
+    need not be replayed."""
+    database.run(
+        "INSERT INTO snapshots VALUES (?, ?, ?) ON CONFLICT (rollout) DO UPDATE SET"
+        " seq = excluded.seq, state = excluded.state",
+        number, seq, _text(state),
+    )  # fmt: skip
+
+
+def load_summary(database: Database, number: int) -> v.RolloutState:
+    """Return a rollout's state without its devices."""
+    rows = database.rows("SELECT summary FROM rollouts WHERE number = ?", number)
+    return msgspec.json.decode(rows[0][0], type=v.RolloutState)
+
+
+def keep_state(
+    database: Database, number: int, before: v.RolloutState, after: v.RolloutState
+) -> None:
+    """Keep what lists show of a rollout that has changed, in a write transaction: its status and
+    counts, and in the rows of its devices their phases."""
+    groups = tuple(replace(group, queue=()) for group in after.groups)
+    database.run(
+        "UPDATE rollouts SET status = ?, summary = ? WHERE number = ?",
+        after.status, _text(replace(after, groups=groups, devices={})), number,
+    )  # fmt: skip
+    if after.devices is before.devices:
+        return
+    changed = [
+        (device, row)
+        for device, row in after.devices.items()
+        if row is not before.devices.get(device)
+    ]
+    gone = [device for device, row in changed if row.phase in v.GONE]
+    rows = [(device, row) for device, row in changed if row.phase not in v.GONE]
+    numbers = iter(next_changes(database, len(changed)))
+    database.run_many(
+        "UPDATE devices SET changed = ?, rollout = 0, grp = 0, phase = '', reason = ''"
+        " WHERE id = ? AND rollout = ?",
+        [(next(numbers), device, number) for device in gone],
+    )
+    # A newer rollout keeps what it has taken.
+    database.run_many(
+        "UPDATE devices SET changed = ?, rollout = ?, grp = ?, phase = ?, reason = ?"
+        " WHERE id = ? AND rollout <= ?",
+        [
+            (next(numbers), number, row.group, row.phase, row.reason, device, number)
+            for device, row in rows
+        ],
+    )
 
 
 def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
@@ -72,10 +165,10 @@ def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
     return (v.EVENTS.decode(text) for text in texts)
 
 
-def created_s(database: Database) -> dict[int, float]:
-    """Return when each rollout was created."""
-    rows = database.rows("SELECT number, created_s FROM rollouts")
-    return {int(number): float(at_s) for number, at_s in rows}
+def started_by(database: Database, number: int) -> str:
+    """Return who began a rollout, as the log has it; empty if that part of it was archived."""
+    rows = database.rows("SELECT who FROM log WHERE rollout = ? ORDER BY seq LIMIT 1", number)
+    return str(rows[0][0]) if rows else ""
 
 
 # -- releases
@@ -142,11 +235,6 @@ def set_applied(database: Database, seq: int) -> None:
         " excluded.value",
         APPLIED, seq,
     )  # fmt: skip
-
-
-def set_status(database: Database, number: int, status: v.Status) -> None:
-    """Note a rollout's status where lists look for it."""
-    database.run("UPDATE rollouts SET status = ? WHERE number = ?", status, number)
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,8 @@ from tuf.api.metadata import TargetFile
 from device.files import make_folder, replacing
 from device.protocol.documents import ReleaseSpec
 from device.update.admission import FLOOR, REQUIRES
-from device.update.bundle import check_bundle
+from device.update.bundle import check_bundle, read_bundle_info
+from toolkit.errors import FleetError
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.bundles.release import release_of, target_path
 from toolkit.fleet.trust.repository import FleetRepository
@@ -99,3 +100,41 @@ def admit(fleet: Path, bundle: Path) -> ReleaseSpec:
         with bundle.open("rb") as source, replacing(copy) as file:
             shutil.copyfileobj(source, file)
     return release
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """A bundle that the fleet's folder has: of its repository, or the copy of a bench."""
+
+    name: str
+    version: str
+    profile: str
+    sha256: str
+    bytes: int
+    path: Path
+
+
+def list_stored(fleet: Path) -> tuple[StoredBundle, ...]:
+    """Return the bundles that can be rolled out without their files at hand, by name; of one name
+    the one that was written last is first."""
+    if is_signed(fleet):
+        stored = FleetRepository(fleet).bundles()
+    else:
+        stored = tuple((fleet / BENCH_BUNDLES).glob("*.bundle"))
+    ordered = sorted(stored, key=lambda path: -path.stat().st_mtime)
+    bundles = [_stored(path) for path in ordered]
+    return tuple(sorted(bundles, key=lambda bundle: bundle.name))
+
+
+def _stored(path: Path) -> StoredBundle:
+    info = read_bundle_info(path)
+    sha256 = path.name.partition(".")[0]
+    return StoredBundle(info.name, info.version, info.profile, sha256, path.stat().st_size, path)
+
+
+def find_stored(fleet: Path, sha256: str) -> StoredBundle:
+    """Return a bundle of the fleet's folder. Raises FleetError: there is none."""
+    for bundle in list_stored(fleet):
+        if bundle.sha256 == sha256:
+            return bundle
+    raise FleetError(f"the fleet has no bundle {sha256[:12]!r}: `tandem fleet publish` adds one")

@@ -82,6 +82,11 @@ class FleetRepository:
         """Return what is published under a path, None if nothing is."""
         return self._load(Targets).signed.targets.get(path)
 
+    def bundles(self) -> tuple[Path, ...]:
+        """Return the files of all that is published; each name begins with its SHA-256."""
+        listed = self._load(Targets).signed.targets.values()
+        return tuple(self.targets / target.get_prefixed_paths()[0] for target in listed)
+
     def expiries(self) -> tuple[Expiry, ...]:
         """Return when each signature ends."""
         roles = (

@@ -27,7 +27,8 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.window import Window
 
-_MIN_JOINED, _MAX_JOINED = 32, 64  # channels and filters of a block of narrow groups
+_JOINED_BYTES = 64  # of the channels of a block of narrow groups
+_MAX_ROW_CHANNELS = 64  # of pixels whose rows of taps are one tap
 
 
 def emit_convolution(ctx: LoweringContext, group: Group) -> None:
@@ -90,19 +91,19 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
 def _row_is_one_tap(window: Window, pitch: int, channels: int) -> bool:
     """Whether the pixels under a row of taps lie side by side: channels of one tap, few else."""
     bare = not any((*window.before, *window.after)) and window.dilations[1] == 1
-    return bare and window.kernel[1] > 1 and pitch == channels < _MAX_JOINED
+    return bare and window.kernel[1] > 1 and pitch == channels < _MAX_ROW_CHANNELS
 
 
 def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
     """Return a convolution of narrow groups with as many of them in a block as fill a tile.
 
-    The zeros between them cost products of tensor cores, which wait for operands otherwise: lines
-    of 128 bytes are read where a group alone has 8 to 32.
+    The zeros between them cost products of tensor cores, which wait for operands otherwise: 64
+    bytes are read at once where a group alone has 8 to 32.
     """
     filters, channels = conv.weights.shape[:2]
-    width = _MAX_JOINED if filters > _MIN_JOINED else _MIN_JOINED
+    width = _JOINED_BYTES // conv.left.view.item_bytes
     square = filters == conv.left.groups * channels and width % channels == 0
-    if not (gpu.has_matrix_units and conv.left.groups > 1 and square and channels < width):
+    if not (gpu.has_matrix_units and square and channels < width < 2 * filters):
         return conv
     own = np.arange(filters) % width // channels * channels
     joined = np.zeros((filters, width, *conv.weights.shape[2:]), conv.weights.dtype)

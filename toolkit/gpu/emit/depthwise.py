@@ -34,7 +34,7 @@ class _Patch:
     channels: int = 4
 
 
-_PATCHES = (_Patch(4, 4), _Patch(2, 4), _Patch(4, 2), _Patch(2, 2), _Patch(2, 2, 8))
+_PATCHES = (_Patch(2, 4), _Patch(4, 2), _Patch(2, 2), _Patch(4, 4))
 _PATCHES_OF_MANY_TAPS = (_Patch(2, 4), _Patch(4, 4), _Patch(2, 8), _Patch(2, 2))
 _PIXEL = (_Patch(1, 1),)
 _INT8X4_PATCHES = (_Patch(4, 4), _Patch(7, 4), _Patch(2, 4), _Patch(4, 2), _Patch(2, 2))

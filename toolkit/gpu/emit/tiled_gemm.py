@@ -37,7 +37,8 @@ def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem)
 
 def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
-    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k)
+    resident = split_k and isinstance(problem.left, DenseLoader)
+    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=resident)
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
@@ -53,11 +54,11 @@ def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
 def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> KernelLaunch:
     """Return the launch of `gemm` with the problem's loader and layout."""
     operands = _operands(problem, tile)
-    row_blocks = ceil_div(problem.shape.rows, tile.rows)
+    row_blocks = tile.programs or ceil_div(problem.shape.rows, tile.rows)
     column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.tail_columns)
     y, residual = problem.y_strides, problem.residual_strides
     return make_launch(
-        "gemm",
+        "resident_gemm" if tile.programs else "gemm",
         (row_blocks * column_blocks, *operands.grid),
         {
             "a": problem.left.view,

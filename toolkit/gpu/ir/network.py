@@ -198,12 +198,6 @@ def read_network(
     )
 
 
-def unknown_operand(op: Operation, tensors: SegmentTensors) -> str | None:
-    """Return why kernels cannot hold a tensor that an operation reads or makes; None: they can."""
-    names = (*op.inputs, *op.outputs)
-    return next((tensors.unknown[name] for name in names if name in tensors.unknown), None)
-
-
 def _numpy(tensor: ir.TensorProtocol | None) -> Array:
     assert tensor is not None  # a segment's initializers have values
     return np.asarray(tensor.numpy())

@@ -8,41 +8,76 @@ from typing import Any
 
 import click
 import msgspec
+from rich.console import RenderableType
 
 from device.protocol.documents import CommandState
 from toolkit.cli.actions.fleet.tables import device_table, devices_table
-from toolkit.cli.actions.fleet.views import open_store, operator, show
-from toolkit.cli.commands.fleet import Clear, Devices, Label, RunCommand, ShowDevice
+from toolkit.cli.actions.fleet.views import json_array, open_store, operator, show
+from toolkit.cli.actions.outputs import print_result
+from toolkit.cli.commands.fleet import (
+    Clear,
+    Decommission,
+    Devices,
+    Label,
+    ListQueries,
+    RunCommand,
+    SetQuery,
+    ShowDevice,
+)
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.rollout.targets import fulfils, parse_requirements
 from toolkit.fleet.server.commands import Given, clear_ended, give, make_command
 from toolkit.fleet.server.history import printable
-from toolkit.fleet.server.operations import label_device, unknown_device
-from toolkit.fleet.server.views import DeviceView, device_views
-from toolkit.fleet.store.devices import load_devices, load_ear
+from toolkit.fleet.server.operations import (
+    decommission,
+    label_device,
+    load_queries,
+    requirements_of,
+    save_query,
+    unknown_device,
+)
+from toolkit.fleet.server.views import (
+    DeviceView,
+    DeviceViewPage,
+    device_page,
+    device_view,
+    device_views,
+)
+from toolkit.fleet.store.device_queries import DeviceFilter, count_devices
+from toolkit.fleet.store.devices import load_ear
 
+LISTED = 100  # devices that a table shows at a time
 JPEG = "jpeg"  # the key of a picture in a result
 
 
 def devices(options: Devices) -> None:
     """Print the devices that fulfil the options. Raises TandemError."""
     with open_store(options.folder) as database:
-        requirements = parse_requirements(options.where)
+        where = DeviceFilter(
+            presence=options.state or "",
+            phase=options.phase or "",
+            rollout=options.number,
+            search=options.search,
+            requires=requirements_of(database, options.where),
+        )
+        if options.as_json and options.limit is None and not options.after and not options.watch:
+            for part in json_array(device_views(database, where)):
+                click.echo(part, nl=False)
+            click.echo()
+            return
+        limit = options.limit or LISTED
 
-        def read() -> Sequence[DeviceView]:
-            ear = load_ear(database)
-            targets = {row.id: row.target(ear) for row in load_devices(database)}
-            return [
-                view
-                for view in device_views(database)
-                if (not requirements or fulfils(targets[view.id], requirements))
-                and options.state in (None, view.state)
-                and options.phase in (None, view.phase)
-                and options.number in (None, view.rollout)
-            ]
+        def read() -> DeviceViewPage:
+            return device_page(database, where, after=options.after, limit=limit)
 
-        show(read, devices_table, as_json=options.as_json, watch=options.watch)
+        def draw(page: DeviceViewPage) -> RenderableType:
+            counts = count_devices(database, where, load_ear(database))
+            return devices_table(page.devices, counts, page.after)
+
+        if options.as_json:
+            show(lambda: read().devices, devices_table, as_json=True, watch=options.watch)
+        else:
+            show(read, draw, as_json=False, watch=options.watch)
 
 
 def show_device(options: ShowDevice) -> None:
@@ -50,18 +85,38 @@ def show_device(options: ShowDevice) -> None:
     with open_store(options.folder) as database:
 
         def read() -> DeviceView:
-            for view in device_views(database):
-                if view.id == options.device:
-                    return view
-            raise RolloutError(unknown_device(database, options.device))
+            view = device_view(database, options.device)
+            if view is None:
+                raise RolloutError(unknown_device(database, options.device))
+            return view
 
         show(read, device_table, as_json=options.as_json, watch=options.watch)
+
+
+def set_query(options: SetQuery) -> None:
+    """Save a query, or take it away. Raises TandemError."""
+    with open_store(options.folder) as database:
+        save_query(database, options.name, options.where, operator())
+
+
+def list_queries(options: ListQueries) -> None:
+    """Print the saved queries. Raises TandemError."""
+    with open_store(options.folder) as database:
+        rows = load_queries(database)
+    text = "\n".join(f"{name}  {requires}" for name, requires in rows.items())
+    print_result(rows, text or "No query is saved.", as_json=options.as_json)
 
 
 def label(options: Label) -> None:
     """Change the labels of a device. Raises TandemError."""
     with open_store(options.folder) as database:
         label_device(database, options.device, options.labels, operator())
+
+
+def decommission_device(options: Decommission) -> None:
+    """Take a device out of the fleet. Raises TandemError."""
+    with open_store(options.folder) as database:
+        decommission(database, options.device, operator())
 
 
 def run_command(options: RunCommand) -> None:

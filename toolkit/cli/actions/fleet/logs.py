@@ -12,13 +12,13 @@ import msgspec
 from device.protocol.documents import LogLine, decode
 from device.protocol.mqtt import Link, LinkEvent, Message, queue_putter
 from device.protocol.topics import Topics
-from toolkit.cli.actions.fleet.views import open_store
+from toolkit.cli.actions.fleet.views import open_store, operator
 from toolkit.cli.actions.outputs import print_result
-from toolkit.cli.commands.fleet import Logs, VerifyAudit
+from toolkit.cli.commands.fleet import ArchiveAudit, Logs, VerifyAudit
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet, load_fleet
 from toolkit.fleet.server.history import history_of, printable
-from toolkit.fleet.server.operations import unknown_device
+from toolkit.fleet.server.operations import archive_log, unknown_device
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.store import log
 from toolkit.fleet.store.devices import load_device
@@ -49,8 +49,21 @@ def verify(options: VerifyAudit) -> None:
     """Check the audit log. Raises TandemError: a row was changed, taken out or put in."""
     with open_store(options.folder) as database:
         verified = log.verify(database, options.head)
-    text = f"The audit log holds: {verified.rows} rows, the last hash is {verified.head}"
+    text = f"The audit log holds: chain verified to row {verified.rows}, whose hash is "
+    text += verified.head
+    if verified.checkpoint:
+        text += f"; the rows 1 to {verified.checkpoint} are in archives"
     print_result(verified, text, as_json=options.as_json)
+
+
+def archive(options: ArchiveAudit) -> None:
+    """Move the older rows of the audit log to a file. Raises TandemError."""
+    with open_store(options.folder) as database:
+        count = archive_log(
+            database, options.output, keep_s=options.keep_days * 86400.0, who=operator()
+        )
+    text = f"{count} rows are now in {options.output}" if count else "No row is that old."
+    print_result({"rows": count}, text, as_json=options.as_json)
 
 
 def _shown(topic: str, payload: bytes, text: str) -> str:

@@ -7,34 +7,23 @@ import click
 import msgspec
 from rich.console import Console
 
-from device.protocol.documents import InstallPolicy
-from device.update.bundle import read_bundle_info
 from toolkit.cli.actions.fleet.tables import plan_table, rollout_table, rollouts_table
 from toolkit.cli.actions.fleet.views import open_store, operator, show
 from toolkit.cli.commands.fleet import (
     Order,
-    PolicyOptions,
     Rollback,
     RolloutStatus,
     Start,
 )
-from toolkit.fleet.bundles.facts import statements_of
-from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.gates import Gate, parse_gates
-from toolkit.fleet.rollout.groups import parse_groups
-from toolkit.fleet.rollout.limits import parse_limit, parse_share
-from toolkit.fleet.rollout.policy import with_gates, with_window
-from toolkit.fleet.rollout.rates import default_rate, parse_rate
-from toolkit.fleet.rollout.targets import parse_requirements
 from toolkit.fleet.server.operations import (
     get_spec,
     make_plan,
-    new_key,
     newest,
     order,
     start_rollout,
 )
+from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
 from toolkit.fleet.server.views import RolloutView, rollout_views
 from toolkit.fleet.trust.publish import admit
 
@@ -50,8 +39,9 @@ DONE: Mapping[v.Order, str] = {
 
 def start(options: Start) -> None:
     """Begin a rollout, or print what it would do. Raises TandemError."""
-    spec = _spec(options)
+    request = _request(options)
     with open_store(options.folder) as database:
+        spec = spec_of(database, request, options.bundle)
         plan, number = make_plan(database, spec), 0
         if not options.dry_run:
             spec = msgspec.structs.replace(spec, release=admit(options.folder, options.bundle))
@@ -64,40 +54,26 @@ def start(options: Start) -> None:
     click.echo(f"rollout {number} has begun" if number else "Nothing was sent (--dry-run).")
 
 
-def _spec(options: Start) -> v.RolloutSpec:
-    gates, facts = parse_gates(options.gates), statements_of(read_bundle_info(options.bundle))
-    policy = _policy(options.policy, gates)
-    release = release_of(options.bundle)
-    rate = options.rate
-    return v.RolloutSpec(
-        key=new_key(),
-        release=release,
-        groups=parse_groups(options.groups),
-        policy=policy,
-        rate=default_rate(release.blob.bytes) if rate is None else parse_rate(rate),
-        success=parse_share(options.success),
-        max_failures=parse_limit(options.max_failures),
+def _request(options: Start) -> RolloutRequest:
+    policy = options.policy
+    return RolloutRequest(
+        groups=options.groups,
+        gates=options.gates,
+        requires=options.requires,
+        rate=options.rate or "",
+        success=options.success,
+        max_failures=options.max_failures,
         on_failure=options.on_failure,
-        gates=gates,
-        requires=parse_requirements(options.requires),
-        metrics=dict(facts.metrics),
-        texts=dict(facts.texts),
-        models=facts.models,
-        timeout_s=options.timeout_s,
         approval=options.approval,
+        timeout_s=options.timeout_s,
+        window=policy.window or "",
+        confirm_after_s=policy.confirm_after_s,
+        shadow_s=policy.shadow_s,
+        max_bytes_per_s=policy.max_bytes_per_s,
         late_joiners=not options.no_late_joiners,
         retry=options.retry,
-    )
-
-
-def _policy(options: PolicyOptions, gates: tuple[Gate, ...]) -> InstallPolicy:
-    policy = InstallPolicy(
-        confirm_after_s=options.confirm_after_s,
-        shadow_s=options.shadow_s,
-        max_bytes_per_s=options.max_bytes_per_s,
-    )
-    return with_gates(
-        policy if options.window is None else with_window(policy, options.window), gates
+        soak=options.soak,
+        start_at=options.start_at or "",
     )
 
 

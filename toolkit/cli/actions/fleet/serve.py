@@ -6,6 +6,7 @@ from types import FrameType
 
 from toolkit.cli.commands.fleet import Serve
 from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.server.metrics import parse_listen
 from toolkit.fleet.server.serve import FleetServer
 
 
@@ -18,4 +19,5 @@ def serve(options: Serve) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    FleetServer(load_fleet(options.folder)).serve(stopped)
+    metrics = None if options.metrics is None else parse_listen(options.metrics)
+    FleetServer(load_fleet(options.folder), metrics=metrics).serve(stopped)

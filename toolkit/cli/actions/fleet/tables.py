@@ -20,6 +20,7 @@ MAX_WORDS = 48  # characters of a label in a list
 MAX_REASON = 400  # characters of a reason in a list
 COLOURS: Mapping[v.Status, str] = {
     "running": "cyan",
+    "scheduled": "cyan",
     "paused": "yellow",
     "approval": "yellow",
     "rolling_back": "red",
@@ -61,6 +62,8 @@ def rollout_table(view: RolloutView) -> RenderableType:
     for group in view.groups:
         table.add_row(*_group_cells(group))
     parts: list[RenderableType] = [head, table]
+    if view.window:
+        parts.append(_text(f"devices install it in their maintenance window, {view.window}"))
     if view.total_bytes:
         received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
         parts.append(_text(f"{received:.1f} of {total:.1f} MB downloaded"))
@@ -106,8 +109,11 @@ def _group_cells(group: GroupView) -> list[RenderableType]:
     ]
 
 
-def devices_table(views: Sequence[DeviceView]) -> RenderableType:
-    """Return the list of devices, and the outages among them."""
+def devices_table(
+    views: Sequence[DeviceView], counts: Mapping[str, int] | None = None, after: str = ""
+) -> RenderableType:
+    """Return a page of devices. `counts`: how many devices of all pages are in each presence, None:
+    there is no other page; `after`: what asks for the next page."""
     columns = ("device", "state", "heard", "profile", "runs", "update", "rollout", "labels")
     table = _table(*columns, "problems")
     for view in views:
@@ -123,8 +129,17 @@ def devices_table(views: Sequence[DeviceView]) -> RenderableType:
             str(len(view.problems)) if view.problems else "",
         )
     states = Counter(view.state for view in views)
+    if counts is not None:
+        states = Counter()
+        for presence, count in counts.items():  # a late one is shown as it was: online
+            states["online" if presence == "late" else presence] += count
+    total = sum(states.values())
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return Group(table, _text(f"{len(views)} devices: {counted}" if views else "0 devices"))
+    total_line = _text(f"{total} devices: {counted}" if total else "0 devices")
+    parts: list[RenderableType] = [table, total_line]
+    if after:
+        parts.append(_text(f"{len(views)} are listed; the next ones: --after {after}"))
+    return Group(*parts)
 
 
 def device_table(view: DeviceView) -> RenderableType:

@@ -3,7 +3,7 @@
 import getpass
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -59,6 +59,15 @@ def show(
             time.sleep(WATCH_S)
             view = read()
             live.update(draw(view), refresh=True)
+
+
+def json_array(views: Iterable[object]) -> Iterator[str]:
+    """Yield the parts of an array in JSON, which needs never be in memory as a whole."""
+    before = "["
+    for view in views:
+        yield f"{before}{_json(view)}"
+        before = ","
+    yield "]" if before == "," else "[]"
 
 
 def _json(view: object) -> str:

@@ -1,0 +1,449 @@
+"""The fleet's page and API: who gets in, what each role may, what is escaped, what is live."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fleet_server_fixtures import device_row, report, write_fleet
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+from web_fixtures import PASSWORD, Visitor, WebProcess, add_people
+
+from device.protocol.documents import DeviceFacts
+from toolkit.errors import FleetError, RolloutError
+from toolkit.fleet.client import Client
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.server.operations import make_plan, start_rollout
+from toolkit.fleet.store import accounts
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import save_devices, save_ear
+from toolkit.fleet.web.access import RefusedError, SignInLimit
+from toolkit.fleet.web.frame import own_path
+from toolkit.fleet.web.pages import PAGES
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
+PATHS = ("/", "/devices", "/devices/cam-1", "/rollouts", "/rollouts/1", "/rollouts/new", "/audit")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fleet of three devices, one of which says what a hostile one would, and a rollout."""
+    folder = write_fleet(tmp_path_factory.mktemp("web") / "fleet", 1)
+    database = load_fleet(folder).open_store()
+    now_s = database.now_s()
+    rows = [
+        device_row("cam-1", report("a", beat_s=30.0)),
+        device_row("cam-2", report("b", beat_s=30.0)),
+    ]
+    labels = {f"key-{number}": HOSTILE for number in range(20)}
+    bad = report(
+        "c", "rolled_back", reason=HOSTILE, facts=DeviceFacts(module=HOSTILE, labels=labels)
+    )
+    rows.append(device_row("cam-3", bad))
+    with database.write():
+        save_devices(database, [replace(row, heard_s=now_s) for row in rows])
+        save_ear(database, Ear(now_s - 3600.0, now_s))
+    begin_rollout(database, "otto (web)")
+    database.close()
+    return folder
+
+
+def begin_rollout(database: Database, who: str) -> int:
+    from fleet_server_fixtures import release
+
+    spec = v.RolloutSpec(key="k", release=release("d"), groups=("rest",), approval=True)
+    return start_rollout(database, spec, make_plan(database, spec), Path("app-d.bundle"), who)
+
+
+@pytest.fixture(scope="module")
+def token(folder: Path) -> str:
+    return add_people(folder)
+
+
+@pytest.fixture(scope="module")
+def web(folder: Path, token: str) -> Iterator[WebProcess]:
+    web = WebProcess(folder)
+    yield web
+    web.close()
+
+
+@pytest.fixture
+def database(folder: Path) -> Iterator[Database]:
+    database = load_fleet(folder).open_store()
+    yield database
+    database.close()
+
+
+def visitor(web: WebProcess, name: str) -> Visitor:
+    """Somebody who has signed in, once for all tests: hashing passwords takes time by design."""
+    if (web.url, name) not in SIGNED_IN:
+        SIGNED_IN[web.url, name] = sign_in(web, name)
+    return SIGNED_IN[web.url, name]
+
+
+def sign_in(web: WebProcess, name: str) -> Visitor:
+    person = Visitor(web)
+    assert person.sign_in(name).status == 303
+    return person
+
+
+SIGNED_IN: dict[tuple[str, str], Visitor] = {}
+
+
+# -- who gets in
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_asks_who_has_not_signed_in_to_do_so(web: WebProcess, path: str) -> None:
+    answer = Visitor(web).get(path)
+    assert (answer.status, answer.headers["location"]) == (
+        303, f"/sign-in?back={path.replace('/', '%2F')}"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "password"), [("otto", "wrong"), ("nobody", PASSWORD), ("", "")])
+def test_a_wrong_name_or_password_gets_no_session(
+    web: WebProcess, name: str, password: str
+) -> None:
+    person = Visitor(web)
+    answer = person.sign_in(name, password)
+    assert answer.status == 401
+    assert "not right" in answer.text
+    assert not person.cookies
+
+
+def test_too_many_failures_have_to_wait() -> None:
+    now_s = [0.0]
+    limit = SignInLimit(lambda: now_s[0])
+    for _ in range(5):
+        limit.check("otto", "10.0.0.1")
+        limit.note_failure("otto", "10.0.0.1")
+    for name, address in (("otto", "10.0.0.2"), ("anna", "10.0.0.1")):
+        with pytest.raises(RefusedError, match="5 attempts have failed: try again in 300 s"):
+            limit.check(name, address)
+    limit.check("anna", "10.0.0.2")
+    now_s[0] = 300.0
+    limit.check("otto", "10.0.0.1")
+
+
+def test_the_cookie_is_for_this_site_alone_and_the_session_ends_with_it(web: WebProcess) -> None:
+    person = Visitor(web)
+    answer = person.sign_in("vera", back="/devices?q=x")
+    assert answer.headers["location"] == "/devices?q=x"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    stolen = Visitor(web, dict(person.cookies))
+    assert stolen.get("/").status == 200
+    assert person.send("/sign-out").status == 303
+    assert stolen.get("/").status == 303
+
+
+@pytest.mark.parametrize(
+    "path", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"]
+)
+def test_nobody_is_sent_to_another_site(path: str) -> None:
+    assert own_path(path) == "/"
+
+
+def test_a_password_ends_the_sessions_of_its_person(folder: Path, web: WebProcess) -> None:
+    database = load_fleet(folder).open_store()
+    accounts.add_account(database, "ola", "viewer", PASSWORD)
+    person = sign_in(web, "ola")
+    accounts.add_account(database, "ola", "viewer", f"{PASSWORD}!")
+    assert person.get("/").status == 303
+    accounts.remove_account(database, "ola")
+    with pytest.raises(RolloutError, match="nobody is called 'ola': the accounts are"):
+        accounts.remove_account(database, "ola")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "reason"),
+    [("x" * 65, PASSWORD, "cannot be the name"), (" a", PASSWORD, "cannot be the name"),
+     ("\n", PASSWORD, "cannot be the name"), ("x", "short", "has 5 characters")],
+)  # fmt: skip
+def test_an_account_that_cannot_be_is_refused(
+    database: Database, name: str, password: str, reason: str
+) -> None:
+    with pytest.raises(RolloutError, match=reason):
+        accounts.add_account(database, name, "viewer", password)
+
+
+def test_a_copy_of_the_store_opens_nothing(database: Database, web: WebProcess, token: str) -> None:
+    person = visitor(web, "vera")
+    dump = json.dumps([database.rows(f"SELECT * FROM {table}") for table in
+        ("accounts", "sessions", "tokens")])  # fmt: skip
+    assert PASSWORD not in dump
+    assert token not in dump
+    assert person.cookies["tandem_session"] not in dump
+
+
+# -- what each may
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "status"),
+    [("vera", "pause", 403), ("otto", "pause", 303), ("otto", "resume", 409),
+     ("otto", "approve", 403), ("otto", "nonsense", 409), ("olga", "abort", 303)],
+)  # fmt: skip
+def test_an_order_needs_its_role(
+    web: WebProcess, database: Database, name: str, order: str, status: int
+) -> None:
+    number = begin_rollout(database, "cli")
+    answer = visitor(web, name).send("/orders", order=f"{order}:{number}", back="/rollouts")
+    assert answer.status == status, answer.text
+    events = database.rows(
+        "SELECT who, body FROM log WHERE rollout = ? ORDER BY seq DESC LIMIT 1", number
+    )
+    is_noted = events[0][0] == f"{name} (web)" and f'"{order}"' in events[0][1]
+    assert is_noted == (status == 303)
+
+
+def test_who_has_begun_a_rollout_does_not_approve_it(web: WebProcess, database: Database) -> None:
+    number = begin_rollout(database, "anna (web)")
+    answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
+    assert answer.status == 409
+    assert "approved by somebody else" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "field", "reason"),
+    [({"origin": "https://evil.example"}, "", "not from this site"),
+     ({"sec-fetch-site": "cross-site"}, "", "not from this site"),
+     ({}, "", "of another session"), ({}, "x.y", "of another session")],
+)  # fmt: skip
+def test_a_form_of_another_site_does_nothing(
+    web: WebProcess, headers: dict[str, str], field: str, reason: str
+) -> None:
+    person = visitor(web, "otto")
+    answer = person.ask("POST", "/orders", f"order=pause:1&csrf={field}", **headers)
+    assert answer.status == 403
+    assert reason in answer.text
+
+
+def test_the_field_of_one_session_is_not_that_of_another(web: WebProcess) -> None:
+    first, second = visitor(web, "otto"), visitor(web, "olga")
+    found = re.search(r'name="csrf" value="([^"]+)"', first.get("/").text)
+    assert found
+    assert second.ask("POST", "/orders", f"order=pause:1&csrf={found[1]}").status == 403
+
+
+def test_a_form_that_is_too_large_is_refused(web: WebProcess) -> None:
+    assert visitor(web, "otto").ask("POST", "/orders", "x=" + "a" * 300_000).status == 413
+
+
+def test_a_proxy_is_believed_from_its_address_alone(folder: Path, token: str) -> None:
+    for address, status in (("127.0.0.1", 200), ("192.0.2.1", 303)):
+        web = WebProcess(folder, "--trust-header", "X-User", "--trust-from", address)
+        try:
+            person = Visitor(web, headers={"x-user": "otto"})
+            assert person.get("/").status == status
+            if status == 200:
+                assert person.send("/orders", order="nonsense:1").status == 409
+                assert Visitor(web, headers={"x-user": "mallory"}).get("/").status == 303
+        finally:
+            web.close()
+
+
+# -- what is shown
+
+
+class Markup(HTMLParser):
+    """What a page is made of that could do something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts: list[str] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "iframe", "object", "embed"):
+            self.scripts.append(dict(attrs).get("src") or "inline")
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/devices/cam-3", "/devices?q=<b>&label=a%3D<i>"])
+def test_what_a_device_says_is_text_on_every_page(web: WebProcess, path: str) -> None:
+    answer = visitor(web, "otto").get(path)
+    page = Markup()
+    page.feed(answer.text)
+    assert page.scripts == ["/static/htmx.min.js", "/static/hx-sse.min.js"] * (answer.status == 200)
+    assert page.handlers == []
+    assert "<img" not in answer.text
+    assert "<b>" not in answer.text
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [("/devices?state=asleep", 400, "none of online"), ("/devices?sort=size", 400, "sorted by"),
+     ("/devices?label=lab", 400, "KEY=VALUE"), ("/devices?after=x", 400, "no place in a list"),
+     ("/devices/cam-9", 404, "no device"), ("/rollouts/99", 404, "no rollout 99"),
+     ("/rollouts/x", 404, "no number"), ("/audit?before=-1", 400, "no number"),
+     ("/nowhere", 404, "no such page"), ("/releases/abc", 404, "no rollout of this fleet")],
+)  # fmt: skip
+def test_what_is_not_there_is_said(web: WebProcess, path: str, status: int, reason: str) -> None:
+    answer = visitor(web, "vera").get(path)
+    assert (answer.status, reason in answer.text) == (status, True), answer.text
+
+
+def test_the_list_is_searched_filtered_sorted_and_turned(web: WebProcess) -> None:
+    person = visitor(web, "vera")
+
+    def devices(query: str) -> list[str]:
+        return re.findall(r'href="/devices/(cam-\d)"', person.get(f"/devices?{query}").text)
+
+    assert devices("") == ["cam-1", "cam-2", "cam-3"]
+    assert devices("sort=id&down=yes") == ["cam-3", "cam-2", "cam-1"]
+    assert devices("problem=update") == ["cam-3"]
+    assert devices("q=app-b") == ["cam-2"]
+    assert devices("release=app-a") == ["cam-1"]
+    assert devices("q=nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "status", "reason"),
+    [("2", "wing=east", 303, ""), ("3", "wing=east", 409, "type 2"),
+     ("2", "wing", 409, "is no label")],
+)  # fmt: skip
+def test_all_devices_of_a_filter_are_labelled_once_their_number_is_typed(
+    web: WebProcess, database: Database, count: str, labels: str, status: int, reason: str
+) -> None:
+    person, query = visitor(web, "otto"), "release=app-e"
+    change(database, "east-1", "e")
+    change(database, "east-2", "e")
+    plan = person.get(f"/bulk/labels?{query}&labels={labels}")
+    assert "east-1, east-2" in plan.text
+    answer = person.send("/bulk/labels", page=f"/bulk/labels?{query}&labels={labels}",
+        release="app-e", labels=labels, planned="2", count=count)  # fmt: skip
+    assert answer.status == status
+    assert reason in answer.text
+    listed = set(
+        re.findall(r'href="/devices/(east-\d)"', person.get("/devices?label=wing%3Deast").text)
+    )
+    assert listed == ({"east-1", "east-2"} if status == 303 else listed)
+
+
+def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
+    web: WebProcess, database: Database
+) -> None:
+    person = visitor(web, "vera")
+    mark = re.search(r"mark=([^&\"]+)", person.get("/devices").text)
+    assert mark
+    stream = person.events(f"/live?page=/devices&mark={mark[1]}")
+    change(database, "cam-new-1")
+    begun_s = time.monotonic()
+    message = stream.next()
+    while "cam-new-1" not in message["data"]:
+        message = stream.next()
+    assert time.monotonic() - begun_s < 5.0  # under load, too; the bench measures it
+    stream.close()
+    change(database, "cam-new-2")
+    again = person.events("/live?page=/devices", **{"last-event-id": message["id"]})
+    assert "cam-new-2" in again.next()["data"]
+    again.close()
+    assert person.events("/live?page=/nowhere").status == 404
+
+
+def test_the_site_stops_at_once_though_somebody_looks_at_it(folder: Path, token: str) -> None:
+    web = WebProcess(folder)
+    stream = sign_in(web, "vera").events("/live?page=/devices")
+    stream.next()
+    begun_s = time.monotonic()
+    web.close()
+    assert time.monotonic() - begun_s < 4.0
+    assert "Traceback" not in web.log_file.read_text()
+    stream.close()
+
+
+def change(database: Database, device: str, running: str = "") -> None:
+    row = device_row(device, report(running))
+    with database.write():
+        save_devices(database, [replace(row, heard_s=database.now_s())])
+
+
+# -- the API
+
+
+def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, token: str) -> None:
+    program = Visitor(web, headers={"authorization": f"Bearer {token}"})
+    document = json.loads(Visitor(web).get("/api/v1/openapi.json").text)
+    validate(document)
+    asked = 0
+    for path, methods in document["paths"].items():
+        if "get" not in methods or path.endswith("/events"):
+            continue
+        answer = program.get(path.replace("{device}", "cam-1").replace("{number}", "1"))
+        assert answer.status == 200, answer.text
+        schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        whole = {**schema, "components": document["components"]}
+        Draft202012Validator(whole).validate(json.loads(answer.text))
+        asked += 1
+    assert asked >= 8
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "reason"),
+    [("GET", "/devices?limit=5000", None, 400, "limit"),
+     ("GET", "/devices?colour=red", None, 400, "colour"),
+     ("GET", "/fleet?x=1", None, 400, "takes no query"),
+     ("GET", "/devices/cam-9", None, 404, "no device"),
+     ("GET", "/rollouts/99", None, 404, "no rollout 99"),
+     ("POST", "/rollouts/1/orders", '{"order": "dance"}', 400, "order"),
+     ("POST", "/rollouts/1/orders", "{", 400, "cannot be read"),
+     ("POST", "/rollouts/1/orders", '{"order": "approve"}', 403, "approver"),
+     ("POST", "/rollouts/plan", '{"bundle": "abc"}', 409, "no bundle"),
+     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label")],
+)  # fmt: skip
+def test_the_api_says_why_not(
+    web: WebProcess, token: str, method: str, path: str, body: str | None, status: int, reason: str
+) -> None:
+    program = Visitor(web, headers={"authorization": f"Bearer {token}"})
+    answer = program.ask(method, f"/api/v1{path}", body)
+    problem = json.loads(answer.text)
+    assert (answer.status, problem["status"]) == (status, status), answer.text
+    assert reason in problem["reason"]
+
+
+@pytest.mark.parametrize("header", ["", "Bearer ", "Bearer wrong", "Basic b3R0bzp4"])
+def test_the_api_needs_a_token_and_takes_no_cookie(web: WebProcess, header: str) -> None:
+    person = visitor(web, "otto")
+    answer = person.ask("GET", "/api/v1/fleet", authorization=header)
+    assert answer.status == 401
+
+
+def test_the_client_lists_labels_and_follows(
+    web: WebProcess, token: str, database: Database
+) -> None:
+    with Client(web.url, token) as fleet:
+        assert fleet.counts()["devices"] >= 3
+        assert [row["id"] for row in fleet.devices(q="app-a")] == ["cam-1"]
+        assert fleet.label("cam-2", {"site": "lab", "none": None}) == {"site": "lab"}
+        assert fleet.device("cam-2")["labels"]["site"] == "lab"
+        assert fleet.label("cam-2", {"site": None}) == {}
+        assert fleet.rollout(1)["name"] == "app-d"
+        assert fleet.rollouts()[-1]["number"] == 1
+        assert fleet.bundles() == []
+        events = fleet.events("0-0")
+        kinds = {next(events)[1] for _ in range(4)}
+        assert kinds <= {"log", "device"}
+        with pytest.raises(FleetError, match="answers 404: the fleet has no device 'x'"):
+            fleet.device("x")
+        with pytest.raises(FleetError, match="answers 409: rollout 1"):
+            fleet.order(1, "resume")
+    with Client("http://127.0.0.1:9", token) as nobody, pytest.raises(FleetError, match="reached"):
+        nobody.counts()
+
+
+def test_each_page_has_a_row() -> None:
+    assert {page.path for page in PAGES} >= {"/", "/devices", "/rollouts", "/audit"}

@@ -1,0 +1,87 @@
+"""A rollout as people and programs ask for it: texts, which become the checked values of a spec."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from device.protocol.documents import InstallPolicy
+from device.update.bundle import read_bundle_info
+from toolkit.fleet.bundles.facts import statements_of
+from toolkit.fleet.bundles.release import release_of
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.gates import parse_gates
+from toolkit.fleet.rollout.groups import parse_groups, queries_in
+from toolkit.fleet.rollout.limits import parse_limit, parse_share
+from toolkit.fleet.rollout.policy import with_gates, with_window
+from toolkit.fleet.rollout.rates import default_rate, parse_rate
+from toolkit.fleet.rollout.targets import parse_requirements
+from toolkit.fleet.rollout.waits import parse_duration, parse_start
+from toolkit.fleet.server.operations import new_key, query_of
+from toolkit.fleet.store.database import Database
+
+Bytes = Annotated[int, Meta(ge=1024)]
+Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+
+
+class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a bundle is rolled out; each text is written as the option of `tandem fleet rollout
+    start` is. `rate`, `window` and `start_at` empty, numbers None: what the fleet does by default.
+    """
+
+    groups: str = "rest"
+    gates: str = ""
+    requires: str = ""
+    rate: str = ""
+    success: str = "90%"
+    max_failures: str = "10%"
+    on_failure: v.OnFailure = "pause"
+    approval: bool = False
+    timeout_s: Annotated[float, Meta(ge=1.0)] = 3600.0
+    window: str = ""
+    confirm_after_s: Annotated[float, Meta(ge=0.1, le=86400.0)] | None = None
+    shadow_s: Seconds = 0.0
+    max_bytes_per_s: Bytes | None = None
+    late_joiners: bool = True
+    retry: bool = False
+    soak: str = "0s"
+    start_at: str = ""
+
+
+def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
+    """Return the spec of a new rollout. Raises RolloutError: a text cannot be read, or names a
+    query that the fleet does not have; BundleError."""
+    gates, facts = parse_gates(request.gates), statements_of(read_bundle_info(bundle))
+    release = release_of(bundle)
+    policy = InstallPolicy(
+        confirm_after_s=request.confirm_after_s,
+        shadow_s=request.shadow_s,
+        max_bytes_per_s=request.max_bytes_per_s,
+    )
+    if request.window:
+        policy = with_window(policy, request.window)
+    groups = parse_groups(request.groups)
+    rate = parse_rate(request.rate) if request.rate else default_rate(release.blob.bytes)
+    return v.RolloutSpec(
+        key=new_key(),
+        release=release,
+        groups=groups,
+        policy=with_gates(policy, gates),
+        rate=rate,
+        success=parse_share(request.success),
+        max_failures=parse_limit(request.max_failures),
+        on_failure=request.on_failure,
+        gates=gates,
+        requires=parse_requirements(request.requires),
+        metrics=dict(facts.metrics),
+        texts=dict(facts.texts),
+        models=facts.models,
+        timeout_s=request.timeout_s,
+        approval=request.approval,
+        late_joiners=request.late_joiners,
+        retry=request.retry,
+        soak_s=parse_duration(request.soak),
+        start_s=parse_start(request.start_at, database.now_s()) if request.start_at else 0.0,
+        queries={name: query_of(database, name) for name in queries_in(groups)},
+    )

@@ -1,0 +1,418 @@
+"""The site as an ASGI application: a row for each page and each form, and what guards them all."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from device.errors import TandemError
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.store.accounts import (
+    Role,
+    Session,
+    check_password,
+    close_session,
+    hash_of,
+    open_session,
+)
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.web import api
+from toolkit.fleet.web.access import (
+    COOKIE,
+    RefusedError,
+    SignInLimit,
+    TrustedProxy,
+    check_origin,
+    check_role,
+    find_session,
+    find_token,
+)
+from toolkit.fleet.web.commands import WAIT_S, run_command
+from toolkit.fleet.web.frame import (
+    Frame,
+    draw_page,
+    draw_refusal,
+    draw_sign_in,
+    is_csrf,
+    own_path,
+    part,
+)
+from toolkit.fleet.web.live import Live, StoreThread, events_after, read_place
+from toolkit.fleet.web.orders import FORMS, Form
+from toolkit.fleet.web.pages import PAGES, Page
+from toolkit.fleet.web.pages.answer import command_of, draw_answer
+from toolkit.fleet.web.visit import Visit
+
+STATIC = Path(__file__).parent / "static"
+STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
+MAX_BODY = 256 << 10  # bytes of a form
+MAX_FIELDS = 200
+
+# What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
+HEADERS: Mapping[bytes, bytes] = {
+    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; "
+    b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSettings:
+    """How the site is reached: over TLS, behind a proxy that signs people in."""
+
+    tls: bool = False
+    proxy: TrustedProxy | None = None
+
+
+class Site:
+    """The site of one fleet."""
+
+    def __init__(self, fleet: Fleet, settings: SiteSettings) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._store = StoreThread(fleet)
+        self._live = Live(self._store)
+        self._limit = SignInLimit()
+
+    def application(self) -> ASGIApp:
+        """Return what a server runs."""
+        routes = [
+            Route("/sign-in", self._guarded(self._show_sign_in), methods=["GET"]),
+            Route("/sign-in", self._guarded(self._sign_in), methods=["POST"]),
+            Route("/sign-out", self._guarded(self._sign_out), methods=["POST"]),
+            Route("/live", self._guarded(self._follow), methods=["GET"]),
+            Route("/static/style.css", self._style, methods=["GET"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            *(Route(page.path, self._guarded(partial(self._show, page)), methods=["GET"])
+                for page in PAGES),
+            *(Route(form.path, self._guarded(partial(self._take, form)), methods=["POST"])
+                for form in FORMS),
+            Route("/devices/{device}/commands", self._guarded(self._command), methods=["POST"]),
+            Route(f"{api.ROOT}/openapi.json", self._openapi, methods=["GET"]),
+            Route(f"{api.ROOT}/events", self._answered(self._events), methods=["GET"]),
+            *(Route(api.ROOT + row.path, self._answered(partial(self._operate, row)),
+                methods=[row.method]) for row in api.OPERATIONS),
+        ]  # fmt: skip
+        return Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={404: self._nowhere},
+            middleware=[Middleware(HeadersMiddleware, tls=self._settings.tls),
+                Middleware(GZipMiddleware, minimum_size=1000)],
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """End the streams of live events, which would go on for ever."""
+        self._live.is_ending = True
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        polling = asyncio.create_task(self._live.poll())
+        try:
+            yield
+        finally:
+            polling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await polling
+            self._store.close()
+
+    # -- pages
+
+    async def _nowhere(self, request: Request, _error: Exception) -> Response:
+        async def refuse(request: Request) -> Response:
+            raise RefusedError(404, f"there is no such page: {request.url.path}")
+
+        return await self._guarded(refuse)(request)
+
+    async def _show(self, page: Page, request: Request) -> Response:
+        """Return a page to somebody who has signed in; others sign in first."""
+        session = await self._session(request)
+        if session is None:
+            back = urlencode({"back": _address(request)})
+            return RedirectResponse(f"/sign-in?{back}", 303)
+        check_role(session.account, page.role)
+        visit = _visit(request.path_params, request.query_params.multi_items(), session)
+        mark = await self._live.mark()
+        view = await self._store.run(page.draw, self._fleet, visit)
+        frame = Frame(
+            fleet=self._fleet.file.name,
+            path=_address(request),
+            mark=mark,
+            session=session,
+            notice=request.query_params.get("done", ""),
+        )
+        return HTMLResponse(draw_page(view, frame))
+
+    async def _follow(self, request: Request) -> Response:
+        """Send the live part of a page whenever it changes, for as long as the session holds."""
+        session = await self._session(request)
+        if session is None:
+            raise RefusedError(401, "sign in first")
+        address = urlsplit(request.query_params.get("page", ""))
+        page, params = _match(address.path)
+        check_role(session.account, page.role)
+        visit = _visit(params, parse_qsl(address.query), session)
+        key = (f"{address.path}?{address.query}", session.account.role)
+        mark = request.headers.get("last-event-id") or request.query_params.get("mark", "")
+        fleet = self._fleet
+
+        async def messages() -> AsyncIterator[str]:
+            draw = partial(_draw_live, page, fleet, visit)
+            async for message in self._live.follow(key, draw, mark):
+                if await self._session(request) is None:
+                    return
+                yield message
+
+        return StreamingResponse(messages(), media_type="text/event-stream")
+
+    async def _style(self, _request: Request) -> Response:
+        text = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
+        return Response(text, media_type="text/css", headers={"cache-control": "max-age=300"})
+
+    # -- forms
+
+    async def _take(self, form: Form, request: Request) -> Response:
+        """Do what a form asks for, then show the page that it names."""
+        session, fields = await self._sent(request, form.role)
+        try:
+            where = await self._store.run(form.take, self._fleet, session.account, fields)
+        except RefusedError:
+            raise
+        except TandemError as error:
+            raise RefusedError(409, str(error)) from error
+        return RedirectResponse(where, 303)
+
+    async def _command(self, request: Request) -> Response:
+        """Have a device do something once, and show what it answers."""
+        session, fields = await self._sent(request, "operator")
+        command = command_of(fields["device"], fields.get("op", ""))
+        try:
+            state = await run_command(self._store, self._fleet, session.account, command)
+        except TandemError as error:
+            raise RefusedError(409, str(error)) from error
+        path = f"/devices/{part(command.device)}"
+        frame = Frame(self._fleet.file.name, path, await self._live.mark(), session)
+        return HTMLResponse(draw_page(draw_answer(command, state, WAIT_S), frame))
+
+    async def _sent(self, request: Request, role: Role) -> tuple[Session, dict[str, str]]:
+        """Return who sent a form, and its fields with those of the path. Raises RefusedError."""
+        session = await self._session(request)
+        if session is None:
+            raise RefusedError(401, "the session has ended: sign in, and send it again")
+        fields = await _fields(request)
+        if not is_csrf(session, fields.pop("csrf", "")):
+            raise RefusedError(403, "the form is of another session: load the page again")
+        check_role(session.account, role)
+        return session, fields | request.path_params
+
+    # -- the API
+
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(
+            msgspec.json.encode(api.openapi(self._fleet.file.name)), media_type="application/json"
+        )
+
+    async def _operate(self, operation: api.Operation, request: Request) -> Response:
+        """Do an operation of the API for a program that has a token."""
+        account = await self._store.run(find_token, request)
+        check_role(account, operation.role)
+        query = api.check_query(operation, dict(request.query_params))
+        body = api.check_body(operation, await _body(request))
+        call = api.Call(self._fleet, account, request.path_params, query, body)
+        answer = await self._store.run(api.run_operation, operation, call)
+        return Response(answer, media_type="application/json")
+
+    async def _events(self, request: Request) -> Response:
+        """Send rows of the log and changed devices to a program, for as long as its token holds."""
+        await self._store.run(find_token, request)
+        place = await self._store.run(read_place, request.headers.get("last-event-id", ""))
+
+        async def messages() -> AsyncIterator[str]:
+            at = place
+            while not self._live.is_ending:
+                events, at = await self._store.run(events_after, at)
+                for event in events:
+                    yield event
+                yield await self._live.await_change()
+                await self._store.run(find_token, request)  # it may have been removed
+
+        return StreamingResponse(messages(), media_type="text/event-stream")
+
+    def _answered(self, handler: Handler) -> Handler:
+        """Return a handler whose refusals are JSON that says why."""
+
+        async def answered(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RefusedError as refusal:
+                problem = api.Problem(status=refusal.status, reason=str(refusal))
+            except TandemError as error:
+                problem = api.Problem(status=400, reason=str(error))
+            return Response(
+                msgspec.json.encode(problem), problem.status, media_type="application/json"
+            )
+
+        return answered
+
+    # -- people
+
+    async def _show_sign_in(self, request: Request) -> Response:
+        return HTMLResponse(
+            draw_sign_in(self._fleet.file.name, own_path(request.query_params.get("back", "/")))
+        )
+
+    async def _sign_in(self, request: Request) -> Response:
+        check_origin(request)
+        fields = await _fields(request)
+        name, password = fields.get("name", ""), fields.get("password", "")
+        back = own_path(fields.get("back", "/"))
+        address = request.client.host if request.client else ""
+        self._limit.check(name, address)
+        hashed = await self._store.run(hash_of, name)
+        if not await asyncio.to_thread(check_password, password, hashed):
+            self._limit.note_failure(name, address)
+            page = draw_sign_in(self._fleet.file.name, back, "Name or password is not right.")
+            return HTMLResponse(page, 401)
+        secret = await self._store.run(open_session, name)
+        response = RedirectResponse(back, 303)
+        response.set_cookie(
+            COOKIE, secret, httponly=True, samesite="strict", secure=self._settings.tls
+        )
+        return response
+
+    async def _sign_out(self, request: Request) -> Response:
+        session = await self._session(request)
+        fields = await _fields(request)
+        if session is not None and is_csrf(session, fields.get("csrf", "")):
+            await self._store.run(close_session, request.cookies.get(COOKIE, ""))
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._settings.tls)
+        return response
+
+    async def _session(self, request: Request) -> Session | None:
+        return await self._store.run(find_session, request, self._settings.proxy)
+
+    # -- what guards all of it
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Return a handler whose refusals are pages that say why."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if request.method == "POST":
+                    check_origin(request)
+                return await handler(request)
+            except RefusedError as refusal:
+                status, reason = refusal.status, str(refusal)
+                headers = (
+                    {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
+                )
+            except TandemError as error:
+                status, reason, headers = 400, str(error), {}
+            page = draw_refusal(self._fleet.file.name, TITLES.get(status, "Not done"), reason)
+            return HTMLResponse(page, status, headers)
+
+        return guarded
+
+
+# Status -> the title of the page that says why.
+TITLES: Mapping[int, str] = {
+    400: "Not understood",
+    401: "Sign in first",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not done",
+    413: "Too large",
+    429: "Too often",
+}
+
+
+class HeadersMiddleware:
+    """Adds the headers that every response has; `tls`: browsers come back over TLS only."""
+
+    def __init__(self, app: ASGIApp, *, tls: bool) -> None:
+        self._app = app
+        self._headers = dict(HEADERS)
+        if tls:
+            self._headers[b"strict-transport-security"] = b"max-age=31536000"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                more = [row for row in self._headers.items() if row[0] not in present]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request. Raises RefusedError: it is too large."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise RefusedError(413, f"a request may have {MAX_BODY >> 10} KiB")
+    return bytes(body)
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises RefusedError: it is too large, or no form."""
+    try:
+        rows = parse_qsl(
+            (await _body(request)).decode(),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError as error:
+        raise RefusedError(400, f"the form cannot be read: {error}") from error
+    fields: dict[str, str] = {}
+    for name, value in rows:  # boxes of one name are one field
+        fields[name] = f"{fields[name]},{value}" if name in fields else value
+    return fields
+
+
+def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Session) -> Visit:
+    return Visit(dict(params), dict(query), session.account)
+
+
+def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
+    return page.draw(database, fleet, visit).live
+
+
+def _match(path: str) -> tuple[Page, dict[str, str]]:
+    """Return the page of a path. Raises RefusedError: there is none."""
+    for page in PAGES:
+        match = page.pattern.fullmatch(path)
+        if match:
+            return page, match.groupdict()
+    raise RefusedError(404, "there is no such page")
+
+
+def _address(request: Request) -> str:
+    """Return path and query of a request, without what is told once."""
+    query = [(key, value) for key, value in request.query_params.multi_items() if key != "done"]
+    return f"{request.url.path}?{urlencode(query)}" if query else request.url.path

@@ -1,0 +1,184 @@
+"""Live changes: one poller looks at the store, each view is drawn once for all who look at it.
+
+What is sent is a whole view as it is now. So nothing is lost with a connection: the next one gets
+what differs from what its page shows.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.times import utc
+from toolkit.fleet.server.views import device_view
+from toolkit.fleet.store import log
+from toolkit.fleet.store.changes import last_change
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.device_queries import changes_since
+from toolkit.fleet.web.access import RefusedError
+
+POLL_S = 0.4  # a change is seen within it
+AGE_S = 5.0  # ages on a page are drawn anew at least so often
+KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer
+MAX_DRAWN = 256  # views that are kept
+MAX_EVENTS = 1000  # that a program gets at once
+MAX_ID = 64  # characters
+
+Result = TypeVar("Result")
+
+
+class StoreThread:
+    """The one thread that uses the store, and its connection."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._database = self._thread.submit(fleet.open_store).result()
+
+    async def run(
+        self,
+        function: Callable[..., Result],
+        *arguments: object,
+    ) -> Result:
+        """Return `function(database, *arguments)`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, function, self._database, *arguments)
+
+    def close(self) -> None:
+        """Close the connection, after what runs has ended."""
+        self._thread.submit(self._database.close).result()
+        self._thread.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A live view: the state of the store that it shows, and its HTML."""
+
+    mark: str
+    html: str
+
+
+class Live:
+    """Follows the store for all viewers."""
+
+    def __init__(self, store: StoreThread) -> None:
+        self._store = store
+        self._mark = ""
+        self._changed = asyncio.Event()  # another one after each change
+        self._drawn: dict[tuple[str, str], Drawn] = {}
+        self.is_ending = False  # set where the site stops: streams end within POLL_S
+
+    async def mark(self) -> str:
+        """Return the state of the store at present."""
+        if not self._mark:
+            self._mark = await self._store.run(_mark)
+        return self._mark
+
+    async def poll(self) -> None:
+        """Look at the store again and again, until it is cancelled."""
+        while True:
+            mark = await self._store.run(_mark)
+            if mark != self._mark or self.is_ending:
+                self._mark = mark
+                self._changed.set()  # all who wait go on
+                self._changed = asyncio.Event()
+            await asyncio.sleep(POLL_S)
+
+    async def draw(self, key: tuple[str, str], draw: Callable[[Database], str]) -> Drawn:
+        """Return a view as it is now; all who ask with one key get what was drawn once."""
+        return await self._store.run(self._draw, key, draw, await self.mark())
+
+    def _draw(
+        self, database: Database, key: tuple[str, str], draw: Callable[[Database], str], mark: str
+    ) -> Drawn:
+        """Runs in the thread of the store, one at a time."""
+        known = self._drawn.pop(key, None)
+        if known is None or known.mark != mark:
+            known = Drawn(mark, draw(database))
+        self._drawn[key] = known  # the youngest is last
+        while len(self._drawn) > MAX_DRAWN:
+            del self._drawn[next(iter(self._drawn))]
+        return known
+
+    async def follow(
+        self, key: tuple[str, str], draw: Callable[[Database], str], mark: str
+    ) -> AsyncIterator[str]:
+        """Yield a view as messages of server-sent events whenever it differs from the last;
+        `mark`: the state that the viewer's page shows."""
+        shown = ""
+        while not self.is_ending:
+            if await self.mark() == mark:
+                yield await self.await_change()
+                continue
+            drawn = await self.draw(key, draw)
+            mark = drawn.mark
+            if drawn.html != shown:
+                shown = drawn.html
+                yield sse_message(shown, mark)
+
+    async def await_change(self) -> str:
+        """Wait until the store is in another state than now; return what is sent meanwhile."""
+        changed = self._changed
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(changed.wait(), KEEP_ALIVE_S)
+        return ": alive\n\n"
+
+
+def sse_message(text: str, number: str, event: str = "") -> str:
+    """Return a message of server-sent events with its id; `event`: its kind."""
+    lines = "".join(f"data: {line}\n" for line in text.splitlines())
+    kind = f"event: {event}\n" if event else ""
+    return f"id: {number}\n{kind}{lines}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a program is: the last row of the log, and the number of the last change."""
+
+    seq: int
+    change: int
+
+    def __str__(self) -> str:
+        return f"{self.seq}-{self.change}"
+
+
+def read_place(database: Database, text: str) -> Place:
+    """Return the place in a `Last-Event-ID`, the present one without it. Raises RefusedError."""
+    if not text:
+        return Place(log.head(database)[0], last_change(database))
+    seq, dash, change = text.partition("-")
+    if not (dash and seq.isdigit() and change.isdigit() and len(text) < MAX_ID):
+        raise RefusedError(400, f"Last-Event-ID {text[:MAX_ID]!r} is none of this fleet")
+    return Place(int(seq), int(change))
+
+
+def events_after(database: Database, place: Place) -> tuple[list[str], Place]:
+    """Return what has happened after a place as messages, and the place that they lead to."""
+    events = []
+    rows = log.rows_after(database, place.seq)
+    for row in islice(rows, MAX_EVENTS):
+        place = Place(row.seq, place.change)
+        body = {"seq": row.seq, "at": utc(row.at_s), "who": row.who, "rollout": row.rollout,
+            "kind": row.kind, "body": msgspec.Raw(row.body.encode())}  # fmt: skip
+        events.append(sse_message(msgspec.json.encode(body).decode(), str(place), "log"))
+    changes = changes_since(database, place.change, MAX_EVENTS)
+    place = Place(place.seq, changes.number)
+    if changes.missed:
+        place = Place(place.seq, last_change(database))
+        events.append(sse_message("{}", str(place), "missed"))
+        return events, place
+    for device in changes.devices:
+        view = device_view(database, device)
+        events.append(sse_message(msgspec.json.encode(view).decode(), str(place), "device"))
+    return events, place
+
+
+def _mark(database: Database) -> str:
+    """Return what tells one state of the store from another: changes, and that time passes."""
+    place = read_place(database, "")
+    return f"{place}-{int(database.now_s() / AGE_S)}"

@@ -1,0 +1,132 @@
+"""What the site's forms do: each writes an order to the store, which the server carries out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from toolkit.errors import RolloutError
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server.operations import (
+    Plan,
+    get_spec,
+    label_device,
+    label_devices,
+    make_plan,
+    order,
+    start_rollout,
+)
+from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
+from toolkit.fleet.store import rollouts
+from toolkit.fleet.store.accounts import Account, Role
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored
+from toolkit.fleet.web.access import check_role
+from toolkit.fleet.web.frame import own_path, with_notice
+from toolkit.fleet.web.pages.devices import FILTERS, devices_of
+from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, request_of
+from toolkit.fleet.web.pages.rollouts import BUTTONS
+from toolkit.fleet.web.visit import Visit
+
+Fields = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form: where it is sent to, who may, and what does it; that returns the page that is shown
+    then. Raises RolloutError, RefusedError."""
+
+    path: str
+    role: Role
+    take: Callable[[Database, Fleet, Account, Fields], str]
+
+
+def who(account: Account) -> str:
+    """Return who gives an order, for the audit log."""
+    return f"{account.name} (web)"
+
+
+def give_order(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Give an order to a rollout."""
+    word, _, number = fields.get("order", "").partition(":")
+    known: Mapping[str, v.Order] = {order: order for order in BUTTONS}
+    if word not in known or not (number.isascii() and number.isdigit()):
+        raise RolloutError(f"{fields.get('order', '')!r} is no order to a rollout")
+    order_rollout(database, account, int(number), known[word])
+    return with_notice(own_path(fields.get("back", "/")), word)
+
+
+def order_rollout(database: Database, account: Account, number: int, word: v.Order) -> None:
+    """Give an order to a rollout, if the account may. Raises RolloutError, RefusedError."""
+    check_role(account, BUTTONS[word][1])
+    get_spec(database, number)
+    if word == "approve" and rollouts.started_by(database, number) == who(account):
+        raise RolloutError(
+            f"{account.name} has begun rollout {number}: its groups are approved by somebody else"
+        )
+    order(database, number, word, who(account))
+
+
+def label(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Set or take away labels of a device."""
+    device = fields["device"]
+    label_device(database, device, fields.get("labels", "").split(), who(account))
+    return with_notice(f"/devices/{quote(device, safe='')}", "label")
+
+
+def label_all(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Label all devices of a filter, if they are as many as were planned and typed in."""
+    devices = devices_of(database, Visit({}, fields, account))
+    count = str(len(devices))
+    if not fields.get("planned") == fields.get("count", "").strip() == count:
+        raise RolloutError(f"{count} devices are like this now: plan it again, and type {count}")
+    label_devices(database, devices, fields.get("labels", "").split(), who(account))
+    kept = {name: fields[name] for name in FILTERS if fields.get(name)}
+    return with_notice(f"/devices?{urlencode(kept)}", "label")
+
+
+def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Start the rollout that was planned, unless the fleet has changed since."""
+    planned, typed = fields.get("planned", ""), fields.get("count", "").strip()
+    devices = int(planned) if planned.isascii() and planned.isdigit() else 0
+    if devices > TYPED_ABOVE and typed != planned:
+        raise RolloutError(f"the rollout is for {devices} devices: type {devices} to start it")
+    bundle = find_stored(fleet.folder, fields.get("bundle", ""))
+    request = request_of(fields)
+    number, _ = start_planned(database, account, Planned(fleet, bundle, request, devices))
+    return with_notice(f"/rollouts/{number}", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What somebody has planned: a bundle of a fleet, how it is rolled out, to how many devices."""
+
+    fleet: Fleet
+    bundle: StoredBundle
+    request: RolloutRequest
+    devices: int
+
+
+def start_planned(database: Database, account: Account, planned: Planned) -> tuple[int, Plan]:
+    """Start a rollout; return its number and its plan. Raises RolloutError: the fleet has changed
+    since it was planned; TrustError."""
+    path = planned.bundle.path
+    spec = spec_of(database, planned.request, path)
+    plan = make_plan(database, spec)
+    if plan.members != planned.devices:
+        raise RolloutError(
+            f"the plan was for {planned.devices} devices, and it is {plan.members} now: plan it "
+            "again"
+        )
+    spec = msgspec.structs.replace(spec, release=admit(planned.fleet.folder, path))
+    return start_rollout(database, spec, plan, path, who(account)), plan
+
+
+FORMS: tuple[Form, ...] = (
+    Form("/orders", "operator", give_order),
+    Form("/rollouts", "operator", start),
+    Form("/devices/{device}/labels", "operator", label),
+    Form("/bulk/labels", "operator", label_all),
+)

@@ -1,0 +1,41 @@
+"""The audit log: who did what, the newest first, and whether its chain holds."""
+
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.times import utc
+from toolkit.fleet.store import log
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.web.frame import View, link
+from toolkit.fleet.web.visit import Visit
+from toolkit.html.markup import Html, join, paragraph, table
+
+PAGE_ROWS = 100
+MAX_BODY = 300  # characters of a row that are shown
+COLUMNS = ("Row", "At", "Who", "Rollout", "Kind", "What")
+
+
+def draw_audit(database: Database, _fleet: Fleet, visit: Visit) -> View:
+    """Return a page of the log. The chain is verified where `verify=yes` asks for it."""
+    before = visit.number("before")
+    rows = log.page_before(database, before or None, PAGE_ROWS)
+    parts = [_chain(database, verify=visit.text("verify") == "yes")]
+    parts.append(
+        table("Audit log, the newest first", COLUMNS, [
+            (str(row.seq), utc(row.at_s), row.who,
+                link(str(row.rollout), f"/rollouts/{row.rollout}") if row.rollout else "",
+                row.kind, row.body[:MAX_BODY] + ("..." if len(row.body) > MAX_BODY else ""))
+            for row in rows
+        ], sortable=False)
+    )  # fmt: skip
+    if len(rows) == PAGE_ROWS and rows[-1].seq > 1:
+        parts.append(Html(f"<p>{link('Older', '/audit', {'before': str(rows[-1].seq)})}</p>"))
+    return View("Audit log", join(parts))
+
+
+def _chain(database: Database, *, verify: bool) -> Html:
+    if not verify:
+        return Html('<p><a class=button href="/audit?verify=yes">Verify the chain</a></p>')
+    verified = log.verify(database)
+    return paragraph(
+        f"The chain is verified to row {verified.rows:,}; its hash is {verified.head}",
+        "notice good",
+    )

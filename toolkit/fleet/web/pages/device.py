@@ -1,0 +1,111 @@
+"""One device: what it is, what it runs and measures, what happened to it, and its labels."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.history import history_of
+from toolkit.fleet.server.operations import unknown_device
+from toolkit.fleet.server.times import utc
+from toolkit.fleet.server.views import DeviceView, device_view
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.web.access import RefusedError
+from toolkit.fleet.web.frame import View, csrf_slot, field, link, part
+from toolkit.fleet.web.pages.answer import buttons
+from toolkit.fleet.web.pages.devices import (
+    problems_text,
+    rollout_link,
+    running_text,
+    state_badge,
+)
+from toolkit.fleet.web.visit import Visit, age_text
+from toolkit.html.markup import Html, facts, heading, join, markup, paragraph
+
+MAX_HISTORY = 100
+
+
+def draw_device(database: Database, _fleet: Fleet, visit: Visit) -> View:
+    """Return one device. Raises RefusedError: it is not known."""
+    device = visit.params["device"]
+    view = device_view(database, device)
+    if view is None:
+        raise RefusedError(404, unknown_device(database, device))
+    problems = problems_text(view)
+    live = [
+        Html(f"<p>{state_badge(view.state)} heard {age_text(view.age_s)}</p>"),
+        paragraph(problems, "notice bad") if problems else Html(""),
+        Html("<div class=columns>"),
+        join([Html("<section>"), heading("Now"), facts(_present(dict(_now(view)))),
+            Html("</section><section>"), heading("Board"), facts(_present(dict(_board(view)))),
+            Html("</section></div>")]),
+        heading("History"),
+        _history(database, device),
+    ]  # fmt: skip
+    below = Html("")
+    if visit.account.may("operator"):
+        below = join([buttons(device), _labels_form(view)])
+    return View(device, join(live), below=below)
+
+
+def _now(view: DeviceView) -> Iterator[tuple[str, str]]:
+    running = view.running
+    yield (
+        "Runs",
+        ("nothing" if running is None else link(running_text(view), f"/releases/{running.sha256}")),
+    )
+    yield "Rollout", rollout_link(view)
+    if view.pipeline is not None:
+        yield "Pipeline", f"{view.pipeline.status} {view.pipeline.reason}".strip()
+        yield "Other processor", "; ".join(view.pipeline.degraded)
+        yield "Load", view.pipeline.load
+    if view.update is not None:
+        yield "Update", f"{view.update.phase} {view.update.reason}".replace("_", " ").strip()
+    figures = view.measured
+    if figures is not None and figures.frames:
+        yield "Frames", f"{figures.frames:,}, {figures.errors:,} lost to faults"
+        yield "Rate", f"{figures.fps:.1f} frames a second"
+        yield "Latency", f"{figures.latency_p50_ms:.1f} ms, p95 {figures.latency_p95_ms:.1f} ms"
+    if figures is not None and figures.temperature_c is not None:
+        yield "Temperature", f"{figures.temperature_c:.0f} degrees Celsius"
+    yield "Labels", ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))
+
+
+def _board(view: DeviceView) -> Iterator[tuple[str, str]]:
+    yield "Profile", view.profile
+    yield "Signatures", "takes unsigned releases (dev = true)" if view.dev else "required"
+    yield "Last heard", view.last_heard or "never"
+    yield "Beats", "" if view.beats else "none: its agent is older, so silence is not noticed"
+    yield "Its clock", view.clock
+    if view.facts is not None:
+        facts_ = view.facts
+        yield "Module", facts_.module
+        yield "Power mode", facts_.power_mode
+        yield "JetPack", facts_.jetpack
+        yield "TensorRT", facts_.tensorrt
+        yield "DLA cores", str(facts_.dla_cores)
+        yield "Memory", f"{facts_.memory_mb:,} MB" if facts_.memory_mb else ""
+        yield "Free", f"{facts_.free_mb:,} MB" if facts_.free_mb else ""
+
+
+def _present(rows: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in rows.items() if value}
+
+
+def _history(database: Database, device: str) -> Html:
+    entries = reversed(deque(history_of(database, device), MAX_HISTORY))
+    rows = "".join(
+        f"<li><span class=muted>{utc(entry.at_s)}</span> "
+        + (link(f"rollout {entry.rollout}", f"/rollouts/{entry.rollout}") if entry.rollout else "")
+        + f" {markup(entry.text)}</li>"
+        for entry in entries
+    )
+    return Html(f"<ol class=history>{rows}</ol>") if rows else paragraph("Nothing yet.", "muted")
+
+
+def _labels_form(view: DeviceView) -> Html:
+    own = field("Labels", "labels", hint="KEY=VALUE sets one, KEY= takes it away; more with blanks")
+    return Html(
+        f'<form method=post action="/devices/{part(view.id)}/labels" class=card>'
+        f"<h2>Change labels</h2>{csrf_slot()}{own}"
+        "<p class=buttons><button class=primary>Change</button></p></form>"
+    )

@@ -1,0 +1,85 @@
+"""Runs the site on an address, over TLS where the fleet has certificates for it."""
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from device.errors import ConfigError
+from toolkit.errors import FleetError
+from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.web.access import TrustedProxy
+from toolkit.fleet.web.app import Site, SiteSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where the site is served: address and port; certificate and key in PEM, None: plain HTTP."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigError(f"{text!r} is no address to listen at: write HOST:PORT, 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """Ends streams first where a signal stops it: it waits for requests that have begun."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called with the signal."""
+        self._site.end()
+        super().handle_exit(sig, frame)
+
+
+def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
+    """Serve until a signal stops it.
+
+    Raises FleetError: passwords would cross a network in the clear, or the address is taken.
+    """
+    if listen.certificate is None and not is_loopback(listen.host):
+        raise FleetError(
+            f"{listen.host} is reached from other machines, and passwords would go there in the "
+            "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
+        )
+    settings = SiteSettings(tls=listen.certificate is not None, proxy=proxy)
+    site = Site(fleet, settings)
+    config = uvicorn.Config(
+        site.application(),
+        host=listen.host,
+        port=listen.port,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.key,
+        proxy_headers=False,
+        server_header=False,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    try:
+        _Server(config, site).run()
+    except OSError as error:
+        raise FleetError(
+            f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"
+        ) from error
