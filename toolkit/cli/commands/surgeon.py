@@ -70,9 +70,7 @@ class Pixels:
     model: Path = argument()
     out: Path = option("Where to write it.", "-o", "--out", required=True, metavar="OUT.onnx")
     input: str | None = option("The input. [default: the only one]", metavar="NAME")
-    dtype: Literal["uint8", "float16"] = option(
-        "Its new type.", default="uint8"
-    )
+    dtype: Literal["uint8", "float16"] = option("Its new type.", default="uint8")
     scale: float = option("Factor of a pixel.", default=1.0)
     mean: tuple[float, ...] = option(
         "Taken off then. Repeatable: one for all channels, or one for each. [default: 0]"
