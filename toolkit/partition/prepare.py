@@ -7,11 +7,10 @@ This comes before calibration, because new tensors need ranges of their own.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import as_it_is, legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
@@ -36,7 +35,7 @@ class Prepared:
     `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
     possible, but the plan is better without; `declined` ones were not possible. `gain`: the share
     of the objective that those applied save the model alone, None where there are none.
-    `placement` of its kernels is the one of the trial, a start for the plan.
+    `trial`: its placement, a start for the plan.
     """
 
     model: ir.Model
@@ -46,7 +45,7 @@ class Prepared:
     declined: tuple[Declined, ...] = ()
     cuts: tuple[Cut, ...] = ()
     gain: float | None = None
-    placement: Mapping[str, Processor] = field(default_factory=dict)
+    trial: Trial | None = None
 
 
 def prepare(
@@ -96,17 +95,17 @@ def prepare(
         declined=every.refused,
         cuts=legal.cuts,
         gain=choice.gain if legal.applied else None,
-        placement=choice.placement,
+        trial=choice.trial,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The graph with the rewrites that are kept; `gain` and `placement` as in `Prepared`."""
+    """The graph with the rewrites that are kept; `gain` and `trial` as in `Prepared`."""
 
     legal: Legalized
     gain: float | None = None
-    placement: Mapping[str, Processor] = field(default_factory=dict)
+    trial: Trial | None = None
 
 
 def _choose(
@@ -131,7 +130,7 @@ def _choose(
             legal, trial = plain, before
         elif before.solution.value > 0:
             gain = max(0.0, 1 - trial.solution.value / before.solution.value)
-    return _Choice(legal, gain, dict(trial.solution.placement[_TRIAL]))
+    return _Choice(legal, gain, trial)
 
 
 def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
