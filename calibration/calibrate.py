@@ -4,6 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -195,16 +196,13 @@ class _Tallies:
         return {name: tally.histogram() for name, (tally, _) in self._tallies.items()}
 
 
-class _OrderedWorkers:
+class _OrderedWorkers(AbstractContextManager["_OrderedWorkers"]):
     """Adds samples in `threads` threads, or in the caller's; errors are raised in sample order."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "calibrate") if threads > 1 else None
         self._waiting: deque[Future[None]] = deque()
-
-    def __enter__(self) -> "_OrderedWorkers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:

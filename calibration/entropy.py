@@ -71,19 +71,28 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     added_element = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
 
     possible = np.flatnonzero(~in_gap | (candidates == LEVELS))
+    empty = np.flatnonzero(counts == 0.0)
+    first_empty = int(empty[0]) if empty.size else used
     quantised = np.zeros(candidates.size)
     for start in range(0, possible.size, _ROWS):
         rows = possible[start : start + _ROWS]
-        edges = _group_edges()[rows]
-        in_group = _between(count_sums, edges)
-        mean = _between(filled_sums, edges)
-        mean[:, -1] += added_element[rows]
-        np.maximum(mean, 1.0, out=mean)
-        in_group[:, -1] += added_element[rows]
-        np.divide(in_group, mean, out=mean)
-        # S_g = 0 makes the term 0 for any finite logarithm.
-        np.log(np.maximum(mean, _TINY, out=mean), out=mean)
-        in_group[:, -1] += outside[rows] - added_element[rows]
+        stop = int(rows[-1]) + 1
+        # A view where no candidate is left out.
+        block = slice(int(rows[0]), stop) if stop - rows[0] == rows.size else rows
+        in_group = _between(count_sums, _group_edges()[block])
+        if candidates[rows[-1]] <= first_empty:  # then no group has an empty bin
+            mean = in_group / _group_sizes()[block]
+            np.log(mean, out=mean)
+            in_group[:, -1] += outside[rows]
+        else:
+            mean = _between(filled_sums, _group_edges()[block])
+            mean[:, -1] += added_element[rows]
+            np.maximum(mean, 1.0, out=mean)
+            in_group[:, -1] += added_element[rows]
+            np.divide(in_group, mean, out=mean)
+            # S_g = 0 makes the term 0 for any finite logarithm.
+            np.log(np.maximum(mean, _TINY, out=mean), out=mean)
+            in_group[:, -1] += outside[rows] - added_element[rows]
         quantised[rows] = np.einsum("ij,ij->i", in_group, mean)
 
     reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
@@ -114,3 +123,11 @@ def _group_edges() -> NDArray[np.intp]:
     edges: NDArray[np.intp] = -(-candidates * np.arange(LEVELS + 1, dtype=np.intp) // LEVELS)
     edges.flags.writeable = False
     return edges
+
+
+@lru_cache(maxsize=1)
+def _group_sizes() -> NDArray[np.float64]:
+    """[BINS - 127, 128]: the bins of each group of `_group_edges`."""
+    sizes = np.diff(_group_edges()).astype(np.float64)
+    sizes.flags.writeable = False
+    return sizes

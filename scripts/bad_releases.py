@@ -32,7 +32,7 @@ from device.update.bundle import write_bundle
 from scripts.chaos_parts import START_S, Part, listens
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.brokers.local import free_port
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 LIMIT_S = 5.0  # from the fault to the next frame
@@ -260,7 +260,7 @@ class Stand:
             labels=folder / "labels.txt", name="release", version=version, profile=PROFILE,
         )  # fmt: skip
         address = BrokerAddress("127.0.0.1", self.port)
-        return deploy_bundle(bundle, "board", address, timeout_s=WAIT_S)
+        return deploy_bundle(bundle, ("board",), address, DeployOptions(WAIT_S))[0]
 
     def notes(self) -> list[Note]:
         """Return what releases have written so far."""

@@ -28,7 +28,7 @@ from device.errors import BrokerError
 from device.update.bundle import write_bundle
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.brokers.local import free_port
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.trust.repository import make_repository
 
 DEVICE, PROFILE = "bench-1", "laptop"
@@ -173,10 +173,9 @@ def measure(idle_s: float, tell: Callable[[Row], None]) -> None:
                 tell(Row("start to online", "s", 1.0, statistics.median(starts_s)))
                 time.sleep(min(3.0, idle_s))  # what a start leaves to do
                 tell(Row("idle load, no release", "% of a core", 0.05, agent.load(idle_s)))
-                deploy_bundle(
-                    _bundle(folder), DEVICE, BrokerAddress("127.0.0.1", port),
-                    fleet=folder / "fleet",
-                )  # fmt: skip
+                broker = BrokerAddress("127.0.0.1", port)
+                options = DeployOptions(fleet=folder / "fleet")
+                deploy_bundle(_bundle(folder), (DEVICE,), broker, options)
                 tell(Row("RSS, signed release live", "MiB", 40.0, agent.memory_mib("VmRSS")))
                 tell(Row("highest RSS", "MiB", None, agent.memory_mib("VmHWM")))
                 tell(Row("load, pipeline running", "% of a core", None, agent.load(idle_s)))

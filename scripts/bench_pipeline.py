@@ -57,7 +57,7 @@ from scripts.pipeline_parts import (
     made_ns,
     read_clock,
 )
-from scripts.pipeline_peers import PEERS, Peer
+from scripts.pipeline_peers import PEERS, Peer, time_ms
 
 ENGINE_S = 0.005
 SWITCH_INTERVAL_S = 0.0005  # that of pipelines/__main__.py, which is for processes of its own
@@ -145,9 +145,9 @@ def preprocess_figures(effort: Effort) -> list[Figure]:
     anchor = "1.3 to 1.7 of blobFromImage and of transpose + astype"
     return [
         Figure("G3", "1080p to 640, float32", 0.66, "ms", anchor,
-               _time_ms(lambda: floats.run(image), effort.runs)),
+               time_ms(lambda: floats.run(image), effort.runs)),
         Figure("G3", "1080p to 640, bytes", 0.50, "ms", anchor,
-               _time_ms(lambda: pixels.run(image), effort.runs)),
+               time_ms(lambda: pixels.run(image), effort.runs)),
     ]  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def decode_figures(effort: Effort) -> list[Figure]:
     preprocess = PreprocessConfig(width=SIDE, height=SIDE)
     view = view_of(fit(1080, 1920, preprocess), (1080, 1920, 3), preprocess)
     outputs = {"output0": head(60)}
-    ours_ms = _time_ms(lambda: decode(outputs, UltralyticsDetect(), view), effort.runs)
+    ours_ms = time_ms(lambda: decode(outputs, UltralyticsDetect(), view), effort.runs)
     return [Figure("G4", "decode 84 x 8400, NMS, clip", 0.43, "ms",
                    "3.0 of supervision for NMS of 300 alone", ours_ms)]  # fmt: skip
 
@@ -190,7 +190,7 @@ def encode_figures(effort: Effort) -> list[Figure]:
 
     anchor = "0.28 and 14 KB of json; 0.05 of orjson"
     return [
-        Figure("G6", "100 detections to JSON", 0.10, "ms", anchor, _time_ms(encode, effort.runs)),
+        Figure("G6", "100 detections to JSON", 0.10, "ms", anchor, time_ms(encode, effort.runs)),
         Figure("G6", "their bytes", 9.0, "KB", anchor, len(encode()) / 1e3),
     ]
 
@@ -353,15 +353,6 @@ def measure(only: Sequence[str], effort: Effort) -> list[Figure]:
         print(f"measuring {', '.join(ids)} ...", file=sys.stderr, flush=True)
         figures += run(effort)
     return sorted(figures, key=lambda figure: int(figure.id[1:]))
-
-
-def _time_ms(work: Callable[[], object], runs: int) -> float:
-    times = []
-    for _ in range(runs + 5):
-        begin_s = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin_s)
-    return median(times[5:]) * 1e3
 
 
 def _p(values: Sequence[float], percent: float) -> float:

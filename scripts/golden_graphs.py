@@ -64,6 +64,16 @@ GRAPHS: Mapping[str, str] = {
     "selected": """(float[2,9000] x) => (float a, int64 b) <int64[1] k = {50}> {
         a, b = TopK<axis=-1>(x, k)
     }""",
+    "suppressed": """(float[1,4,3000] x) => (float[n,4] y) <int64[1] most = {100},
+        float[1] iou = {0.5}, int64[1] column = {2}, int64[1] last = {1}, int64[1] first = {0}> {
+        b = Transpose<perm=[0,2,1]>(x)
+        s = ReduceMax<axes=[1],keepdims=1>(x)
+        found = NonMaxSuppression(b, s, most, iou)
+        c = Gather<axis=1>(found, column)
+        places = Squeeze(c, last)
+        all = Squeeze(b, first)
+        y = Gather(all, places)
+    }""",
     "volumes": """(float[1,8,10,12,14] x) => (float y, float z) <
         float[16,8,3,3,3] w, float[16] b, float[16,8,2,2,2] u> {
         c = Conv<pads=[1,1,1,1,1,1]>(x, w, b)

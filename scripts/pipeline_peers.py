@@ -29,7 +29,8 @@ class Peer:
     note: str = ""
 
 
-def _time_ms(work: Callable[[], object], runs: int) -> float:
+def time_ms(work: Callable[[], object], runs: int) -> float:
+    """Return the median time of a call, after five that are not counted."""
     times = []
     for _ in range(runs + 5):
         begin_s = time.perf_counter()
@@ -52,7 +53,7 @@ def letterbox_chain(runs: int) -> Peer:
         blob /= 255
         return blob
 
-    return Peer("G3", "1080p to 640, the chain of Ultralytics", _time_ms(run, runs))
+    return Peer("G3", "1080p to 640, the chain of Ultralytics", time_ms(run, runs))
 
 
 def blob_from_image(runs: int) -> Peer:
@@ -63,7 +64,7 @@ def blob_from_image(runs: int) -> Peer:
         resized = cv2.resize(image, (SIDE, 360), interpolation=cv2.INTER_LINEAR)
         return cv2.dnn.blobFromImage(resized, 1 / 255, swapRB=True)
 
-    return Peer("G3", "1080p to 640, resize and blobFromImage, no border", _time_ms(run, runs))
+    return Peer("G3", "1080p to 640, resize and blobFromImage, no border", time_ms(run, runs))
 
 
 def suppression(runs: int) -> Peer:
@@ -81,7 +82,7 @@ def suppression(runs: int) -> Peer:
         confidence=rng.uniform(0.2, 1, 300).astype(np.float32),
         class_id=rng.integers(0, 3, 300),
     )
-    return Peer("G4", what, _time_ms(lambda: detections.with_nms(0.5), runs))
+    return Peer("G4", what, time_ms(lambda: detections.with_nms(0.5), runs))
 
 
 def tracking(runs: int) -> Peer:

@@ -11,10 +11,11 @@ boxes, scores, and which nodes are not where they could be, with the reason.
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ import numpy as np
 from device.engine.manifest import Manifest
 from device.errors import TandemError
 from device.session import open_session
-from scripts.bench_faster_rcnn import Outputs, agreement, median_ms
-from scripts.networks.faster_rcnn import OUTPUTS, export
+from scripts.networks.faster_rcnn import OUTPUTS, export, image
 from scripts.networks.shape_scenes import CLASSES, Scene, scene
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.quantize.loss.judge import loss_text
@@ -37,6 +37,69 @@ PEAK_RATE = 3e-4  # of AdamW
 WARM_UP = 0.05  # of the time
 MIN_SCORE = 0.5  # of the detections that are compared and counted
 IOUS = (0.5, 0.9)
+Outputs = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Detections of PyTorch that another run has, too: the same class, IoU of `iou` or more."""
+
+    expected: int
+    found: int
+    worst_score_difference: float
+    worst_corner_difference: float
+
+
+def agreement(expected: Outputs, actual: Outputs, iou: float = IOUS[-1]) -> Agreement:
+    """Compare detections, each of `actual` used once, best first. Corners in pixels."""
+    free = list(range(len(actual["scores"])))
+    score_differences, corner_differences = [0.0], [0.0]
+    found = 0
+    for box, label, score in zip(*(expected[name] for name in OUTPUTS), strict=True):
+        overlaps = [
+            _iou(box, actual["boxes"][at]) if actual["labels"][at] == label else 0.0 for at in free
+        ]
+        if not overlaps or max(overlaps) < iou:
+            continue
+        at = free.pop(int(np.argmax(overlaps)))
+        found += 1
+        score_differences.append(abs(float(score) - float(actual["scores"][at])))
+        corner_differences.append(float(np.abs(box - actual["boxes"][at]).max()))
+    return Agreement(
+        len(expected["scores"]), found, max(score_differences), max(corner_differences)
+    )
+
+
+def _iou(first: np.ndarray, second: np.ndarray) -> float:
+    low, high = np.maximum(first[:2], second[:2]), np.minimum(first[2:], second[2:])
+    common = float(np.prod(np.maximum(high - low, 0)))
+    both = float(np.prod(first[2:] - first[:2]) + np.prod(second[2:] - second[:2])) - common
+    return common / both if both > 0 else float(np.array_equal(first, second))
+
+
+def run_torch(
+    network: Any,  # noqa: ANN401
+    side: int,
+    device: str,
+    *,
+    half: bool = False,
+) -> Outputs:
+    """Return PyTorch's detections in the test image; `half`: with autocast to FP16."""
+    import torch
+
+    with torch.no_grad(), torch.autocast(device, torch.float16, enabled=half):
+        (result,) = network([torch.from_numpy(image(side)).to(device)])
+    return {name: result[name].cpu().numpy() for name in OUTPUTS}
+
+
+def median_ms(work: Callable[[], object], runs: int) -> float:
+    """Return the median time of `work`, after two runs that are not counted."""
+    times = []
+    for _ in range(runs + 2):
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1000)
+    return statistics.median(times[2:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -50,6 +51,15 @@ def broker(tmp_path: Path) -> Iterator[object]:
 
     with contextlib.closing(Mosquitto(tmp_path)) as mosquitto:
         yield mosquitto
+
+
+@pytest.fixture
+def board(tmp_path: Path, broker: Any) -> Iterator[object]:
+    """An `AgentBox` behind the broker; the test starts its agent."""
+    from mqtt_fixtures import AgentBox
+
+    with contextlib.closing(AgentBox(tmp_path, broker.port)) as box:
+        yield box
 
 
 @pytest.fixture

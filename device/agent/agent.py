@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,7 @@ from device.agent.verification import (
     VerificationEnded,
     VerificationEvent,
 )
+from device.board_files import tandem_version
 from device.errors import TandemError
 from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
@@ -159,7 +159,7 @@ class Agent:
         )
         self._notifier = Notifier()
         self._control_socket = ControlSocket(Path(config.state_dir), self._put)
-        self._version = _version()
+        self._version = tandem_version() or "unknown"
         self._facts = Facts(config)
         self._figures = Figures()
         self._desired: Desired | None = None
@@ -471,13 +471,6 @@ def _with_source(config: AgentConfig, folder: str) -> AgentConfig:
     """Return the config with a folder as the first source of releases."""
     update = msgspec.structs.replace(config.update, sources=(folder, *config.update.sources))
     return msgspec.structs.replace(config, update=update)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-edge")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def serve(config: AgentConfig, row: ProcessRow = PIPELINE) -> None:

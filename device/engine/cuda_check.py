@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
+from msgspec import UNSET
+
 from device.engine.cuda_manifest import (
     CompiledKernel,
     Cuda,
@@ -140,6 +142,21 @@ def _boundary_tensors(program: Cuda, segment: Segment, facts: Facts, where: str)
             return
         for stored in tensors:
             yield from _boundary_tensor(stored, program, facts, where)
+    yield from _apart(program, where)
+
+
+def _apart(program: Cuda, where: str) -> Iterator[str]:
+    """Inputs and outputs that may lie elsewhere share no byte with each other or other tensors."""
+    if program.borders_at is UNSET:
+        return
+    end, before = program.borders_at, "the tensors between"
+    for stored in sorted((*program.inputs, *program.outputs), key=lambda stored: stored.offset):
+        if stored.offset < end:
+            yield (
+                f"{where}: tensor {stored.tensor!r} lies at {stored.offset}, where {before} end at "
+                f"{end}; inputs and outputs lie apart"
+            )
+        end, before = stored.offset + stored.bytes, repr(stored.tensor)
 
 
 def _boundary_tensor(
@@ -237,6 +254,10 @@ def _launch_at(
             inside = isinstance(argument, Workspace)
             limit = program.workspace_bytes if inside else weights_bytes
             offset = evaluate(argument.offset, point)
+            if inside and program.borders_at is not UNSET and offset >= program.borders_at:
+                places = (*program.inputs, *program.outputs)
+                if not any(p.offset <= offset < p.offset + p.bytes for p in places):
+                    yield f"{where} passes the place {offset}, where no input or output lies"
             if not 0 <= offset < limit:
                 title = "workspace" if inside else "weights"
                 yield f"{where} passes the place {offset} of the {title}, which has {limit} bytes"

@@ -8,6 +8,7 @@ them. What depends on a dynamic dimension is a formula over them (`device.engine
 from typing import Union
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from device.engine.cuda_sizes import Amount
 
@@ -102,7 +103,8 @@ class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
     """A segment as kernels for one GPU architecture: operations in running order.
 
     `sm` 87 is compute capability 8.7. `weights` names the entry (uint8) with all constants, packed
-    for the kernels.
+    for the kernels. `borders_at`: from here on the workspace holds inputs and outputs alone, which
+    may lie anywhere else; UNSET: they share their bytes with other tensors.
     """
 
     sm: int
@@ -112,3 +114,4 @@ class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
     workspace_bytes: int
     inputs: tuple[WorkspaceTensor, ...]
     outputs: tuple[WorkspaceTensor, ...]
+    borders_at: int | UnsetType = UNSET

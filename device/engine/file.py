@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from device.closing import Closing
 from device.engine.checksums import (
     KEY,
     METADATA_KEY,
@@ -66,7 +67,7 @@ _VERSION_DECODER = msgspec.json.Decoder(_Version)
 _MANIFEST_DECODER = msgspec.json.Decoder(Manifest)
 
 
-class Engine:
+class Engine(Closing):
     """An open engine file. Close it, or use it in a `with`; arrays handed out stay valid."""
 
     def __init__(
@@ -160,17 +161,6 @@ class Engine:
         if self._mapped is None:
             raise EngineError(f"{self.path} is closed; open it again")
         return self._mapped
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_engine(path: PathLike) -> Engine:

@@ -6,11 +6,11 @@ import queue
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy.typing as npt
 
+from device.closing import Closing
 from device.engine.file import Engine, PathLike, open_engine
 from device.engine.tensorrt_manifest import TensorRT
 from device.errors import SessionError
@@ -44,7 +44,7 @@ def turns_of(engine: Engine, session: Session) -> int:
         return 1
 
 
-class SessionPool:
+class SessionPool(Closing):
     """`count` sessions of an engine; each call takes the one that has waited longest.
 
     Calls of as many threads run at the same time. Where the plan says that frames take turns, the
@@ -125,14 +125,3 @@ class SessionPool:
             yield session
         finally:
             self._idle.put(session)
-
-    def __enter__(self) -> "SessionPool":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from device.choices import list_choices
+from device.closing import Closing
 from device.dla_emulator.options import Emulation
 from device.engine.file import Engine, PathLike, open_engine
 from device.engine.manifest import Buffer, DimRange, TensorInfo
@@ -40,7 +40,7 @@ Scales = Literal["hardware", "ideal"]
 _IN_CUDA = frozenset({"cuda", "tensorrt"})  # executors that make the primary context current
 
 
-class Session:
+class Session(Closing):
     """An engine, ready to run. One call runs at a time; others wait.
 
     No call leaves another CUDA context current in the caller's thread than it found there.
@@ -58,6 +58,7 @@ class Session:
         plans: Path | None = None,
         dla_core: int | None = None,
         turn: int | None = None,
+        zero_copy: bool | None = None,
     ) -> None:
         """Load every segment and take the arena's memory.
 
@@ -67,15 +68,13 @@ class Session:
         GPU tactics: the fastest run, and those that it lacks are timed and added to it, once.
         `plans` is the folder of `tandem-agent prepare`, None for the user's; `dla_core` puts all
         DLA segments on one core; `turn` puts those whose frames take turns on one of the cores, as
-        `SessionPool` does. The engine stays the caller's to close, also before the session.
+        `SessionPool` does. `zero_copy`: kernels read inputs and write outputs in the CPU's memory,
+        None where the GPU has no memory of its own, as on a Jetson. The engine stays the caller's
+        to close, also before the session.
         Raises SessionError if the engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
-        if profile is not None and profile != manifest.profile:
-            raise SessionError(
-                f"engine {engine.path} is for {manifest.profile}, this device is {profile}; "
-                f"`tandem build --profile {profile}` makes one for it"
-            )
+        _check_profile(engine, profile)
         _check_choice("dla", dla, get_args(Dla))
         _check_choice("scales", scales, get_args(Scales))
         if threads is not None and threads < 1:
@@ -90,7 +89,7 @@ class Session:
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
         emulation = None if dla == "portable" else Emulation(dla, scales)
-        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn)
+        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn, zero_copy)
         self._segments = manifest.segments
         self._engine = engine
         self._on_device: OnDevice | None = None
@@ -298,17 +297,6 @@ class Session:
                     self._close_executors()
             self._arena = np.empty(0, np.uint8)
 
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def open_session(
     path: PathLike,
@@ -332,6 +320,16 @@ def open_session(
             timing_cache=timing_cache,
             plans=plans,
             dla_core=dla_core,
+        )
+
+
+def _check_profile(engine: Engine, profile: str | None) -> None:
+    """Raise SessionError if an engine is not for the profile of this device."""
+    target = engine.manifest.profile
+    if profile is not None and profile != target:
+        raise SessionError(
+            f"engine {engine.path} is for {target}, this device is {profile}; "
+            f"`tandem build --profile {profile}` makes one for it"
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from contextlib import AbstractContextManager
 
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage
@@ -17,7 +18,7 @@ CLOSE_KEYS = (ord("q"), 27)  # 27: Escape
 _TITLE = "Tandem"
 
 
-class Window:
+class Window(AbstractContextManager["Window"]):
     """Shows results as they come; closing a window, `q` or Escape ends the pipeline.
 
     OpenCV's windows belong to one thread: make and use it in the one that runs the pipeline.
@@ -45,9 +46,6 @@ class Window:
             )
         self._stop = stop
         self._open: set[str] = set()
-
-    def __enter__(self) -> "Window":
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close all windows."""

@@ -99,15 +99,7 @@ def iter_results(
     with ExitStack() as stack:
         stack.callback(runner.close)
         runner.warm_up()
-        context = SinkContext(
-            labels=models[config.followed.name].labels,
-            broker=options.broker,
-            files=options.files,
-            controls=controls,
-            cameras=tuple(camera.id for camera in config.cameras),
-            lost_s=config.lost_s,
-            models={one.name: models[one.name].labels for one in frame_models(config.networks)},
-        )
+        context = _sink_context(config, models, options, controls)
         sinks = stack.enter_context(OpenSinks(config.sinks, context))
         parts = _Parts(
             models=models,
@@ -136,25 +128,36 @@ def iter_results(
         reporter = _Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
         stack.callback(heartbeat.end)
-        admission = Admission(parts.admits, controls.is_on)
         results = run_frames(
             sources,
             waiting,
             runner,
             lambda: sinks.sinks,
-            admission=admission,
+            admission=Admission(parts.admits, controls.is_on),
             changes=parts,
             frames=options.frames,
         )
-        first = True
-        for result in results:
+        for count, result in enumerate(results):
             latency_ms = result.event.latency_ms["total"]
-            if first:
+            if count == 0:
                 emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
-                first = False
             # Frames that are filled in take no time: they would hide a slow engine.
             heartbeat.frame_done(None if result.event.predicted is True else latency_ms)
             yield result
+
+
+def _sink_context(
+    config: PipelineConfig, models: Mapping[str, Model], options: RunOptions, controls: Controls
+) -> SinkContext:
+    return SinkContext(
+        labels=models[config.followed.name].labels,
+        broker=options.broker,
+        files=options.files,
+        controls=controls,
+        cameras=tuple(camera.id for camera in config.cameras),
+        lost_s=config.lost_s,
+        models={one.name: models[one.name].labels for one in frame_models(config.networks)},
+    )
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -31,7 +32,7 @@ class _Row:
     end_us: float
 
 
-class TraceWriter:
+class TraceWriter(AbstractContextManager["TraceWriter"]):
     """Writes the trace; `add` takes each result once the sinks have it."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -54,9 +55,6 @@ class TraceWriter:
         self._rows: dict[str, list[_Row]] = {}
         self._separator = ""
         self._failed = False
-
-    def __enter__(self) -> "TraceWriter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End the list, so that the file is JSON."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, runtime_checkable
 
+from device.closing import Closing
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import Reload, Stats
 from pipelines.sink_config import SinkConfig, VideoSink, resource_of
@@ -46,7 +47,7 @@ class ReloadSink(Protocol):
         """Tell of a change, or of one that was refused."""
 
 
-class OpenSinks:
+class OpenSinks(Closing):
     """All sinks of a pipeline; used by its loop, `take_stats` and `dropped` by any thread."""
 
     def __init__(self, configs: Sequence[SinkConfig], context: SinkContext) -> None:
@@ -76,12 +77,6 @@ class OpenSinks:
             for sink in self._entered:
                 total.update(sink.dropped)
         return dict(total)
-
-    def __enter__(self) -> "OpenSinks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all sinks, the last one first, and wait for those that are closing; also where one

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class _Sight:
     image: Image | None = None
 
 
-class SnapshotOut:
+class SnapshotOut(AbstractContextManager["SnapshotOut"]):
     """Keeps the best picture of each tracked object and writes it as ID-LABEL.jpg."""
 
     def __init__(self, config: SnapshotSink, context: SinkContext) -> None:
@@ -65,10 +66,6 @@ class SnapshotOut:
         """snapshot_many: more than 64 objects at once; snapshot_quota: the folder may hold no more;
         snapshot_error: the file could not be written."""
         return dict(self._dropped)
-
-    def __enter__(self) -> "SnapshotOut":
-        """The folder is there already."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Write the pictures of all objects that are still there."""

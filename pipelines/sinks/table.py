@@ -9,6 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from msgspec import UNSET
@@ -52,7 +53,7 @@ def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
     return SINKS[type(config)](config, context)
 
 
-class JsonlOut:
+class JsonlOut(AbstractContextManager["JsonlOut"]):
     """Appends each result to a file, one JSON object a line, at once visible to readers."""
 
     def __init__(self, config: JsonlSink, context: SinkContext) -> None:
@@ -67,10 +68,6 @@ class JsonlOut:
         """jsonl_full: the disk has no room; jsonl_error: the file could not be written for another
         reason; jsonl_quota: its folder may hold no more."""
         return dict(self._dropped)
-
-    def __enter__(self) -> "JsonlOut":
-        """The file is open already."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file; one without lines is removed."""
@@ -97,7 +94,7 @@ class JsonlOut:
             self._dropped[cause] += 1
 
 
-class VideoOut:
+class VideoOut(AbstractContextManager["VideoOut"]):
     """Writes each frame with its detections drawn on it, into a file for each camera."""
 
     def __init__(self, config: VideoSink, context: SinkContext) -> None:
@@ -121,10 +118,6 @@ class VideoOut:
             "video_quota": sum(writer.over_quota for writer in writers),
         }
         return {cause: count for cause, count in counts.items() if count}
-
-    def __enter__(self) -> "VideoOut":
-        """A file is created with the first frame, in its size."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Finish the files."""

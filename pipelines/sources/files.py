@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from math import inf
 from pathlib import Path
 
@@ -22,7 +23,7 @@ IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".we
 _log = logging.getLogger(__name__)
 
 
-class VideoFile:
+class VideoFile(AbstractContextManager["VideoFile"]):
     """Frames of a video file or of one at an address, at its own pace if `realtime`.
 
     Each frame is given. With frames = "latest" and a slow consumer, frames whose time has passed
@@ -69,10 +70,6 @@ class VideoFile:
             return -inf
         return self._start_s + (self._seq - self._first) / self._fps
 
-    def __enter__(self) -> "VideoFile":
-        """The file is open already."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._capture.release()
@@ -115,7 +112,7 @@ class VideoFile:
         self._capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
 
 
-class ImageFolder:
+class ImageFolder(AbstractContextManager["ImageFolder"]):
     """Images in the order of their names, `fps` a second or as fast as they are taken; one that
     cannot be read is named, counted, skipped."""
 
@@ -148,10 +145,6 @@ class ImageFolder:
     def due_s(self) -> float:
         """When the next image is due, in seconds of `time.monotonic()`."""
         return self._due_s
-
-    def __enter__(self) -> "ImageFolder":
-        """Nothing stays open between images."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""

@@ -16,6 +16,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
 from device.agent.agent import HANDLERS, Event, _Stop
@@ -42,18 +43,9 @@ from device.protocol.documents import (
 from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 TOPICS = Topics(DEVICE)
-
-
-@pytest.fixture
-def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
-    box = AgentBox(tmp_path, broker.port)
-    yield box
-    box.close()
 
 
 @pytest.fixture
@@ -71,11 +63,6 @@ def publish(broker: Mosquitto) -> Iterator[Callable[[str, bytes], None]]:
     yield send
     ended.set()
     link.close()
-
-
-def deploy(broker: Mosquitto, bundle: Path) -> DeployResult:
-    address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -164,7 +151,7 @@ def test_a_desired_document_that_is_not_one_changes_nothing(
         publish(TOPICS.desired, payload)
         (problem,) = watcher.wait_problems()
         assert "the desired document is not understood and changes nothing" in problem
-        assert deploy(broker, make_bundle(tmp_path / "in")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "in")).live
         watcher.wait_report("live", problems=())
 
 
@@ -172,7 +159,7 @@ def test_a_cleared_desired_document_leaves_the_release_running(
     broker: Mosquitto, board: AgentBox, publish: Callable[[str, bytes], None], tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "in")).live
     with Watcher(broker.port) as watcher:
         publish(TOPICS.desired, b"")
         publish(TOPICS.state, encode(StateDocument(state="lost", session=1)))
@@ -196,7 +183,7 @@ def test_killed_in_both_trials_it_goes_back(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "good")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "good")).live
     with Watcher(broker.port) as watcher:
         result = deploy_and_kill_in_trial(broker, board, tmp_path, watcher, "hangs", kills=2)
     assert result.phase == "rolled_back"
@@ -220,8 +207,7 @@ def deploy_and_kill_in_trial(
             board.kill()
             board.start()
 
-    address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+    return deploy(broker.port, bundle, on_progress=on_progress)
 
 
 def test_orderly_stops_in_a_trial_are_not_counted(
@@ -239,8 +225,7 @@ def test_orderly_stops_in_a_trial_are_not_counted(
             board.start()
 
     bundle = make_bundle(tmp_path / "in", "hangs-3")
-    address = BrokerAddress("127.0.0.1", broker.port)
-    result = deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+    result = deploy(broker.port, bundle, on_progress=on_progress)
     assert (result.phase, stops) == ("live", 3)
 
 
@@ -249,7 +234,7 @@ def test_a_live_pipeline_that_dies_is_started_again(
 ) -> None:
     board.start()
     with Watcher(broker.port) as watcher:
-        assert deploy(broker, make_bundle(tmp_path / "in", "crashes")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "in", "crashes")).live
         restarting = PipelineReport(
             status="restarting",
             reason="the pipeline ended with status 4 and said nothing on stderr",
@@ -275,8 +260,8 @@ def test_a_release_that_gave_frames_and_stops_in_its_trial_is_not_live(
     box = AgentBox(tmp_path, broker.port, confirm_after_s=1.5)
     box.start()
     try:
-        assert deploy(broker, make_bundle(tmp_path / "in")).live
-        result = deploy(broker, make_bundle(tmp_path / "in", behaviour))
+        assert deploy(broker.port, make_bundle(tmp_path / "in")).live
+        result = deploy(broker.port, make_bundle(tmp_path / "in", behaviour))
         assert result.phase == "rolled_back"
         assert reason in result.reason
         wait_for(lambda: len(box.runs()) == 3, "the release before runs")
@@ -289,7 +274,7 @@ def test_a_release_that_loads_slowly_and_says_nothing_is_live(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "in", "loads-8")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "in", "loads-8")).live
     assert len(board.runs()) == 1
 
 
@@ -297,7 +282,7 @@ def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "in")).live
     board.terminate()
     broker.kill()
     log_before = len(board.log())
@@ -315,7 +300,7 @@ def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
 def take_two_releases(broker: Mosquitto, board: AgentBox, folder: Path) -> None:
     board.start()
     for version in ("1", "2"):
-        assert deploy(broker, make_bundle(folder / version, version=version)).live
+        assert deploy(broker.port, make_bundle(folder / version, version=version)).live
     board.kill()
     broker.kill()  # nobody desires anything any more: the board is on its own
 
@@ -339,7 +324,7 @@ def test_output_of_the_pipeline_is_passed_on(
 ) -> None:
     with Watcher(broker.port) as watcher:
         board.start()
-        assert deploy(broker, make_bundle(tmp_path / "in")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "in")).live
         watcher.wait_report("live", pipeline=PipelineReport(status="running"))
         until = time.monotonic() + WAIT_S
         while not any(b'"kind":"stats"' in stats for stats in watcher.seen.stats):
@@ -355,16 +340,15 @@ def test_a_disk_that_fills_in_a_download_costs_the_download_only(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "1")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "1")).live
 
     def on_progress(progress: DeployProgress) -> None:
         if progress.sent_chunks == 1:
             board.fill_disk()
 
-    address = BrokerAddress("127.0.0.1", broker.port)
     newer = make_bundle(tmp_path / "2", version="2", engine_bytes=3_000_000)
     with Watcher(broker.port) as watcher:
-        refused = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+        refused = deploy(broker.port, newer, on_progress=on_progress)
         running = watcher.wait_report("refused").running
     assert refused.phase == "refused"
     assert "the disk failed" in refused.reason
@@ -372,7 +356,7 @@ def test_a_disk_that_fills_in_a_download_costs_the_download_only(
     assert running.version == "1"
     assert len(board.runs()) == 1  # the live release was not even interrupted
     board.fill_disk(full=False)
-    assert deploy(broker, newer).live
+    assert deploy(broker.port, newer).live
 
 
 def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
@@ -381,18 +365,15 @@ def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
     board = AgentBox(tmp_path, broker.port, trial_timeout_s=2.0)
     board.start()
     try:
-        assert deploy(broker, make_bundle(tmp_path / "1")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "1")).live
 
         def on_progress(progress: DeployProgress) -> None:
             if progress.phase == "trial":
                 board.fill_disk()
 
-        address = BrokerAddress("127.0.0.1", broker.port)
         worse = make_bundle(tmp_path / "2", "hangs", version="2")
         with Watcher(broker.port) as watcher:
-            result = deploy_bundle(
-                worse, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress
-            )
+            result = deploy(broker.port, worse, on_progress=on_progress)
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
         assert result.phase == "rolled_back"
         assert report.running is not None
@@ -406,7 +387,7 @@ def test_a_release_is_live_only_once_the_disk_has_it(broker: Mosquitto, tmp_path
     board = AgentBox(tmp_path, broker.port, confirm_after_s=1.0)
     board.start()
     try:
-        assert deploy(broker, make_bundle(tmp_path / "1")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "1")).live
         seen: set[str] = set()
 
         def on_progress(progress: DeployProgress) -> None:
@@ -414,13 +395,10 @@ def test_a_release_is_live_only_once_the_disk_has_it(broker: Mosquitto, tmp_path
                 board.fill_disk()
             seen.add(progress.phase)
 
-        address = BrokerAddress("127.0.0.1", broker.port)
         newer = make_bundle(tmp_path / "2", version="2")
         with Watcher(broker.port) as watcher:
             thread = threading.Thread(
-                target=lambda: results.append(
-                    deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
-                )
+                target=lambda: results.append(deploy(broker.port, newer, on_progress=on_progress))
             )
             results: list[DeployResult] = []
             thread.start()
@@ -465,10 +443,9 @@ def test_a_disk_that_is_full_at_the_confirm_has_room_for_it(
 
     try:
         board.start()
-        assert deploy(broker, make_bundle(tmp_path / "1")).live
-        address = BrokerAddress("127.0.0.1", broker.port)
+        assert deploy(broker.port, make_bundle(tmp_path / "1")).live
         newer = make_bundle(tmp_path / "2", version="2")
-        result = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=fill)
+        result = deploy(broker.port, newer, on_progress=fill)
         assert result.live
         assert os.statvfs(board.state_dir).f_bavail * 4096 < 2 * 1024**2
         board.kill()
@@ -501,7 +478,7 @@ def test_a_board_that_lost_its_state_runs_its_best_release_and_says_so(
         (problem,) = report.problems
         assert "The slots were read instead: slot a: good 1, live since" in problem
         assert sorted(path.name for path in (board.state_dir / "slots").iterdir()) == ["a", "b"]
-        assert deploy(broker, make_bundle(tmp_path / "3", version="3")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "3", version="3")).live
         watcher.wait_report("live", problems=())
 
 
@@ -532,7 +509,7 @@ def test_an_agent_lives_on_with_pipes_and_folders_in_its_files_and_says_so(
         assert len(list(state.glob("*.unreadable-*"))) == 7  # the lock is of the agent before
         files = [state, *(path for path in state.iterdir() if "unreadable" not in path.name)]
         assert [path.name for path in files if path.lstat().st_mode & 0o077] == []
-        assert deploy(broker, make_bundle(tmp_path / "3", version="3")).live
+        assert deploy(broker.port, make_bundle(tmp_path / "3", version="3")).live
         wait_problems(watcher, "which a rollback needs", absent=True)
 
 
@@ -549,7 +526,7 @@ def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     board.start()
-    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    assert deploy(broker.port, make_bundle(tmp_path / "in")).live
     board.kill()
     mount = ("mount", "--bind", "-o", "ro", str(board.state_dir), str(board.state_dir))
     if subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -559,7 +536,7 @@ def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
             board.start()
             report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
             assert report.running is not None
-            refused = deploy(broker, make_bundle(tmp_path / "2", version="2"))
+            refused = deploy(broker.port, make_bundle(tmp_path / "2", version="2"))
             wait_problems(watcher, f"state_dir {board.state_dir} is read-only")
         assert (refused.phase, "the disk failed" in refused.reason) == ("refused", True)
         board.close()

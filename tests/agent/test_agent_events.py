@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import paho.mqtt.client as paho
 import pytest
+from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
@@ -20,8 +21,6 @@ from device.agent.event_sender import events_of
 from device.agent.outbox import MAX_TOLD, Outbox
 from device.protocol.cloud_events import CloudEvent
 from device.protocol.documents import PipelineReport, Reported, Update
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
 
 SHA = "a" * 64
 SOURCE = "fleet/v1/board-1"
@@ -211,10 +210,6 @@ class Listener:
     def close(self) -> None:
         self.client.disconnect()
         self.client.loop_stop()
-
-
-def deploy(port: int, bundle: Path) -> None:
-    deploy_bundle(bundle, DEVICE, BrokerAddress("127.0.0.1", port), timeout_s=WAIT_S)
 
 
 def test_the_end_of_an_update_comes_as_an_event_of_mqtt_5(

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from board_fixtures import colour_bundle
 from click.testing import CliRunner, Result
+from deploy_fixtures import deploy
 from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 from video_fixtures import scene, write_video
@@ -41,11 +42,10 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
 from toolkit.cli.commands.fleet import fleet as fleet_command
-from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.commands import payload_of
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.trust.repository import make_repository
 
 TOPICS = Topics(DEVICE)
@@ -80,8 +80,7 @@ class Stand:
         return state
 
     def deploy(self, bundle: Path) -> None:
-        address = BrokerAddress("127.0.0.1", self.broker.port)
-        result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S)
+        result = deploy(self.broker.port, bundle, DeployOptions(3 * WAIT_S))
         assert result.live, (result, self.box.log())
 
     def close(self) -> None:

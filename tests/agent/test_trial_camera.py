@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from board_fixtures import PATIENCE_S, colour_bundle
-from mqtt_fixtures import DEVICE, AgentBox, Mosquitto
+from deploy_fixtures import deploy
+from mqtt_fixtures import AgentBox, Mosquitto
 from video_fixtures import RtspServer, rtsp_server
 
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployProgress
 
 pytestmark = pytest.mark.slow
@@ -41,14 +41,11 @@ def test_release_that_is_deployed_while_the_camera_is_away_is_live_once_it_is_ba
             camera.start()
         phases.append(progress.phase)
 
-    address = BrokerAddress("127.0.0.1", broker.port)
     try:
         camera.kill()  # it is absent at boot
         box.start()
         for bundle in (first, second):
-            result = deploy_bundle(
-                bundle, DEVICE, address, timeout_s=PATIENCE_S, on_progress=switch_on
-            )
+            result = deploy(broker.port, bundle, DeployOptions(PATIENCE_S), on_progress=switch_on)
             assert result.live, (result, box.log())
             assert "postponed" in phases
             phases.clear()

@@ -15,13 +15,12 @@ from pathlib import Path
 import board_fixtures
 import pytest
 from board_fixtures import colour_bundle
+from deploy_fixtures import deploy
 from mqtt_fixtures import Mosquitto, Watcher
 from video_fixtures import COLOUR_TOML, scene, write_video
 
 from toolkit.fleet.boards.probe import Probe, probe_script
 from toolkit.fleet.boards.wheels import gather, own_wheel, pip_wheel
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 ROOT = os.environ.get("TANDEM_ARM64_ROOT", "")
@@ -121,19 +120,18 @@ def test_the_agent_installs_starts_updates_and_rolls_back_on_arm64(
         assert time.monotonic() < until_s, log.read_text()
         time.sleep(0.5)
 
-    def deploy(bundle: Path) -> DeployResult:
-        address = BrokerAddress("127.0.0.1", broker.port)
-        return deploy_bundle(bundle, "arm64", address, timeout_s=WAIT_S)
+    def deploy_there(bundle: Path) -> DeployResult:
+        return deploy(broker.port, bundle, device="arm64")
 
     try:
         with Watcher(broker.port, "arm64") as watcher:
-            first = deploy(colour_bundle(tmp_path / "in", version="1", source=LOOP))
+            first = deploy_there(colour_bundle(tmp_path / "in", version="1", source=LOOP))
             assert first.live, (first, log.read_text())
-            second = deploy(colour_bundle(tmp_path / "in", version="2", source=LOOP))
+            second = deploy_there(colour_bundle(tmp_path / "in", version="2", source=LOOP))
             assert second.live, (second, log.read_text())
             no_such_output = COLOUR_TOML.replace('boxes = "boxes"', 'boxes = "nothing"')
             monkeypatch.setattr(board_fixtures, "COLOUR_TOML", no_such_output)
-            third = deploy(colour_bundle(tmp_path / "in", version="3", source=LOOP))
+            third = deploy_there(colour_bundle(tmp_path / "in", version="3", source=LOOP))
             assert third.phase == "rolled_back", third
             while not runs_again(watcher, "2") or not watcher.seen.stats:
                 assert watcher.take(WAIT_S), (watcher.seen.reports[-1:], log.read_text())

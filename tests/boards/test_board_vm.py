@@ -20,6 +20,7 @@ import board_fixtures
 import pytest
 from board_fixtures import colour_bundle
 from board_vm_machine import BOOT_ID, HOST, BoardVm
+from deploy_fixtures import deploy
 from mqtt_fixtures import Mosquitto, Watcher
 from unit_table import device_rules, read_unit
 from video_fixtures import COLOUR_TOML
@@ -27,8 +28,6 @@ from video_fixtures import COLOUR_TOML
 from device.protocol.documents import Reported
 from scripts.board_vm import REPORT, SUITES, ImagePlan, parse
 from toolkit.fleet.boards.texts import UNIT
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 
 CHOSEN = os.environ.get("TANDEM_BOARD_VM", "")
@@ -184,9 +183,8 @@ class Deployment(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        address = BrokerAddress("127.0.0.1", self._port)
         try:
-            self.result = deploy_bundle(self._bundle, DEVICE, address, timeout_s=WAIT_S)
+            self.result = deploy(self._port, self._bundle)
         except Exception as error:  # noqa: BLE001  (it is the test's to look at)
             self.result = error
 

@@ -13,14 +13,14 @@ import cv2
 import numpy as np
 import pytest
 from board_fixtures import command_line, is_keeper, started_by
+from deploy_fixtures import deploy
 from golden_fixtures import ON_DOUBLES, PIPELINE, packed
-from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
+from mqtt_fixtures import AgentBox, Mosquitto, Watcher
 from tensorrt_fixtures import build as build_for_dla
 from tensorrt_fixtures import install
 
 from device.protocol.documents import Reported
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -68,8 +68,7 @@ class Board:
         self.watcher = Watcher(self.broker.port)
 
     def deploy(self, bundle: Path) -> DeployResult:
-        address = BrokerAddress("127.0.0.1", self.broker.port)
-        return deploy_bundle(bundle, DEVICE, address, timeout_s=PATIENCE_S)
+        return deploy(self.broker.port, bundle, DeployOptions(PATIENCE_S))
 
     def release(self, engine: Path, version: str) -> Path:
         """A release of the engine, with two golden inputs."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 from control_fixtures import client_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,6 @@ from device.errors import TandemError
 from device.protocol.control import Answer
 from device.protocol.documents import DeviceFacts
 from device.smp.message import HEADER, READ
-from toolkit.cli.main import tandem
 from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import (
     FoundBoard,
@@ -90,15 +89,11 @@ def no_usb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "jetson_ports", list)
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(tandem, words)
-
-
 def test_two_boards_are_listed_refused_and_flashed_at_once(
     tmp_path: Path, sshd: Sshd, boards: list[AgentBox]
 ) -> None:
     config = ("--ssh-config", str(sshd.config))
-    seen = run("board", "find", *config)
+    seen = invoke("board", "find", *config)
     assert seen.exit_code == 0, seen.output
     assert [line.split()[0] for line in seen.stdout.splitlines()] == list(NAMES)
     assert "USB network 127.0.0.2: " in seen.stderr
@@ -106,19 +101,19 @@ def test_two_boards_are_listed_refused_and_flashed_at_once(
     assert "serial      no Jetson at a port" in seen.stderr
 
     bundle = make_bundle(tmp_path / "in", version="1")
-    refused = run("flash", str(bundle), *config)
+    refused = invoke("flash", str(bundle), *config)
     assert refused.exit_code == 1
     assert "2 boards are there (board-1 at ssh://" in str(refused.exception)
     assert "--all-found" in str(refused.exception)
 
-    done = run("flash", str(bundle), "--all-found", *config)
+    done = invoke("flash", str(bundle), "--all-found", *config)
     assert done.exit_code == 0, done.output
     assert "2 of 2 boards run it" in done.stdout
 
     # One that is away does not hold up the other; the exit status says that it failed.
     boards[0].kill()
     second = make_bundle(tmp_path / "in", version="2")
-    mixed = run("flash", str(second), "--all-found", "--json", *config)
+    mixed = invoke("flash", str(second), "--all-found", "--json", *config)
     rows = {row["device"]: row for row in json.loads(mixed.stdout)}
     assert mixed.exit_code == 1
     assert (rows["board-1"]["state"], rows["board-2"]["state"]) == ("failed", "live")
@@ -128,7 +123,7 @@ def test_two_boards_are_listed_refused_and_flashed_at_once(
 
     # One that rolls back: its own status.
     bad = make_bundle(tmp_path / "in", "fails", version="3")
-    failed = run("flash", str(bad), "--all-found", "--json", *config)
+    failed = invoke("flash", str(bad), "--all-found", "--json", *config)
     assert failed.exit_code == 4
     assert all("rolled good" in row["reason"] or "rolled fails" in row["reason"]
                for row in json.loads(failed.stdout))  # fmt: skip
@@ -145,7 +140,7 @@ def test_the_only_board_is_flashed_without_a_word(
 
     monkeypatch.setattr(discovery, "FINDERS", (first_alone,))
     bundle = make_bundle(tmp_path / "in", version="1")
-    done = run("flash", str(bundle), "--ssh-config", str(sshd.config))
+    done = invoke("flash", str(bundle), "--ssh-config", str(sshd.config))
     assert done.exit_code == 0, done.output
     assert "good 1 is live on board-1" in done.stdout
 
@@ -166,7 +161,7 @@ def test_ctrl_c_leaves_every_board_on_its_old_release(
     tmp_path: Path, sshd: Sshd, boards: list[AgentBox]
 ) -> None:
     config = ("--ssh-config", str(sshd.config))
-    assert run("flash", str(make_bundle(tmp_path / "in", version="1")), "--all-found",
+    assert invoke("flash", str(make_bundle(tmp_path / "in", version="1")), "--all-found",
                *config).exit_code == 0  # fmt: skip
     slow = make_bundle(tmp_path / "in", "hangs", version="2")
     command = (sys.executable, "-c", INTERRUPTIBLE, "flash", str(slow), "--all-found", *config)
@@ -383,7 +378,7 @@ def test_the_status_of_many_is_that_of_the_worst() -> None:
 
 def test_all_found_and_one_address_exclude_each_other(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
-    done = run("flash", str(bundle), "--all-found", "--to", "ssh://h")
+    done = invoke("flash", str(bundle), "--all-found", "--to", "ssh://h")
     assert (done.exit_code, "takes neither --to nor --device" in done.output) == (2, True)
 
 

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 
 from device.install_advice import pip_install
 from toolkit.cli import failures
-from toolkit.cli.main import tandem
 
 # words -> exit status, what the error says
 ERRORS = {
@@ -36,10 +35,6 @@ ERRORS = {
 }
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(tandem, words)
-
-
 @pytest.mark.parametrize(("words", "said"), ERRORS.items())
 def test_an_error_is_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: tuple[int, str]
@@ -47,17 +42,17 @@ def test_an_error_is_json(
     monkeypatch.chdir(tmp_path)
     Path("in.csv").write_text("colour\nred\n")
     status, text = said
-    done = run(*words, "--json")
+    done = invoke(*words, "--json")
     assert (done.exit_code, done.stderr) == (status, ""), done.output
     assert text in json.loads(done.stdout)["error"]
 
 
 def test_without_json_an_error_is_a_text() -> None:
-    done = run("board", "info", "usb://x")
+    done = invoke("board", "info", "usb://x")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Error: usb://x is no way to a board" in done.stderr
     # Behind -- there are no options.
-    assert "Error: " in run("board", "info", "--", "--json").stderr
+    assert "Error: " in invoke("board", "info", "--", "--json").stderr
 
 
 def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
@@ -70,7 +65,7 @@ def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
         monkeypatch.setattr("toolkit.cli.actions.board.care.parse_address", info)
 
     fail("serial.tools")
-    done = run("board", "info", "--json")
+    done = invoke("board", "info", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (
         1,
         {
@@ -79,11 +74,11 @@ def test_a_package_that_is_missing_is_said_as_json_and_a_mistake_of_ours_is_not(
         },
     )
     fail("toolkit.nosuch")
-    done = run("board", "info", "--json")
+    done = invoke("board", "info", "--json")
     assert isinstance(done.exception, ModuleNotFoundError)
     assert failures.failure_of(done.exception) is None
 
 
 def test_json_of_the_list_is_refused_where_a_profile_is_shown() -> None:
-    done = run("profiles", "--json", "show", "orin-nano-8gb")
+    done = invoke("profiles", "--json", "show", "orin-nano-8gb")
     assert (done.exit_code, "tandem profiles show NAME --json" in done.output) == (2, True)

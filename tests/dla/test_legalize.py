@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from gpu_graphs import ints
 from legalize_graphs import (
     ORIN,
     XAVIER,
@@ -32,10 +33,6 @@ from toolkit.dla.legalize.rows import REWRITES
 from toolkit.dla.rules.ops import STATUS
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def bytes_of(model: ir.Model) -> bytes:

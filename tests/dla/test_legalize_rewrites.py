@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from gpu_graphs import ints
 from legalize_graphs import ORIN, XAVIER, Net, assert_same, floats, legalized, node, refused
 
 from device.engine.manifest import Precision
@@ -39,10 +40,6 @@ def size(rng: Rng, low: int, high: int) -> int:
 
 def choose(rng: Rng, values: list) -> int:
     return values[int(rng.integers(len(values)))]
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def one(op: str, shape: tuple[int, ...], opset: int = 19, **attributes: object) -> Net:

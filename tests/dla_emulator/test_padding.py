@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from device.dla_emulator.arithmetic.convolution import Geometry
 from device.engine.manifest import DimRange
 from device.padding import same_padding
-from toolkit.gpu.emit.windows import read_transposed_window, read_window
 from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.windows import read_transposed_window, read_window
 from toolkit.gpu.shapes import formulas
 from toolkit.gpu.shapes.sizes import Size, Space, ceil_div
 from toolkit.graph.window import resolve_window

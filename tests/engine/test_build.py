@@ -262,21 +262,21 @@ def test_int8_without_ranges_is_refused(tmp_path: Path, rng: np.random.Generator
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]
 
 
-def test_int8_of_a_half_precision_model_is_refused_by_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "says"),
+    [
+        (np.float16, r"computes in FLOAT16 \(node 'sum', Add\)"),
+        (np.int32, "no float32 tensor that INT8 could stand for"),
+    ],
+)
+def test_int8_of_a_model_without_float32_is_refused(
+    dtype: type[np.generic], says: str, tmp_path: Path
+) -> None:
     nodes = [helper.make_node("Add", ["x", "x"], ["y"], name="sum")]
-    half = int(onnx.TensorProto.FLOAT16)
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=half)
-    options = BuildOptions(data=[{"x": np.ones(2, np.float16)}])
-    with pytest.raises(BuildError, match=r"computes in FLOAT16 \(node 'sum', Add\)"):
-        build_engine(path, "laptop", tmp_path / "m.engine", options)
-
-
-def test_int8_of_a_model_of_integers_is_refused(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["y"])]
-    integer = int(onnx.TensorProto.INT32)
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=integer)
-    options = BuildOptions(data=[{"x": np.ones(2, np.int32)}])
-    with pytest.raises(BuildError, match="no float32 tensor that INT8 could stand for"):
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=code)
+    options = BuildOptions(data=[{"x": np.ones(2, dtype)}])
+    with pytest.raises(BuildError, match=says):
         build_engine(path, "laptop", tmp_path / "m.engine", options)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 from engine_fixtures import split_network, without_checksums, write_network
 from mqtt_fixtures import PROFILE
 from updater_fixtures import Board
@@ -17,7 +17,6 @@ from device.runtime.session import open_session
 from device.runtime.tensorrt.__main__ import main as prepare
 from device.update.bundle import write_bundle
 from device.update.slot_store import SlotStore
-from toolkit.cli.main import tandem
 from toolkit.fleet.bundles.unpacked import unpacked
 
 PIPELINE = """
@@ -55,10 +54,6 @@ def damaged(tmp_path: Path, whole: Path) -> Path:
     return path
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(tandem, [*map(str, words)])
-
-
 def named(path: Path) -> str:
     with open_engine(path) as engine:
         return f"section 'w3' at byte {place(engine, 'w3')} (640 bytes) has the checksum"
@@ -84,19 +79,19 @@ def test_a_session_does_not_run_it(whole: Path, damaged: Path) -> None:
 def test_a_command_fails_and_names_section_and_offset(
     damaged: Path, words: tuple[str, ...]
 ) -> None:
-    done = run(words[0], damaged, *words[1:])
+    done = invoke(words[0], damaged, *words[1:])
     assert done.exit_code == 1, done.output
     assert named(damaged) in str(done.exception)
 
 
 def test_inspect_says_what_was_verified(whole: Path, tmp_path: Path) -> None:
-    done = run("inspect", whole, "--verify")
+    done = invoke("inspect", whole, "--verify")
     assert "sections and the header by xxh3_64" in done.output
-    answer = json.loads(run("inspect", whole, "--verify", "--json").output)
+    answer = json.loads(invoke("inspect", whole, "--verify", "--json").output)
     assert (answer["checksums"], answer["verified"]) == ("xxh3_64", True)
-    assert json.loads(run("inspect", whole, "--json").output)["verified"] is False
+    assert json.loads(invoke("inspect", whole, "--json").output)["verified"] is False
     np.save(tmp_path / "a.npy", np.ones(3))
-    assert run("inspect", tmp_path / "a.npy", "--verify").exit_code == 2
+    assert invoke("inspect", tmp_path / "a.npy", "--verify").exit_code == 2
 
 
 def test_an_engine_of_an_earlier_tandem_opens_and_says_so(tmp_path: Path, whole: Path) -> None:
@@ -104,11 +99,11 @@ def test_an_engine_of_an_earlier_tandem_opens_and_says_so(tmp_path: Path, whole:
     old.write_bytes(without_checksums(whole.read_bytes()))
     with open_session(old) as session:
         assert session.outputs
-    done = run("inspect", old)
+    done = invoke("inspect", old)
     assert done.exit_code == 0
     assert f"{old} has no checksums: an earlier Tandem wrote it" in done.output
-    assert json.loads(run("inspect", old, "--json").output)["checksums"] is None
-    done = run("inspect", old, "--verify")
+    assert json.loads(invoke("inspect", old, "--json").output)["checksums"] is None
+    done = invoke("inspect", old, "--verify")
     assert done.exit_code == 1
     assert "has no checksums" in str(done.exception)
 
@@ -141,7 +136,7 @@ def test_a_bundle_with_it_is_neither_packed_nor_verified(
     damaged: Path, whole: Path, tmp_path: Path
 ) -> None:
     bad = packed(tmp_path / "bad.bundle", damaged, tmp_path)
-    done = run("bundle", "verify", bad, "--json")
+    done = invoke("bundle", "verify", bad, "--json")
     assert done.exit_code == 1
     checks = {check["name"]: check for check in json.loads(done.output)}
     assert checks["hashes"]["passed"]
@@ -149,12 +144,12 @@ def test_a_bundle_with_it_is_neither_packed_nor_verified(
     with pytest.raises(EngineError, match="section 'w3'"), unpacked(bad):
         pass
     words = ("--pipeline", tmp_path / "pipeline.toml", "--labels", tmp_path / "labels.txt")
-    done = run("bundle", "create", damaged, *words, "-o", tmp_path / "new.bundle")
+    done = invoke("bundle", "create", damaged, *words, "-o", tmp_path / "new.bundle")
     assert done.exit_code == 1
     assert named(damaged) in str(done.exception)
     assert not (tmp_path / "new.bundle").exists()
     good = packed(tmp_path / "good.bundle", whole, tmp_path)
-    checks = {c["name"]: c for c in json.loads(run("bundle", "verify", good, "--json").output)}
+    checks = {c["name"]: c for c in json.loads(invoke("bundle", "verify", good, "--json").output)}
     assert "sections checked" in checks["model.engine"]["detail"]
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import jsonschema
 import paho.mqtt.client as paho
 import pytest
-from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
+from deploy_fixtures import deploy
+from mqtt_fixtures import AgentBox, Mosquitto, make_bundle
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from device.protocol.documents import Signed
 from device.protocol.topics import PipelineTopics, Topics
 from scripts import asyncapi
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
 
 SPECIFICATION = Path(__file__).parents[1] / "data" / "asyncapi-3.0.0.schema.json.gz"
 PAGE: dict[str, Any] = json.loads(asyncapi.PATH.read_text())
@@ -69,8 +68,7 @@ def messages(tmp_path: Path) -> list[paho.MQTTMessage]:
     try:
         for behaviour in ("good", "fails"):
             bundle = make_bundle(tmp_path / "in", behaviour)
-            address = BrokerAddress("127.0.0.1", broker.port)
-            deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S)
+            deploy(broker.port, bundle)
     finally:
         box.close()
         client.disconnect()

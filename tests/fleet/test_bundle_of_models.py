@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
+from deploy_fixtures import deploy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto
@@ -41,19 +42,13 @@ from device.update.bundle import (
     write_bundle_of_models,
 )
 from device.update.members import MAX_MODELS, expected_members
-from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.trust.repository import FleetRepository
 
 RED = (5, 5, 230)
 MQTT = '[[sinks]]\nkind = "mqtt"\n'
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(tandem, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -462,8 +457,7 @@ def test_a_cascade_goes_from_its_fleet_to_detections(folder: Path, tmp_path: Pat
         box.start()
         published = invoke("fleet", "publish", bundle, "--fleet", fleet)
         assert published.exit_code == 0, published.output
-        address = BrokerAddress("127.0.0.1", broker.port)
-        result = deploy_bundle(bundle, DEVICE, address, timeout_s=3 * WAIT_S, fleet=fleet)
+        result = deploy(broker.port, bundle, DeployOptions(3 * WAIT_S, fleet=fleet))
         assert result.live, (result, box.log())
         shades = set()
         end_s = time.monotonic() + 4 * WAIT_S

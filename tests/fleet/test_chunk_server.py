@@ -86,18 +86,9 @@ def result(watcher: Watcher, request: str) -> Update:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
-def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
-    box = AgentBox(tmp_path, broker.port)
-    box.start()
-    yield box
-    box.close()
+def board(board: AgentBox) -> AgentBox:
+    board.start()
+    return board
 
 
 def model_bundle(path: Path, seed: int, moved: float = 0.0, version: str = "1") -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from deploy_fixtures import address, deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
 
 import configs
@@ -28,26 +29,8 @@ from toolkit.cli.commands.deploy import deploy as deploy_command
 from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.brokers.local import start_broker
 from toolkit.fleet.bundles.blob import Blob
-from toolkit.fleet.transports.deploy import deploy_bundle, deploy_to_devices
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
-def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
-    box = AgentBox(tmp_path, broker.port)
-    yield box
-    box.close()
-
-
-def address(port: int) -> BrokerAddress:
-    return BrokerAddress("127.0.0.1", port)
 
 
 def once_at(chunks: int, act: Callable[[], None]) -> Callable[[DeployProgress], None]:
@@ -67,7 +50,7 @@ def test_a_release_becomes_live_through_mosquitto(
 ) -> None:
     bundle = make_bundle(tmp_path / "in")
     board.start()
-    result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    result = deploy(broker.port, bundle)
     assert (result.phase, result.reason) == ("live", "")
     assert verify_folder(board.state_dir / "slots" / "a").name == "good"
     assert "with MQTT 5" in board.log()
@@ -81,7 +64,7 @@ def test_a_release_becomes_live_through_the_embedded_broker(tmp_path: Path) -> N
         box = AgentBox(tmp_path, embedded.port)
         box.start()
         try:
-            result = deploy_bundle(bundle, DEVICE, address(embedded.port), timeout_s=WAIT_S)
+            result = deploy(embedded.port, bundle)
         finally:
             box.close()
     assert result.phase == "live", result
@@ -99,7 +82,7 @@ def test_a_document_that_is_said_again_is_answered_again_without_mqtt_5(tmp_path
         link = Link(settings, events.put)
         try:
             bundle = make_bundle(tmp_path / "in")
-            assert deploy_bundle(bundle, DEVICE, address(embedded.port), timeout_s=WAIT_S).live
+            assert deploy(embedded.port, bundle).live
             link.start()
             while not isinstance(event := events.get(timeout=WAIT_S), Message):
                 pass
@@ -131,9 +114,9 @@ def test_a_device_gets_the_difference_from_what_it_runs(
 ) -> None:
     first, second = (make_bundle(tmp_path / "in", version=version) for version in "12")
     board.start()
-    assert deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    assert deploy(broker.port, first).live
     earlier = first.parent if is_earlier_there else None
-    result = deploy_bundle(second, DEVICE, address(broker.port), timeout_s=WAIT_S, earlier=earlier)
+    result = deploy(broker.port, second, DeployOptions(WAIT_S, earlier=earlier))
     assert result.live, result
     assert verify_folder(board.state_dir / "slots" / "b").version == "2"
     if is_earlier_there:
@@ -148,9 +131,9 @@ def test_the_same_release_again_moves_no_bytes(
     first, second = (make_bundle(tmp_path / v, version=v) for v in ("1", "2"))
     board.start()
     for bundle in (first, second):
-        assert deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S).live
-    active = deploy_bundle(second, DEVICE, address(broker.port), timeout_s=WAIT_S)
-    back = deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        assert deploy(broker.port, bundle).live
+    active = deploy(broker.port, second)
+    back = deploy(broker.port, first)
     assert (active.phase, active.sent_bytes) == ("live", 0)
     assert (back.phase, back.sent_bytes) == ("live", 0)  # it was still in the idle slot
 
@@ -175,13 +158,7 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
             kept.update(chunks_on_disk(board, bundle))
             board.start()
 
-        result = deploy_bundle(
-            bundle,
-            DEVICE,
-            address(broker.port),
-            timeout_s=WAIT_S,
-            on_progress=once_at(60, kill_and_restart),
-        )
+        result = deploy(broker.port, bundle, on_progress=once_at(60, kill_and_restart))
         watcher.wait_report("live")
         asked = [n for request in watcher.seen.requests[before:] for n in request.chunks]
     assert result.phase == "live", result
@@ -209,13 +186,7 @@ def test_a_broker_killed_in_a_download_costs_only_time(
         broker.kill()
         broker.start()
 
-    result = deploy_bundle(
-        bundle,
-        DEVICE,
-        address(broker.port),
-        timeout_s=WAIT_S,
-        on_progress=once_at(40, restart_broker),
-    )
+    result = deploy(broker.port, bundle, on_progress=once_at(40, restart_broker))
     assert result.phase == "live", result
 
 
@@ -235,20 +206,20 @@ def test_a_broken_release_is_rolled_back_and_says_why(
     try:
         good = make_bundle(tmp_path / "good")
         bad = make_bundle(tmp_path / "bad", behaviour)
-        assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
-        result = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        assert deploy(broker.port, good).live
+        result = deploy(broker.port, bad)
         assert result.phase == "rolled_back"
         assert message in result.reason
         with Watcher(broker.port) as watcher:
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
             assert report.running is not None
             assert report.running.name == "good"
-            again = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
+            again = deploy(broker.port, bad)
             assert (again.phase, again.sent_bytes) == ("rolled_back", 0)
             assert again.reason.startswith("this release was rolled back before at 20")
             assert message in again.reason
             assert "--retry" in again.reason
-            retried = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S, retry=True)
+            retried = deploy(broker.port, bad, DeployOptions(WAIT_S, retry=True))
             assert (retried.phase, retried.reason) == ("rolled_back", result.reason)
             assert retried.sent_bytes == 0  # it was still in the idle slot
             watcher.wait_report("trial")
@@ -281,11 +252,9 @@ def test_a_bundle_that_changes_while_it_is_deployed_is_named(
             file.truncate(0)
 
     with pytest.raises(BundleError, match="was changed while it was deployed"):
-        deploy_bundle(
-            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(10, change)
-        )
+        deploy(broker.port, bundle, on_progress=once_at(10, change))
     good = make_bundle(tmp_path / "good", version="2")
-    assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    assert deploy(broker.port, good).live
 
 
 def test_a_stranger_who_sends_bad_chunks_does_not_cost_the_release(
@@ -302,9 +271,7 @@ def test_a_stranger_who_sends_bad_chunks_does_not_cost_the_release(
                 topic = f"{Topics(DEVICE).root}/blob/{sha256}/{turn % 60}{peer}"
                 stranger.link.publish(topic, b"x" * CHUNK_BYTES, qos=1, wait_s=WAIT_S)
 
-        result = deploy_bundle(
-            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(5, disturb)
-        )
+        result = deploy(broker.port, bundle, on_progress=once_at(5, disturb))
     assert result.live, result
 
 
@@ -324,7 +291,7 @@ def test_unsigned_releases_are_refused_unless_dev_is_set(tmp_path: Path, broker:
     box.start()
     try:
         bundle = make_bundle(tmp_path / "in")
-        result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        result = deploy(broker.port, bundle)
     finally:
         box.close()
     assert (result.phase, result.sent_bytes) == ("refused", 0)
@@ -337,14 +304,14 @@ def test_a_release_for_another_profile_is_refused(
 ) -> None:
     board.start()
     bundle = make_bundle(tmp_path / "in", profile="orin-nano-8gb")
-    result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    result = deploy(broker.port, bundle)
     assert (result.phase, result.sent_bytes) == ("refused", 0)
     assert "is built for orin-nano-8gb, this device is test-board" in result.reason
 
 
 def test_a_device_that_never_connected_is_named(tmp_path: Path, broker: Mosquitto) -> None:
     bundle = make_bundle(tmp_path / "in")
-    result = deploy_bundle(bundle, "nobody", address(broker.port), timeout_s=0.5)
+    result = deploy(broker.port, bundle, DeployOptions(0.5), device="nobody")
     assert result.phase == "timeout"
     assert "no agent ever connected to this broker as nobody" in result.reason
 
@@ -360,9 +327,7 @@ def test_a_device_that_was_off_takes_the_release_when_it_comes(
             started.set()
             board.start()
 
-    result = deploy_bundle(
-        bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=start_late
-    )
+    result = deploy(broker.port, bundle, on_progress=start_late)
     assert result.phase == "live", result
 
 
@@ -371,14 +336,14 @@ def test_a_newer_deployment_supersedes_an_older_one(tmp_path: Path, broker: Mosq
     results = []
 
     def older() -> None:
-        results.append(deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S))
+        results.append(deploy(broker.port, first))
 
     thread = threading.Thread(target=older)
     with Watcher(broker.port):
         thread.start()
         # Takes its place again and again until the older one has seen it: no order is assumed.
         while thread.is_alive():
-            deploy_bundle(second, DEVICE, address(broker.port), timeout_s=0.3)
+            deploy(broker.port, second, DeployOptions(0.3))
         thread.join()
     assert results[0].phase == "superseded"
     assert "good 2" in results[0].reason
@@ -388,7 +353,7 @@ def test_an_unreachable_broker_is_one_sentence(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "in")
     port = free_port()
     with pytest.raises(BrokerError, match=f"cannot reach the broker at 127.0.0.1:{port}") as info:
-        deploy_bundle(bundle, DEVICE, address(port))
+        deploy(port, bundle, DeployOptions())
     assert "\n" not in str(info.value)
 
 
@@ -410,7 +375,7 @@ def test_wrong_broker_addresses_are_refused(text: str) -> None:
 @pytest.mark.parametrize("device", ["", "+", "#", "a/b", "x" * 65, "board-1\n"])
 def test_what_is_no_id_of_a_device_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(DeployError, match="is not the id of a device") as info:
-        deploy_bundle(make_bundle(tmp_path), device, address(1))
+        deploy(1, make_bundle(tmp_path), DeployOptions(), device=device)
     assert "\n" not in str(info.value)
 
 
@@ -469,8 +434,8 @@ def test_several_devices_take_a_release_and_none_waits_for_a_slow_one(
         if phases.get("b") == phases.get("c") == "live":
             process.send_signal(signal.SIGCONT)
 
-    results = deploy_to_devices(
-        bundle, tuple(boards), address(broker.port), timeout_s=WAIT_S, on_progress=hold_one_up
+    results = deploy_bundle(
+        bundle, tuple(boards), address(broker.port), DeployOptions(WAIT_S), on_progress=hold_one_up
     )
     assert stopped.is_set()
     assert [(result.device, result.phase) for result in results] == [
@@ -519,7 +484,7 @@ def test_the_command_names_each_device_that_failed(
 
 def test_a_device_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="board-1 is named twice"):
-        deploy_to_devices(make_bundle(tmp_path), ("board-1", "b", "board-1"), address(1))
+        deploy_bundle(make_bundle(tmp_path), ("board-1", "b", "board-1"), address(1))
 
 
 def test_a_pipeline_does_not_outlive_a_killed_agent(
@@ -527,7 +492,7 @@ def test_a_pipeline_does_not_outlive_a_killed_agent(
 ) -> None:
     board.start()
     bundle = make_bundle(tmp_path / "in")
-    assert deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    assert deploy(broker.port, bundle).live
     ((_name, pid),) = board.runs()
     watch = os.pidfd_open(pid)
     board.kill()
@@ -545,9 +510,9 @@ def test_a_login_is_used_and_never_shown(tmp_path: Path) -> None:
     try:
         wrong = BrokerAddress("127.0.0.1", mosquitto.port, "fleet", "wr0ng-word")
         with pytest.raises(BrokerError, match="refused the connection: Not authorized") as info:
-            deploy_bundle(bundle, DEVICE, wrong, timeout_s=WAIT_S)
+            deploy_bundle(bundle, (DEVICE,), wrong, DeployOptions(WAIT_S))[0]
         right = BrokerAddress("127.0.0.1", mosquitto.port, *login)
-        result = deploy_bundle(bundle, DEVICE, right, timeout_s=WAIT_S)
+        result = deploy_bundle(bundle, (DEVICE,), right, DeployOptions(WAIT_S))[0]
         assert box.process is not None
         ((_name, pipeline),) = box.runs()
         for pid in (box.process.pid, pipeline):  # a command line is there for all users to read
@@ -594,7 +559,7 @@ def test_the_real_pipeline_is_tried_too(
     box = AgentBox(tmp_path, broker.port, profile="laptop", source=source)
     box.start()
     try:
-        result = deploy_bundle(real_bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        result = deploy(broker.port, real_bundle)
     finally:
         box.close()
     assert result.phase == phase, result

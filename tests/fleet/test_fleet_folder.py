@@ -9,29 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from cli_fixtures import output_of
 from fleet_server_fixtures import ServerProcess, wait_until
 from mqtt_fixtures import AgentBox, free_port, make_bundle, wait_for_port
 
 from device.errors import TrustError
 from device.update.bundle import verify_folder
-from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM
 from toolkit.fleet.folder import broker_address, load_settings, make_fleet
-
-
-def run(*words: str) -> str:
-    done = CliRunner().invoke(tandem, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Path]:
     """A fleet made by the command, with its broker."""
     folder, port = tmp_path / "fleet", free_port()
-    run("fleet", "init", str(folder), "--broker", f"127.0.0.1:{port}", "--root-keys", "2")
+    output_of("fleet", "init", str(folder), "--broker", f"127.0.0.1:{port}", "--root-keys", "2")
     conf = folder / "broker" / "mosquitto.conf"
     binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     assert binary, "mosquitto is missing: apt-get install mosquitto"
@@ -61,7 +54,7 @@ def board(tmp_path: Path, fleet: Path, server: ServerProcess) -> Iterator[AgentB
     files = 'tls = {ca = "trust/ca.crt", certificate = "device.crt", key = "device.key"}'
     lines = box.config.read_text().splitlines()
     box.config.write_text("\n".join(files if "tls =" in line else line for line in lines))
-    run("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
+    output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
     claim = fleet / "identity" / CLAIM
     command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(box.config)]
     keys = ["--claim", f"{claim}.crt", "--claim-key", f"{claim}.key"]
@@ -74,11 +67,11 @@ def board(tmp_path: Path, fleet: Path, server: ServerProcess) -> Iterator[AgentB
 def roll_out(fleet: Path, bundle: Path) -> None:
     """Roll a bundle out to all devices and wait until it is everywhere."""
     options = ["--groups", "50%,rest", "--fleet", str(fleet)]
-    run("fleet", "rollout", "start", "--bundle", str(bundle), *options)
+    output_of("fleet", "rollout", "start", "--bundle", str(bundle), *options)
     status = ["fleet", "rollout", "status", "--fleet", str(fleet), "--json"]
     wait_until(
-        lambda: {row["status"] for row in json.loads(run(*status))} == {"finished"},
-        lambda: run(*status),
+        lambda: {row["status"] for row in json.loads(output_of(*status))} == {"finished"},
+        lambda: output_of(*status),
     )
 
 
@@ -86,13 +79,13 @@ def test_from_an_empty_folder_to_signed_rollouts_and_back(
     tmp_path: Path, fleet: Path, server: ServerProcess, board: AgentBox
 ) -> None:
     devices = ["fleet", "devices", "--fleet", str(fleet), "--json"]
-    wait_until(lambda: "test-board" in run(*devices), server.log)  # it has reported
+    wait_until(lambda: "test-board" in output_of(*devices), server.log)  # it has reported
     for version in ("1", "2"):
         roll_out(fleet, make_bundle(tmp_path / "in", version=version))
     assert verify_folder(board.state_dir / "slots" / "b").version == "2"
-    said = run("fleet", "rollback", "--fleet", str(fleet))
+    said = output_of("fleet", "rollback", "--fleet", str(fleet))
     wait_until(lambda: len(board.runs()) == 3, lambda: (said, board.log()))
-    assert "enrolled" in run("fleet", "identity", "list", "--fleet", str(fleet))
+    assert "enrolled" in output_of("fleet", "identity", "list", "--fleet", str(fleet))
 
 
 def test_a_signed_release_goes_to_one_board_without_a_server(
@@ -100,10 +93,10 @@ def test_a_signed_release_goes_to_one_board_without_a_server(
 ) -> None:
     server.stop()
     bundle = make_bundle(tmp_path / "in")
-    said = run("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
+    said = output_of("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
     assert "good 1 is live on board-1" in said
     board.terminate()
-    said = run("fleet", "identity", "revoke", board.device, "--fleet", str(fleet), "--json")
+    said = output_of("fleet", "identity", "revoke", board.device, "--fleet", str(fleet), "--json")
     assert '"broker_told":true,"connections_ended":true' in said
     board.start()
     wait_until(lambda: "revoked" in board.log(), board.log)

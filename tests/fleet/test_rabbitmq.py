@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cli_fixtures import output_of
 from click.testing import CliRunner
 from fleet_server_fixtures import ServerProcess, wait_until
 from hostile_device import CONNECTIONS, HostileDevice, unanswered
@@ -302,12 +303,6 @@ def test_a_broker_that_does_not_run_here_is_not_told(
 # -- a cluster
 
 
-def run(*words: str) -> str:
-    done = CliRunner().invoke(tandem, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("victim", [0, 1])
@@ -323,7 +318,7 @@ def test_a_fleet_goes_on_at_the_other_node_when_one_is_killed(
     order = ports if victim == 0 else ports[::-1]  # all are at the node that is killed
     balancer = Balancer(order)
     fleet = tmp_path / "fleet"
-    run("fleet", "init", str(fleet), "--broker", f"rabbitmq@127.0.0.1:{balancer.port}")
+    output_of("fleet", "init", str(fleet), "--broker", f"rabbitmq@127.0.0.1:{balancer.port}")
     names = ("one@localhost", "two@localhost")
     server = ServerProcess(fleet)
     boards: list[AgentBox] = []
@@ -372,7 +367,7 @@ def enrolled(base: Path, fleet: Path, number: int, port: int) -> AgentBox:
     files = 'tls = {ca = "trust/ca.crt", certificate = "device.crt", key = "device.key"}'
     lines = box.config.read_text().splitlines()
     box.config.write_text("\n".join(files if "tls =" in line else line for line in lines))
-    said = run("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
+    said = output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
     assert "rabbitmqctl" not in said  # the broker was told
     claim = fleet / "identity" / CLAIM
     command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(box.config)]
@@ -387,22 +382,26 @@ def roll_out(
     """Roll a release out and wait until both boards run it; `late` is away when it is sent."""
     at_fleet = ["--fleet", str(fleet)]
     devices = ["fleet", "devices", *at_fleet, "--json"]
-    wait_until(lambda: len(json.loads(run(*devices))) == 2, server.log, for_s=180.0)
+    wait_until(lambda: len(json.loads(output_of(*devices))) == 2, server.log, for_s=180.0)
     bundle = make_bundle(base / "in", version=version)
     if late is not None:
         late.terminate()
-    run("fleet", "rollout", "start", "--bundle", str(bundle), "--groups", "rest", *at_fleet)
+    output_of("fleet", "rollout", "start", "--bundle", str(bundle), "--groups", "rest", *at_fleet)
     if late is not None:
         sent = [*devices, "--rollout", version]
         wait_until(
-            lambda: "pending" not in {row["phase"] for row in json.loads(run(*sent))}, server.log
+            lambda: "pending" not in {row["phase"] for row in json.loads(output_of(*sent))},
+            server.log,
         )
         late.start()
     wait_until(
         lambda: (
-            [row["running"] and row["running"]["version"] for row in json.loads(run(*devices))]
+            [
+                row["running"] and row["running"]["version"]
+                for row in json.loads(output_of(*devices))
+            ]
             == [version] * 2
         ),
-        lambda: (run(*devices), server.log()),
+        lambda: (output_of(*devices), server.log()),
         for_s=300.0,
     )

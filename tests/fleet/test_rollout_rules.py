@@ -1,5 +1,8 @@
 """What a rollout is told in texts: gates, requirements, groups, rates, windows; at their limits."""
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -27,6 +30,16 @@ FACTS = DeviceFacts(
     labels={"site": "lab", "zone": "a"},
 )  # fmt: skip
 TARGET = Target("d", "p", FACTS, FACTS.labels)
+
+
+def check_text(parse: Callable[[str], object], text: str, says: str, message: str | None) -> None:
+    """The text is refused with a message; None: it is read."""
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(RolloutError, match=says) as error:
+        parse(text)
+    assert message in str(error.value)
 
 
 def measured(**figures: object) -> Measured:
@@ -189,12 +202,7 @@ def test_commas_in_brackets_part_no_gates() -> None:
     ],
 )
 def test_gates_that_cannot_be_read_name_their_part(text: str, message: str | None) -> None:
-    if message is None:
-        parse_gates(text)
-        return
-    with pytest.raises(RolloutError, match="gate") as error:
-        parse_gates(text)
-    assert message in str(error.value)
+    check_text(parse_gates, text, "gate", message)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +239,33 @@ def test_profile_and_room_are_always_required() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["jetpack", "jetpack>=x", "speed>1", "module>p3701", "dla_cores=two", "label.=1"]
+    ("parse", "says", "text"),
+    [
+        *(
+            (parse_requirements, r"jetpack|speed|module|dla_cores|label", text)
+            for text in (
+                "jetpack",
+                "jetpack>=x",
+                "speed>1",
+                "module>p3701",
+                "dla_cores=two",
+                "label.=1",
+            )
+        ),
+        *(
+            (parse_rate, "rate", text)
+            for text in ("0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min")
+        ),
+        *(
+            (partial(with_window, InstallPolicy()), "maintenance window", text)
+            for text in ("22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00")
+        ),
+    ],
 )
-def test_requirements_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match=r"jetpack|speed|module|dla_cores|label"):
-        parse_requirements(text)
+def test_texts_that_cannot_be_read_are_refused(
+    parse: Callable[[str], object], says: str, text: str
+) -> None:
+    check_text(parse, text, says, "")
 
 
 def targets(count: int) -> list[Target]:
@@ -277,12 +307,7 @@ def test_a_share_is_rounded_up(count: int, share: float) -> None:
     ],
 )
 def test_groups_that_cannot_be_read_are_refused(text: str, message: str | None) -> None:
-    if message is None:
-        parse_groups(text)
-        return
-    with pytest.raises(RolloutError, match=r"group|shares") as error:
-        parse_groups(text)
-    assert message in str(error.value)
+    check_text(parse_groups, text, r"group|shares", message)
 
 
 def test_a_named_group_without_devices_is_refused() -> None:
@@ -300,12 +325,6 @@ def test_without_a_rate_a_rollout_goes_as_fast_as_a_server_carries_its_bundle() 
     rates = [default_rate(size).start for size in (1, 1_000_000, 40_000_000, 2 * 1024**3)]
     assert rates == [4545.5, 2445.8, 128.6, 2.5]
     assert all(parse_rate(f"{rate}/min").start == rate for rate in rates)
-
-
-@pytest.mark.parametrize("text", ["0/min", "10", "10/s", "10/min,x2", "10/min,x0.5/10", "-1/min"])
-def test_rates_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match="rate"):
-        parse_rate(text)
 
 
 def test_of_two_gates_on_one_figure_the_device_holds_to_the_tighter() -> None:
@@ -334,9 +353,3 @@ def test_a_window_over_midnight_waits_for_the_rest_of_the_day() -> None:
     assert longest_wait_s(with_window(InstallPolicy(), "04:30-22:00")) == 6.5 * 3600.0
     assert longest_wait_s(InstallPolicy()) == 0.0
     assert longest_wait_s(InstallPolicy(shadow_s=60.0)) == 60.0
-
-
-@pytest.mark.parametrize("text", ["22:00", "24:00-01:00", "1:00-2:00", "03:00-03:00"])
-def test_windows_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(RolloutError, match="maintenance window"):
-        with_window(InstallPolicy(), text)

@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 
 from toolkit.cli.main import tandem
-from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.folder import make_fleet
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployResult
 from toolkit.fleet.trust.repository import FleetRepository, make_repository
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
 
 
 @pytest.fixture
@@ -42,24 +35,23 @@ def board(tmp_path: Path, broker: Mosquitto, fleet: FleetRepository) -> Iterator
     box.close()
 
 
-def deploy(broker: Mosquitto, bundle: Path, fleet: Path | None) -> DeployResult:
-    address = BrokerAddress("127.0.0.1", broker.port)
-    return deploy_bundle(bundle, DEVICE, address, timeout_s=2 * WAIT_S, fleet=fleet)
+def deploy_signed(broker: Mosquitto, bundle: Path, fleet: Path | None) -> DeployResult:
+    return deploy(broker.port, bundle, DeployOptions(2 * WAIT_S, fleet=fleet))
 
 
 def test_a_board_takes_signed_releases_follows_new_keys_and_refuses_the_rest(
     tmp_path: Path, broker: Mosquitto, fleet: FleetRepository, board: AgentBox
 ) -> None:
     first, second, third = (make_bundle(tmp_path / "in", version=text) for text in "123")
-    assert deploy(broker, first, fleet.fleet).live
+    assert deploy_signed(broker, first, fleet.fleet).live
     for role in ("timestamp", "director", "root"):
         fleet.rotate(role)
-    assert deploy(broker, second, fleet.fleet).live
-    unsigned = deploy(broker, third, None)
+    assert deploy_signed(broker, second, fleet.fleet).live
+    unsigned = deploy_signed(broker, third, None)
     assert (unsigned.phase, unsigned.sent_bytes) == ("refused", 0)
     assert "the release is not signed" in unsigned.reason
     stranger = make_repository(tmp_path / "stranger")
-    foreign = deploy(broker, third, stranger.fleet)
+    foreign = deploy_signed(broker, third, stranger.fleet)
     assert (foreign.phase, foreign.sent_bytes) == ("refused", 0)
     assert "is not signed by enough of the keys that root trusts" in foreign.reason
     words = ("deploy", str(first), "--device", DEVICE, "--fleet", str(fleet.fleet), "--json")

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, PROFILE, AgentBox, Mosquitto, Watcher, make_bundle
 from msgspec.structs import replace
 
@@ -30,11 +31,10 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.signed import open_desired, sign_document
 from device.protocol.topics import PREFIX, Topics
 from device.update.bundle import verify_folder
-from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.metadata import MetadataServer
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployResult
 from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
 from toolkit.fleet.trust.keys import load_keys
@@ -122,8 +122,7 @@ class Scene:
         return make_bundle(self.folder / "in", behaviour, version=version, engine_bytes=200_000)
 
     def deploy(self, bundle: Path) -> DeployResult:
-        address = BrokerAddress("127.0.0.1", self.broker.port)
-        return deploy_bundle(bundle, DEVICE, address, timeout_s=LONG_S, fleet=self.fleet.fleet)
+        return deploy(self.broker.port, bundle, DeployOptions(LONG_S, fleet=self.fleet.fleet))
 
     def desired(self, bundle: Path, target: str, request: str) -> Desired:
         """A document for the board that says all that one of the fleet says."""

@@ -1,34 +1,16 @@
 """Trials through a real broker on real agent processes: what is live, rolled back or postponed."""
 
+import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
+from deploy_fixtures import deploy
+from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
 from device.protocol.documents import PipelineReport
-from toolkit.fleet.brokers.address import BrokerAddress
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployProgress
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
-def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
-    box = AgentBox(tmp_path, broker.port)
-    yield box
-    box.close()
-
-
-def address(port: int) -> BrokerAddress:
-    return BrokerAddress("127.0.0.1", port)
 
 
 def test_a_rolled_back_release_stays_known_over_restarts_and_other_releases(
@@ -37,32 +19,38 @@ def test_a_rolled_back_release_stays_known_over_restarts_and_other_releases(
     board.start()
     good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "fails")
     newer = make_bundle(tmp_path / "newer", version="2")
-    port = address(broker.port)
-    assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
-    assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).phase == "rolled_back"
+    assert deploy(broker.port, good).live
+    assert deploy(broker.port, bad).phase == "rolled_back"
     board.kill()
     board.start()
-    assert deploy_bundle(newer, DEVICE, port, timeout_s=WAIT_S).live
+    assert deploy(broker.port, newer).live
     runs = len(board.runs())
-    refused = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+    refused = deploy(broker.port, bad)
     assert (refused.phase, refused.sent_bytes) == ("rolled_back", 0)
     assert "camera /dev/video9 does not exist" in refused.reason
     assert len(board.runs()) == runs  # the live release was not even interrupted
 
 
-def test_a_release_that_dies_after_its_first_frame_is_not_live(
-    tmp_path: Path, broker: Mosquitto
+@pytest.mark.parametrize(
+    ("behaviour", "confirm_after_s", "says"),
+    [
+        pytest.param("dies", 8.0, "ended with status 4", id="after its first frame"),
+        pytest.param(
+            "errs", 0.3, r"3 of 1\d frames failed, a trial allows 10% \(max_error_rate\)",
+            id="many frames fail",
+        ),
+    ],
+)  # fmt: skip
+def test_a_release_that_fails_in_its_trial_is_not_live(
+    behaviour: str, confirm_after_s: float, says: str, tmp_path: Path, broker: Mosquitto
 ) -> None:
-    box = AgentBox(tmp_path, broker.port, confirm_after_s=8.0)
-    box.start()
-    try:
-        result = deploy_bundle(
-            make_bundle(tmp_path / "in", "dies"), DEVICE, address(broker.port), timeout_s=WAIT_S
-        )
-    finally:
-        box.close()
+    with contextlib.closing(
+        AgentBox(tmp_path, broker.port, confirm_after_s=confirm_after_s)
+    ) as box:
+        box.start()
+        result = deploy(broker.port, make_bundle(tmp_path / "in", behaviour))
     assert result.phase == "rolled_back"
-    assert "ended with status 4" in result.reason
+    assert re.search(says, result.reason), result.reason
 
 
 def test_a_release_that_crashes_in_a_loop_after_its_trial_goes_back(
@@ -71,16 +59,15 @@ def test_a_release_that_crashes_in_a_loop_after_its_trial_goes_back(
     box = AgentBox(tmp_path, broker.port, confirm_after_s=0.2, max_crashes=2)
     box.start()
     good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "crashes")
-    port = address(broker.port)
     try:
-        assert deploy_bundle(good, DEVICE, port, timeout_s=WAIT_S).live
+        assert deploy(broker.port, good).live
         with Watcher(broker.port) as watcher:
-            assert deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S).live
+            assert deploy(broker.port, bad).live
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
             assert report.running is not None
             assert report.running.name == "good"
             assert "it crashed 2 times within 300 s (max_crashes)" in report.update.reason
-        again = deploy_bundle(bad, DEVICE, port, timeout_s=WAIT_S)
+        again = deploy(broker.port, bad)
         assert (again.phase, again.sent_bytes) == ("rolled_back", 0)
         box.kill()
         box.start()
@@ -96,20 +83,6 @@ def test_a_release_that_crashes_in_a_loop_after_its_trial_goes_back(
     assert names == ["good", *["crashes"] * 2, "good", "good"]
 
 
-def test_many_frames_that_fail_end_a_trial(tmp_path: Path, broker: Mosquitto) -> None:
-    box = AgentBox(tmp_path, broker.port)
-    box.start()
-    try:
-        result = deploy_bundle(
-            make_bundle(tmp_path / "in", "errs"), DEVICE, address(broker.port), timeout_s=WAIT_S
-        )
-    finally:
-        box.close()
-    assert result.phase == "rolled_back"
-    said = r"3 of 1\d frames failed, a trial allows 10% \(max_error_rate\)"
-    assert re.search(said, result.reason), result.reason
-
-
 def test_a_trial_without_a_source_is_postponed_until_a_source_works(
     tmp_path: Path, broker: Mosquitto
 ) -> None:
@@ -117,7 +90,6 @@ def test_a_trial_without_a_source_is_postponed_until_a_source_works(
     box.start()
     camera = tmp_path / "camera"  # the double has frames while this file is there
     camera.touch()
-    port = address(broker.port)
     phases = []
 
     def on_progress(progress: DeployProgress) -> None:
@@ -129,9 +101,9 @@ def test_a_trial_without_a_source_is_postponed_until_a_source_works(
     try:
         old = make_bundle(tmp_path / "old", "waits")
         new = make_bundle(tmp_path / "new", "waits", version="2")
-        assert deploy_bundle(old, DEVICE, port, timeout_s=WAIT_S).live
+        assert deploy(broker.port, old).live
         camera.unlink()
-        result = deploy_bundle(new, DEVICE, port, timeout_s=WAIT_S, on_progress=on_progress)
+        result = deploy(broker.port, new, on_progress=on_progress)
     finally:
         box.close()
     assert result.phase == "live", result
@@ -150,13 +122,7 @@ def test_a_first_release_without_a_source_waits_for_it(tmp_path: Path, broker: M
             (tmp_path / "camera").touch()
 
     try:
-        result = deploy_bundle(
-            make_bundle(tmp_path / "in", "waits"),
-            DEVICE,
-            address(broker.port),
-            timeout_s=WAIT_S,
-            on_progress=on_progress,
-        )
+        result = deploy(broker.port, make_bundle(tmp_path / "in", "waits"), on_progress=on_progress)
     finally:
         box.close()
     assert result.phase == "live", result
@@ -169,13 +135,12 @@ def test_a_first_release_that_waits_gives_way_to_a_newer_one(
 ) -> None:
     box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.5)
     box.start()
-    port = address(broker.port)
     waiting = make_bundle(tmp_path / "waiting", "waits")
     try:
         # Long enough for a busy machine to start the pipeline.
-        first = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
-        again = deploy_bundle(waiting, DEVICE, port, timeout_s=5.0)
-        newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
+        first = deploy(broker.port, waiting, DeployOptions(5.0))
+        again = deploy(broker.port, waiting, DeployOptions(5.0))
+        newer = deploy(broker.port, make_bundle(tmp_path / "good"))
     finally:
         box.close()
     for result in (first, again):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -46,18 +46,9 @@ DESIRED, END = Topics(DEVICE).desired, "tests/end"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    yield mosquitto
-    mosquitto.close()
-
-
-@pytest.fixture
-def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
-    box = AgentBox(tmp_path, broker.port)
-    box.start()
-    yield box
-    box.close()
+def board(board: AgentBox) -> AgentBox:
+    board.start()
+    return board
 
 
 class Client:

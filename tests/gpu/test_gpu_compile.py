@@ -233,10 +233,10 @@ import sys, time
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 
 while (request := read_message(sys.stdin.buffer, Request)) is not None:
-    if request.kernel == "broken":
+    if request.spec.kernel == "broken":
         sys.exit(1)
-    time.sleep(600 if request.kernel == "slow" else 0)
-    kernel = Compiled(function=request.kernel, cubin=b"", parameters=(), threads=32,
+    time.sleep(600 if request.spec.kernel == "slow" else 0)
+    kernel = Compiled(function=request.spec.kernel, cubin=b"", parameters=(), threads=32,
                       shared_bytes=0, registers=None, spill_bytes=None)
     write_message(sys.stdout.buffer, Answer(compiled=kernel))
 """

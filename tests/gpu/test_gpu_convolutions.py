@@ -58,6 +58,9 @@ def test_columns_of_taps_apart_are_read_one_by_one(rng: np.random.Generator) -> 
 CONVOLUTIONS = {
     "3x3": ((1, 24, 7, 6), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
     "pointwise": ((2, 24, 9, 8), 40, (1, 1), {}),
+    "narrow groups": ((2, 40, 5, 6), 40, (3, 3), {"group": 10, "pads": [1, 1, 1, 1]}),
+    "few narrow groups, strided": ((2, 24, 15, 17), 24, (3, 2), {"group": 6, "strides": [2, 2]}),
+    "narrow groups, pointwise": ((2, 80, 9, 8), 80, (1, 1), {"group": 20}),
     "depthwise": ((2, 12, 13, 6), 12, (3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
     "depthwise, strided": ((1, 9, 15, 14), 9, (5, 5), {"group": 9, "strides": [2, 2]}),
     "depthwise, rows apart": ((1, 9, 15, 9), 9, (3, 3), {"group": 9, "dilations": [3, 2]}),

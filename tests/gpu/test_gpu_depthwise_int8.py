@@ -8,7 +8,7 @@ import pytest
 from int8_graphs import Graph
 from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.emit.depthwise_int8 import packed_taps
+from toolkit.gpu.emit.depthwise import packed_taps
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")

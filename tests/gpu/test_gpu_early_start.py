@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from gpu_graphs import Case, convolution, node, normal
+from gpu_graphs import Case, convolution, ints, node, normal
 from int8_graphs import Graph
 from onnx import helper
 
@@ -36,10 +36,6 @@ INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z][A-Z0-9_.]
 
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def one(op: str, *weights: np.ndarray, shape: tuple[int, ...] = SHAPE, **how: object) -> Case:

@@ -8,7 +8,7 @@ import int8_reference
 import numpy as np
 import onnx
 import pytest
-from gpu_graphs import Case, node, normal
+from gpu_graphs import Case, ints, node, normal
 from int8_graphs import Graph
 
 from toolkit.gpu.target import GpuTarget
@@ -28,10 +28,6 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> Counter[str]:
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), name
     return Counter(call.spec.title for call in program.launches)
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def head(

@@ -7,7 +7,7 @@ import gpu_interpreter
 import numpy as np
 import onnx
 import pytest
-from gpu_graphs import Case, node, normal
+from gpu_graphs import Case, ints, node, normal
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.gpu.errors import NotCoveredError
@@ -43,10 +43,6 @@ def close(case: Case, feeds: Mapping[str, np.ndarray], rel: float = 1e-5) -> Non
 
 def floats(rng: np.random.Generator, case: Case) -> dict[str, np.ndarray]:
     return {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 SLICES = {

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from gpu_graphs import Case, node
+from gpu_graphs import Case, ints, node
 from onnx import helper
 
 from device.engine.cuda_sizes import evaluate
@@ -41,10 +41,6 @@ def many(op: str, inputs: list[str], outputs: list[str], **how: object) -> onnx.
 
 def weights(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 CASES: dict[str, Case] = {

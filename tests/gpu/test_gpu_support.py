@@ -91,6 +91,29 @@ REFUSED = {
         Case([node("Einsum", "x", "y", equation="...ii ->...i")], {"x": (3, 5, 5)}, {}),
         "has the equation '...ii ->...i' of 1 tensors",
     ),
+    "sizes of an Einsum that differ": (
+        Case([node("Einsum", "x w", "y", equation="ab,bc->ac")], {"x": (2, 3), "w": (4, 5)}, {}),
+        "has sizes 3 and 4 of b",
+    ),
+    "a part of a Split that has no name": (
+        Case(
+            [helper.make_node("Split", ["x"], ["y", ""], name="s", num_outputs=2)],
+            {"x": (4,)},
+            {},
+            opset=18,
+        ),
+        "has a result without a name",
+    ),
+    "texts": (
+        Case(
+            [node("Equal", "x w", "y")],
+            {"x": (2,), "w": (2,)},
+            {},
+            dtypes={"x": "object", "w": "object", "y": "bool"},
+            opset=19,
+        ),
+        "reads 'x' of type",
+    ),
     "products of scattered numbers": (
         Case(
             [node("ScatterND", "x i u", "y", reduction="mul")],

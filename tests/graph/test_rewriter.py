@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from toolkit.gpu.ir import patterns
 from toolkit.gpu.ir.network import Network, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph, apply_rules
 from toolkit.graph import rewriter
@@ -118,14 +119,16 @@ def twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match
     """Relu(Relu(x)) -> Relu(x), by way of a constant that a match that fails leaves nowhere."""
     rewriter.constant("one", np.ones(1))
     first = graph.sole_producer(op.inputs[0], "Relu")
-    if op.kind != "Relu" or first is None:
+    if first is None:
         return None
-    rewriter.add(op, "Relu", first.inputs, op.outputs[0])
-    return rewriter.replacement(first)
+    return rewriter.replaced_by(op, "Relu", first.inputs, also=(first,))
+
+
+TWICE = (patterns.Rule("Relu", twice),)
 
 
 def test_a_pattern_computes_all_nodes_that_it_replaced():
-    network = apply_rules(chain("Exp", "Relu", "Relu", "Exp"), (twice,))
+    network = apply_rules(chain("Exp", "Relu", "Relu", "Exp"), TWICE)
     assert [op.kind for op in network.operations] == ["Exp", "Relu", "Exp"]
     assert network.operations[1].nodes == ("n1", "n2")
     assert network.operations[1].inputs == ("t1",)
@@ -133,11 +136,11 @@ def test_a_pattern_computes_all_nodes_that_it_replaced():
 
 
 def test_patterns_see_the_network_as_it_was():
-    once = apply_rules(chain("Relu", "Relu", "Relu", "Relu"), (twice,))
+    once = apply_rules(chain("Relu", "Relu", "Relu", "Relu"), TWICE)
     assert [op.nodes for op in once.operations] == [("n0", "n1"), ("n2", "n3")]
-    assert [op.nodes for op in apply_rules(once, (twice,)).operations] == [("n0", "n1", "n2", "n3")]
+    assert [op.nodes for op in apply_rules(once, TWICE).operations] == [("n0", "n1", "n2", "n3")]
 
 
 def test_a_network_without_matches_is_returned_as_it_is():
     network = chain("Exp", "Relu")
-    assert apply_rules(network, (twice,)) is network
+    assert apply_rules(network, TWICE) is network

@@ -31,7 +31,7 @@ def test_symbolic_sizes_are_computed_when_they_are_asked_for(first: str, before:
     assert done.stdout == f"{before} 2*N + 1 7 M True\n"
 
 
-def test_a_calibration_imports_neither_sympy_nor_the_solver(
+def test_a_calibration_without_a_dla_imports_no_planner(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
@@ -45,4 +45,10 @@ def test_a_calibration_imports_neither_sympy_nor_the_solver(
     )
     imported = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE))
     assert {"onnx_ir", "onnxscript", "onnxruntime"} <= imported
-    assert imported.isdisjoint({"sympy", "highspy"})
+    assert imported.isdisjoint({"sympy", "highspy", "rich.console"})
+    planner = (
+        "toolkit.partition.planning.plan",
+        "toolkit.partition.costs.model",
+        "toolkit.dla.legalize",
+    )
+    assert imported.isdisjoint(planner)

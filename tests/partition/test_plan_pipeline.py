@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cuda_double
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 from msgspec import UNSET
 from plan_pipeline_fixtures import classifier
 from tensorrt_fixtures import install
@@ -20,7 +20,6 @@ from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import extract_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import Classification
-from toolkit.cli.main import tandem
 from toolkit.errors import PlanError
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.ranges.measure import dummy_table
@@ -44,10 +43,6 @@ def workload(folder: Path, *rows: str) -> Path:
     path = folder / "workload.toml"
     path.write_text("".join(f"[[model]]\n{row}\n" for row in rows))
     return path
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(tandem, [str(one) for one in arguments])
 
 
 def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:

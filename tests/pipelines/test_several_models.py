@@ -12,7 +12,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 from several_models_fixtures import (
     DEEP,
     DETECTOR,
@@ -55,7 +55,6 @@ from pipelines.sinks.table import FrameResult
 from pipelines.sinks.track_lifecycle import TrackLifecycle
 from pipelines.stages.crops import Describer
 from pipelines.stages.zones import NO_ZONES
-from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 
 
@@ -358,10 +357,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = HEAD.format(uri=place / "in") + DETECTOR + ON_RED.replace("softmax = false", "")
     (place / "yard.toml").write_text(text)
     return place
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(tandem, [str(one) for one in arguments])
 
 
 def test_the_command_runs_several_engines_from_the_pipelines_own_files(folder: Path) -> None:

@@ -9,14 +9,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 from depthwise_fixtures import INPUT, depthwise_net
-from model_fixtures import save, small_convnet
+from model_fixtures import prepared, save, small_convnet
 from onnx import helper
 from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
 from toolkit.errors import BuildError
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.bias import Run, channel_means, correct_biases, find_bias_layers
 from toolkit.quantize.corrections.effect import Effect, worst_of
 from toolkit.quantize.quantize import calibrated_tensors, quantize
@@ -24,10 +22,6 @@ from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.weights import constant_of
 
 Samples = Sequence[Mapping[str, np.ndarray]]
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def noise(

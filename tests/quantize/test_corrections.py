@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 from depthwise_fixtures import INPUT, depthwise_net
-from model_fixtures import small_convnet
+from model_fixtures import prepared, small_convnet
 from msgspec import UNSET
 from msgspec.structs import replace as replaced
 
@@ -47,10 +47,6 @@ Samples = list[dict[str, np.ndarray]]
 
 def noise(rng: np.random.Generator, count: int) -> Samples:
     return [{"x": rng.normal(size=INPUT).astype(np.float32)} for _ in range(count)]
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def measure(path: Path, data: Samples, options: RangeOptions) -> Ranges:

@@ -8,24 +8,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 from depthwise_fixtures import INPUT, depthwise_net
-from model_fixtures import save
+from model_fixtures import prepared, save
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.channel_links import find_links
 from toolkit.quantize.corrections.equalise import Balance, channel_ranges, equalise, link_tensors
 from toolkit.quantize.quantize import calibrated_tensors, quantize
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 BALANCES: tuple[Balance, ...] = ("weights", "activations")
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def noise(

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from model_fixtures import save, small_convnet
+from model_fixtures import prepared, save, small_convnet
 from onnx import helper
 from qdq_fixtures import by_onnxruntime, int8_operands, run_onnx, steps_apart
 
@@ -25,8 +25,7 @@ from device.runtime.session import open_session
 from pipelines.config import load_model
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelBytes, import_model
+from toolkit.importers.onnx import ModelBytes
 from toolkit.quantize.qdq.export import FORMS, PORTABLE, TARGETS, export_form
 from toolkit.quantize.quantize import (
     calibrated_tensors,
@@ -59,10 +58,6 @@ def deep_convnet(path: Path, rng: np.random.Generator) -> Path:
     weights["wt"] = rng.normal(size=(2 * c, 4, 2, 2)).astype("f4") * np.float32(0.1)
     nodes.append(helper.make_node("ConvTranspose", ["m", "wt"], ["y"], "up"))
     return save(path, nodes, {"x": [1, 3, 20, 20]}, {"y": [1, 4, 20, 20]}, weights)
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def observed(graph: ir.Model, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from model_fixtures import save, small_convnet
+from model_fixtures import prepared, save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -18,8 +18,6 @@ from device.runtime.session import open_session
 from pipelines.sources.files import read_image
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.quantize.qdq.check import RULES, check_qdq
 from toolkit.quantize.qdq.export import TARGETS, export_qdq
 from toolkit.quantize.quantize import calibrated_tensors
@@ -27,10 +25,6 @@ from toolkit.quantize.ranges.observe import ActivationRunner
 
 BOTH = sorted(TARGETS)
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def observed_amax(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, float]:

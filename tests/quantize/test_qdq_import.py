@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_fixtures import small_convnet
+from model_fixtures import prepared, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType
 from qdq_fixtures import by_onnxruntime, steps_apart
@@ -18,15 +18,10 @@ from qdq_fixtures import by_onnxruntime, steps_apart
 from device.runtime.exact_products import exact_session
 from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.quantize.qdq.export import TARGETS, export_qdq
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.quantize.ranges.observe import ActivationRunner
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def run(model: ir.Model | onnx.ModelProto, x: np.ndarray) -> np.ndarray:

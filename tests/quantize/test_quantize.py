@@ -8,21 +8,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from model_fixtures import save, small_convnet
+from model_fixtures import prepared, save, small_convnet
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from qdq_fixtures import run_onnx
 
 from toolkit.errors import BuildError
 from toolkit.graph.extract import extract_segments, serialize_segment
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize, rectified_operands
 from toolkit.quantize.ranges.observe import ActivationRunner
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def observed_amax(model: ir.Model, x: np.ndarray) -> dict[str, float]:

@@ -21,14 +21,20 @@ def numbered(count: int) -> list[dict[str, np.ndarray]]:
     return [{"x": np.full((1, 2), number, np.float32)} for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [MIN_SAMPLES, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
-def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) -> None:
-    split = Split(memory_dataset(numbered(count)), halve=True)
+def kept_and_held(count: int, *, halve: bool) -> tuple[list[int], list[int]]:
+    """Which samples judge, and which of them are held out; each is observed or held out."""
+    split = Split(memory_dataset(numbered(count)), halve)
     observed = [int(sample["x"][0, 0]) for sample in split]
     kept = [int(sample["x"][0, 0]) for sample in split.validation]
     held = [kept[number] for number in split.held_out]
     assert len(observed) == len(split)
     assert sorted(observed + held) == list(range(count))
+    return kept, held
+
+
+@pytest.mark.parametrize("count", [MIN_SAMPLES, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
+def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) -> None:
+    kept, held = kept_and_held(count, halve=True)
     assert kept == sorted(kept)
     assert len(held) == min(count // 2, MAX_VALIDATION)
     assert len(kept) - len(held) == min(-(-count // 2), MAX_VALIDATION)
@@ -36,12 +42,7 @@ def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) 
 
 @pytest.mark.parametrize("count", [MIN_SAMPLES, 2 * MAX_REPORTED + 3, 100])
 def test_what_is_only_reported_is_held_out_too(count: int) -> None:
-    split = Split(memory_dataset(numbered(count)), halve=False)
-    observed = [int(sample["x"][0, 0]) for sample in split]
-    kept = [int(sample["x"][0, 0]) for sample in split.validation]
-    held = [kept[number] for number in split.held_out]
-    assert len(observed) == len(split)
-    assert sorted(observed + held) == list(range(count))
+    kept, held = kept_and_held(count, halve=False)
     assert len(held) == min(count // 2, MAX_REPORTED)
     assert kept == [0, *held]
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from model_fixtures import save, small_convnet
+from model_fixtures import prepared, save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 import configs
@@ -21,10 +21,6 @@ from toolkit.quantize.trials.trial import TrialModel
 Feeds = dict[str, np.ndarray]
 
 UNKNOWN_RANK = helper.make_tensor_value_info("r", TensorProto.FLOAT, None)
-
-
-def prepared(path: Path) -> ir.Model:
-    return run_passes(import_model(path).model)[0]
 
 
 def ranges(model: ir.Model, feeds: Feeds, rng: np.random.Generator) -> dict[str, float]:

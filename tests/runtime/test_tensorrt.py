@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -166,18 +166,27 @@ def cores_of(session: Session) -> list[int]:
     ]
 
 
-def test_frames_take_turns_on_the_cores(
-    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare(engine, tmp_path / "plans")
-    cores: list[int] = []
+def watched_cores(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None
+) -> list[int | None]:
+    """Return a list that gets the core of each run of a plan from now on."""
+    cores: list[int | None] = []
     enqueue = LoadedPlan.enqueue
 
     def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
+        before()
         cores.append(self.core)
         enqueue(self, addresses, stream)
 
     monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    return cores
+
+
+def test_frames_take_turns_on_the_cores(
+    engine: Path, either_era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(engine, tmp_path / "plans")
+    cores = watched_cores(monkeypatch)
     with open_session(engine, plans=tmp_path / "plans") as session:
         for _ in range(3):
             session.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})
@@ -193,15 +202,7 @@ def test_frames_of_two_threads_are_on_both_cores_at_the_same_time(
     with open_session(engine, plans=tmp_path / "plans") as session:
         expected = [session.infer(feed)["y"] for feed in feeds]
     meeting = threading.Barrier(2, timeout=30)  # passes only if both are inside
-    cores: list[int] = []
-    enqueue = LoadedPlan.enqueue
-
-    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
-        meeting.wait()
-        cores.append(self.core or 0)
-        enqueue(self, addresses, stream)
-
-    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    cores = watched_cores(monkeypatch, meeting.wait)
     with (
         SessionPool(engine, plans=tmp_path / "plans") as pool,
         ThreadPoolExecutor(2) as threads,
@@ -210,7 +211,7 @@ def test_frames_of_two_threads_are_on_both_cores_at_the_same_time(
             (reason,) = [row.reason for row in reports if row.processor == "dla0"]
             assert f"DLA core {number}" in reason
         results = [result["y"] for result in threads.map(pool.infer, feeds)]
-    assert sorted(cores) == [0, 1]
+    assert sorted(core or 0 for core in cores) == [0, 1]
     assert all(np.array_equal(*pair) for pair in zip(results, expected, strict=True))
 
 
@@ -219,14 +220,7 @@ def test_one_thread_takes_the_sessions_of_a_pool_in_turn(
 ) -> None:
     install("10.3.0", tmp_path, monkeypatch)
     prepare(engine, tmp_path / "plans")
-    cores: list[int | None] = []
-    enqueue = LoadedPlan.enqueue
-
-    def watched(self: LoadedPlan, addresses: dict[str, int], stream: Stream) -> None:
-        cores.append(self.core)
-        enqueue(self, addresses, stream)
-
-    monkeypatch.setattr(LoadedPlan, "enqueue", watched)
+    cores = watched_cores(monkeypatch)
     pool = SessionPool(engine, 3, plans=tmp_path / "plans")
     for _ in range(4):
         pool.infer({"x": np.zeros((1, 3, 32, 32), np.float32)})

@@ -32,6 +32,15 @@ def test_processor_time_and_memory_of_children_count() -> None:
         measure_process(["-c", "raise SystemExit(3)"])
 
 
+def test_commands_are_measured_with_their_bytecode_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "module_of_a_command.py").write_text("")
+    measure_process(["-c", "import module_of_a_command as m; open(m.__cached__)"])
+
+
 def test_the_help_names_the_options() -> None:
     command = [sys.executable, "-m", "scripts.bench_calibration", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -8,8 +8,8 @@ import pytest
 
 from device.engine.manifest import Manifest
 from device.session import open_session
-from scripts.bench_faster_rcnn import agreement, run_torch
 from scripts.networks.faster_rcnn import export, image, make_network
+from scripts.train_faster_rcnn import agreement, run_torch
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 
 SIDE = 128  # the same structure as at 800, in seconds

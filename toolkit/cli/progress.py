@@ -26,37 +26,45 @@ def progress_bar(
     `shares`: the steps in their order, each with its share of the time. The bar is one for all
     steps then, else one for each, and every step says that it has passed.
     """
+    steps = _Steps(title, shares)
+    on_terminal = progress_shown() and sys.stderr.isatty()
+    with _bar(title) if on_terminal else _lines(steps) as (write, update):
+
+        def say_passed(passed: str) -> None:
+            if passed and shares and lines_shown():
+                write(passed)
+
+        def report(step: str, share: float) -> None:
+            say_passed(steps.report(step, share))
+            update(f"{title}: {step}", steps.completed)
+
+        yield report
+    say_passed(steps.end())
+
+
+Display = tuple[Callable[[str], None], Callable[[str, float], None]]
+"""Prints a line; shows (step, share)."""
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Display]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    steps = _Steps(title, shares)
-    on_terminal = progress_shown() and sys.stderr.isatty()
+    console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
-        disable=not on_terminal,
     ) as bar:
         task = bar.add_task(title, total=1.0)
-
-        def say_passed(passed: str) -> None:
-            if not (passed and shares and lines_shown()):
-                return
-            if on_terminal:
-                bar.console.print(passed, highlight=False)
-            else:
-                say(passed)
-
-        def report(step: str, share: float) -> None:
-            say_passed(steps.report(step, share))
-            bar.update(task, description=f"{title}: {step}", completed=steps.completed)
-
-        with _lines(steps, shown=lines_shown() and not on_terminal):
-            yield report
-        say_passed(steps.end())
+        yield (
+            lambda line: console.print(line, highlight=False),
+            lambda step, share: bar.update(task, description=step, completed=share),
+        )
 
 
 class _Steps:
@@ -108,8 +116,9 @@ class _Steps:
 
 
 @contextmanager
-def _lines(steps: _Steps, *, shown: bool) -> Iterator[None]:
+def _lines(steps: _Steps) -> Iterator[Display]:
     """Print a line each `LINE_S` seconds, also while a step says nothing."""
+    shown = lines_shown()
     ended = threading.Event()
 
     def print_lines() -> None:
@@ -120,7 +129,7 @@ def _lines(steps: _Steps, *, shown: bool) -> Iterator[None]:
     if shown:
         thread.start()
     try:
-        yield
+        yield say, lambda step, share: None
     finally:
         ended.set()
         if shown:

@@ -28,7 +28,7 @@ from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
 from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
-from toolkit.fleet.transports.deploy import deploy_bundle
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployResult
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.score import load_held_out, plain_model, score
@@ -270,7 +270,9 @@ def _deploy_all(
             version=version,
             profile=options.profile,
         )
-        result = deploy_bundle(release.bundle, DEVICE, fleet.broker, timeout_s=DEPLOY_TIMEOUT_S)
+        result = deploy_bundle(
+            release.bundle, (DEVICE,), fleet.broker, DeployOptions(DEPLOY_TIMEOUT_S)
+        )[0]
         if not result.live and pipeline is not third:
             raise DeployError(f"{pipeline.name} did not go live on the demo board: {result.reason}")
         frames = fleet.wait_for_frames(

@@ -12,7 +12,6 @@ from device.engine.manifest import (
     Crossing,
     Dim,
     DimRange,
-    Implementation,
     Manifest,
     MemoryPlan,
     NodePlacement,
@@ -86,16 +85,7 @@ def assemble(
         tensors=tuple(tensors.values()),
         dims=tuple(dims),
         segments=tuple(
-            Segment(
-                name=planned.name,
-                processor=planned.processor,
-                inputs=piece.inputs,
-                outputs=piece.outputs,
-                nodes=planned.nodes,
-                implementations=_implementations(
-                    piece, kernels.get(planned.name), finalised.get(planned.name)
-                ),
-            )
+            _segment(planned, piece, kernels.get(planned.name), finalised.get(planned.name))
             for planned, piece in zip(segments, lowered, strict=True)
         ),
         crossings=_crossings(segments, lowered, sizes),
@@ -108,12 +98,23 @@ def assemble(
     return manifest, _entries(lowered, kernels, finalised, frame_entries)
 
 
-def _implementations(
-    piece: ExtractedSegment, gpu: GpuSegment | None, finalised: TensorRTSegment | None
-) -> tuple[Implementation, ...]:
-    """The implementations of a segment, best first."""
+def _segment(
+    planned: PlannedSegment,
+    piece: ExtractedSegment,
+    gpu: GpuSegment | None,
+    finalised: TensorRTSegment | None,
+) -> Segment:
+    """Return a segment of the manifest, with its implementations, best first."""
     portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
-    return (*(best.implementation for best in (finalised, gpu) if best is not None), portable)
+    better = (one.implementation for one in (finalised, gpu) if one is not None)
+    return Segment(
+        name=planned.name,
+        processor=planned.processor,
+        inputs=piece.inputs,
+        outputs=piece.outputs,
+        nodes=planned.nodes,
+        implementations=(*better, portable),
+    )
 
 
 def border_tensors(

@@ -238,11 +238,11 @@ def _quantizer(front: Frontend, plan: Plan, amax: Mapping[str, float]) -> Quanti
     """Return step 7. It depends on the processor of each node, and on no cut between kernels."""
     graph, keep = front.prepared.model, front.keep_float
     if front.table is None:
-        return lambda segment_of: QuantizedModel(graph, segment_of, {})
+        return lambda segment_of, _: QuantizedModel(graph, segment_of, {})
     dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
     operands = operands_on_gpu(graph, _on_gpu(plan), keep, amax)
-    return lambda segment_of: quantize(
-        graph, amax, segment_of, dla, keep_float=keep, operands=operands
+    return lambda segment_of, writer: quantize(
+        graph, amax, segment_of, dla, keep_float=keep, operands=operands, writer=writer
     )
 
 

@@ -13,11 +13,9 @@ from device.engine.manifest import IMPORTED
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
-from toolkit.gpu.codegen.compile import Progress
-from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.importers.source import silent
+from toolkit.importers.source import Report, silent
 from toolkit.partition.best_precision import best_options, idle_nodes
 from toolkit.partition.prepare import prepare
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
@@ -39,7 +37,7 @@ def run_frontend(
     model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
-    report: Progress = silent,
+    report: Report = silent,
     *,
     batch: int = 1,
     assume_ranges: bool = False,
@@ -57,6 +55,8 @@ def run_frontend(
     front = _with_ranges(front)
     if not options.kernels or target.profile.gpu is None:
         return front
+    from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
+
     bounded, reports = run_passes(front.prepared.model, ROW_PASSES)
     notes = tuple(
         f"pass {step.name}{' left out' if step.failure else ''}: {step.failure or step.changes}"

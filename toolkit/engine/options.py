@@ -3,26 +3,29 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
 from device.engine.manifest import DimRange, Precision
 from toolkit.engine.target import Target
-from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
+from toolkit.importers.source import Report
 from toolkit.partition.best_precision import kept_nodes
 from toolkit.partition.planning.batch import Batching
-from toolkit.partition.planning.plan import Model, PlanOptions
-from toolkit.partition.planning.portable import KernelSupport
+from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare import Prepared
 from toolkit.plugins import Plugin
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
+
+if TYPE_CHECKING:
+    from toolkit.partition.planning.plan import Model
+    from toolkit.partition.planning.portable import KernelSupport
 
 GpuBackendName = Literal["cuda", "tensorrt", "auto"]
 
@@ -87,7 +90,7 @@ class Frontend:
     passes: tuple[PassReport, ...]
     plain: PlainModel | None
     plan: PlanOptions
-    report: Progress
+    report: Report
     prepared: Prepared
     table: CalibrationTable | None = None
     ranges: Ranges | None = None
@@ -116,8 +119,10 @@ class Frontend:
         reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
         return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
 
-    def to_plan(self, kernels: KernelSupport) -> Model:
+    def to_plan(self, kernels: "KernelSupport") -> "Model":
         """Return the model as plans take it; `kernels`: which nodes have any."""
+        from toolkit.partition.planning.plan import Model
+
         model = Model(
             self.imported.name,
             self.prepared.model.graph,

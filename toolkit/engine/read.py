@@ -11,12 +11,11 @@ from device.engine.manifest import Precision
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
-from toolkit.importers.source import silent
+from toolkit.importers.source import Report, silent
 from toolkit.partition.prepare import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
@@ -52,7 +51,7 @@ def read_model(
     model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
-    report: Progress = silent,
+    report: Report = silent,
     *,
     batch: int = 1,
     assume_ranges: bool = False,

@@ -9,7 +9,8 @@ Segments on a DLA get kernels, too, of the same graph with the same scales: for 
 TensorRT refuses them. Where they cannot have any, the plan stays as it is.
 
 With another GPU backend than "cuda", GPU segments get forms for TensorRT, too: also those without a
-kernel, which TensorRT may run.
+kernel, which TensorRT may run. All forms for TensorRT are made of the graph in floating point, with
+its quantization as metadata (`toolkit.quantize.qdq.writer.FloatWriter`), cut alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,10 @@ from toolkit.gpu.segments import (
 )
 from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.partition.planning.plan import Plan, SharedPlan, cut_again, run_portable
+from toolkit.quantize.qdq.writer import FloatWriter, QdqWriter
 from toolkit.quantize.quantize import QuantizedModel
 
-Quantizer = Callable[[Mapping[str, str]], QuantizedModel]
+Quantizer = Callable[[Mapping[str, str], type[QdqWriter]], QuantizedModel]
 """Step 7: the segment of each node -> the graph, with Q/DQ where there are ranges."""
 
 
@@ -101,9 +103,12 @@ def _build(
     again: bool = False,
 ) -> BuiltSegments:
     """Go through steps 7 to 10. `again`: what is still refused stops nothing."""
-    quantized = quantizer({node: s.name for s in plan.segments for node in s.nodes})
-    names = [segment.name for segment in plan.segments]
-    extracted = extract_segments(quantized.model, quantized.segment_of, names)
+    quantized, extracted = _extracted(plan, quantizer, QdqWriter)
+    places = {segment.place for segment in plan.segments}
+    if front.table is not None and ("dla" in places or front.options.gpu_backend != "cuda"):
+        _, floating = _extracted(plan, quantizer, FloatWriter)
+        pairs = zip(extracted, floating, strict=True)
+        extracted = tuple(replace(piece, floating=other.model) for piece, other in pairs)
     built = BuiltSegments(plan, quantized, extracted)
     if backend is None:
         return _with_tensorrt(built, front, front.imported.dims)
@@ -116,6 +121,15 @@ def _build(
         on_gpu = [segment for segment in on_gpu if segment.name not in built.tensorrt]
     gpu = compile_gpu_segments(backend, on_gpu, programs)
     return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))
+
+
+def _extracted(
+    plan: Plan, quantizer: Quantizer, writer: type[QdqWriter]
+) -> tuple[QuantizedModel, tuple[ExtractedSegment, ...]]:
+    """Steps 7 and 8."""
+    quantized = quantizer({node: s.name for s in plan.segments for node in s.nodes}, writer)
+    names = [segment.name for segment in plan.segments]
+    return quantized, extract_segments(quantized.model, quantized.segment_of, names)
 
 
 def _with_tensorrt(

@@ -24,9 +24,11 @@ from toolkit.export.half import MIN_SCALE, beyond_scales, rounded_up, to_half
 from toolkit.gpu.ports import Direction, PortCompiler
 from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment
 from toolkit.quantize.qdq.export import export_qdq
+from toolkit.quantize.qdq.float_segment import float_segment
 from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
 from toolkit.quantize.quantize import is_activation
+from toolkit.quantize.weights import StoredWeight
 
 Dtype = Literal["float32", "float16"]
 
@@ -41,15 +43,6 @@ class TensorRTSegment:
 
     implementation: TensorRT | TensorRTGpu
     entries: Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWeight:
-    """A weight as the engine file has it: entry * scales along an axis, or the entry itself."""
-
-    entry: str
-    scales: np.ndarray | None = None
-    axis: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +104,26 @@ def tensorrt_segment(
 
 
 def plain_segment(piece: ExtractedSegment) -> PlainSegment:
-    """Take the Q/DQ out of a segment; integers at its borders become floats.
+    """Return a segment without Q/DQ; integers at its borders are floats.
 
-    Raises BuildError: Q/DQ that no range can say.
+    The Q/DQ that a build writes is known; that of a model which keeps its own is imported. Raises
+    BuildError: Q/DQ that no range can say.
     """
     stored = {name: StoredWeight(name) for name in piece.weights}
     if not any(is_dequantize(node) or is_quantize(node) for node in piece.model.graph):
         return PlainSegment(piece.model, stored=stored)
     try:
-        plain = import_qdq(piece.model, any_weight_scale=True, int8_borders=True)
+        plain = (
+            import_qdq(piece.model, any_weight_scale=True, int8_borders=True)
+            if piece.floating is None
+            else float_segment(piece)
+        )
     except ImportModelError as error:
         raise BuildError(f"Segment {piece.name} cannot be written for TensorRT: {error}") from error
-    for name, (entry, params) in plain.integers.items():
+    for name, weight in plain.integers.items():
         # UINT8 has a zero point, which `Weight` does not: it stays inside the ONNX.
-        if entry in piece.weights and piece.weights[entry].dtype == np.int8:
-            axis = params.axis if params.scale.ndim else None
-            stored[name] = StoredWeight(entry, params.scale.astype(np.float32), axis)
+        if weight.entry in piece.weights and piece.weights[weight.entry].dtype == np.int8:
+            stored[name] = weight
     return PlainSegment(plain.model, plain.amax, plain.float_nodes, stored, plain.results)
 
 

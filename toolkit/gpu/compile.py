@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import UNSET
 
 from device.engine.cuda_manifest import (
     Argument,
@@ -86,6 +87,7 @@ def compile_segment(
             weights=program.weights,
             dynamic=program.dynamic,
             limit=tactics.workspace_bytes,
+            apart=program.borders_at is not None,
         )
     except BuildError as error:
         raise BuildError(f"segment {name}: {error}") from error
@@ -171,6 +173,7 @@ def _segment_part(name: str, compiled: _Compiled, notes: tuple[str, ...]) -> Gpu
         workspace_bytes=_aligned(program.workspace_bytes),
         inputs=_workspace_tensors(program.inputs, program),
         outputs=_workspace_tensors(program.outputs, program),
+        borders_at=UNSET if program.borders_at is None else program.borders_at,
     )
     return GpuSegment(
         implementation,
@@ -197,15 +200,11 @@ def _workspace_tensors(
         WorkspaceTensor(
             tensor=name,
             offset=program.offsets[view.base],
-            bytes=upper_bound(_bytes(view)),
+            bytes=upper_bound(view.nbytes),
             shape=tuple(map(amount, view.shape)) if program.dynamic else None,
         )
         for name, view in views.items()
     )
-
-
-def _bytes(view: View) -> int:
-    return view.elements * view.item_bytes
 
 
 def _cubin_entry(gpu: GpuTarget, kernel: Compiled) -> str:

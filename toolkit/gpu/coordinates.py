@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
 
 # Operands of which these operators arrange the numbers; the others are indices and sizes.
@@ -19,7 +20,10 @@ _ARRANGED: Mapping[str, int] = {
     "Tile": 1,
 }
 _COMPUTED = frozenset({*OPERATORS, "LogSoftmax", "Softmax"})
-_READ: Mapping[str, tuple[int, ...]] = {"NonMaxSuppression": (0, 1), "RoiAlign": (1,)}
+_READ: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("NonMaxSuppression", PADDED), (0, 1)),
+    "RoiAlign": (1,),
+}
 
 
 def coordinate_tensors(models: Sequence[ir.Model]) -> frozenset[str]:

@@ -35,14 +35,8 @@ def compile_frames(
     rows: list[FrameKernels] = []
     entries: dict[str, Array] = {}
     for pixels in PIXELS:
-        part = backend.compiler(
-            f"frames.{pixels}",
-            frame_program(pixels, preprocessing, tensor),
-            gpu=backend.gpu,
-            dims=(),
-            tactics=None,
-            on_progress=None,
-        )
+        program = frame_program(pixels, preprocessing, tensor)
+        part = backend.compiler(f"frames.{pixels}", program, gpu=backend.gpu)
         rows.append(FrameKernels(pixels=pixels, tensor=tensor.name, kernels=part.implementation))
         entries |= part.entries
     return tuple(rows), entries
@@ -56,7 +50,7 @@ def frame_program(
     frame = View("frame", "uint8", (MAX_FRAME_SIDE**2 * 3,), (1,))
     image = View("image", tensor.dtype, shape, row_major(shape))
     ops = [TunableOp((), ((_launch(pixels, preprocessing, frame, image),),))]
-    sizes = {view.base: view.elements * view.item_bytes for view in (frame, image)}
+    sizes = {view.base: view.nbytes for view in (frame, image)}
     return fit_program(ops, sizes, {"frame": frame}, {tensor.name: image})
 
 

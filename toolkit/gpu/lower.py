@@ -17,14 +17,14 @@ cannot compute as a whole raises NotCoveredError.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import onnx_ir as ir
 
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
-from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
+from toolkit.gpu.emit.agreement import find_difference, point_text
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.plugins import plugin_emitters
@@ -37,14 +37,13 @@ from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.operations import EPILOGUES, OPERATIONS, Emitter
 from toolkit.gpu.passes.composites import CHOSEN_REGION_RULES, COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
+from toolkit.gpu.passes.first_convolutions import PATCH_EMBEDDING_RULES, SPACE_TO_DEPTH_RULES
 from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
-from toolkit.gpu.passes.patch_embedding import PATCH_EMBEDDING_RULES
 from toolkit.gpu.passes.quantized import read_quantized
-from toolkit.gpu.passes.space_to_depth import SPACE_TO_DEPTH_RULES
-from toolkit.gpu.schedule.workspace import fit_workspace
+from toolkit.gpu.schedule.workspace import WorkspacePlan, fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
@@ -55,23 +54,19 @@ from toolkit.plugins import Plugin
 _FLOAT_TYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
 
 
-@dataclass(frozen=True, slots=True)
-class KernelProgram:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelProgram(WorkspacePlan):
     """A segment before compiling: operations in order, memory, packed weights.
 
-    `sizes`: bytes of each allocation; `offsets`: bytes from the start of the workspace to it;
-    `outputs` and `inputs`: views of the segment's tensors in the order of the segment. `dynamic`:
-    sizes may be formulas, and what is planned in bytes is so for the largest ones.
+    `sizes`: bytes of each allocation; `outputs` and `inputs`: views of the segment's tensors in the
+    order of the segment. `dynamic`: sizes may be formulas, and what is planned in bytes is so for
+    the largest ones.
     """
 
-    ops: tuple[TunableOp, ...]
     sizes: Mapping[str, int]
-    offsets: Mapping[str, int]
-    workspace_bytes: int
-    largest_live_bytes: int
-    weights: bytes
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
+    weights: bytes = b""
     dynamic: bool = False
 
     @property
@@ -89,20 +84,14 @@ def fit_program(
     weights: bytes = b"",
     dynamic: bool = False,
     limit: int | None = None,
+    apart: bool = False,
 ) -> KernelProgram:
     """Return the program of these operations, its allocations placed as in `fit_workspace`."""
     read, written = ([view.base for view in views.values()] for views in (inputs, outputs))
-    plan = fit_workspace(ops, sizes, read, written, limit)
+    plan = fit_workspace(ops, sizes, read, written, limit, apart=apart)
+    planned = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return KernelProgram(
-        plan.ops,
-        sizes,
-        plan.offsets,
-        plan.workspace_bytes,
-        plan.largest_live_bytes,
-        weights,
-        inputs,
-        outputs,
-        dynamic,
+        **planned, sizes=sizes, inputs=inputs, outputs=outputs, weights=weights, dynamic=dynamic
     )
 
 
@@ -141,15 +130,11 @@ def _lower_at_every_point(
         program = lower(trace)
         if program == first:
             continue
-        difference = find_difference(first.ops, program.ops) or Difference(
-            (), "has other constants"
-        )
-        nodes = ", ".join(map(repr, difference.nodes)) or "the segment"
-        why = (
-            f"{nodes} {difference.what} at {point_text(traces[0].space)} and at "
-            f"{point_text(trace.space)}; fix the sizes with --shape"
-        )
-        raise NotCoveredError(why, dict.fromkeys(difference.nodes, why))
+        nodes, what = find_difference(first.ops, program.ops)
+        points = f"{point_text(traces[0].space)} and at {point_text(trace.space)}"
+        where = ", ".join(map(repr, nodes)) or "the segment"
+        why = f"{where} {what} at {points}; fix the sizes with --shape"
+        raise NotCoveredError(why, dict.fromkeys(nodes, why))
     return first
 
 
@@ -167,12 +152,7 @@ def _lower(
     network = _rewritten(read_network(segment, emitters, trace))
     _check(network)
     groups = group_operations(network, EPILOGUES)
-    ctx = LoweringContext(
-        network,
-        gpu,
-        _FLOAT_TYPES[precision],
-        exact,
-    )
+    ctx = LoweringContext(network, gpu, _FLOAT_TYPES[precision], exact)
     inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
     ctx.views.update(inputs)
     concat.plan_concat_slices(ctx, groups)
@@ -188,6 +168,7 @@ def _lower(
         outputs,
         weights=bytes(ctx.weights.data),
         dynamic=trace is not None,
+        apart=gpu.shares_memory,
     )
 
 
@@ -245,14 +226,10 @@ def _allocate_boundary(ctx: LoweringContext, base: str, name: str) -> View:
 def _output(ctx: LoweringContext, name: str, taken: set[str]) -> View:
     """Return the view of an output; copies it where it has no row-major allocation of its own."""
     view = ctx.read(name)
-    is_whole = view.offset == 0 and ctx.allocations.get(view.base) == _bytes(view)
+    is_whole = view.offset == 0 and ctx.allocations.get(view.base) == view.nbytes
     is_own = view.base not in (*ctx.network.inputs, *taken, WEIGHTS)
     if is_whole and is_own and view.is_row_major() and view.dtype == ctx.network.dtypes[name]:
         return view
     target = _allocate_boundary(ctx, f"{name} (output)", name)
     ctx.add_elementwise(target, [view])
     return target
-
-
-def _bytes(view: View) -> int:
-    return view.elements * view.item_bytes

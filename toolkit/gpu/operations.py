@@ -12,6 +12,7 @@ no lowering computes (`toolkit.gpu.support`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.emit import (
     attention,
     concat,
@@ -29,13 +30,14 @@ from toolkit.gpu.emit import (
     roi_align,
     scan,
     space_to_depth,
+    suppression,
     top_k,
 )
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.network import Operation, SegmentTensors
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
-from toolkit.gpu.passes.einsum import read_equation
+from toolkit.gpu.passes.einsum import einsum_refusal
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.recurrent import ACTIVATIONS
 from toolkit.gpu.shapes.sizes import upper_bound
@@ -130,6 +132,17 @@ def _regions(op: Operation, _: SegmentTensors) -> str | None:
     return None
 
 
+def _boxes(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[1])
+    if shape is None:
+        return None
+    rows, boxes = shape[0] * shape[1], shape[2]
+    most, most_boxes = suppression.MAX_CLASSES, suppression.MAX_BOXES
+    if upper_bound(rows) <= most and upper_bound(boxes) <= most_boxes:
+        return None
+    return f"has {rows} classes of {boxes} boxes; kernels take {most} of {most_boxes}"
+
+
 def _gates(op: Operation, _: SegmentTensors) -> str | None:
     if "clip" in op.attributes or op.integer("input_forget", 0):
         return "clips its sums or couples its gates; kernels do not"
@@ -189,13 +202,17 @@ def _trains(op: Operation, tensors: SegmentTensors) -> str | None:
     return "is in training mode; kernels are for inference"
 
 
-def _equation(op: Operation, _: SegmentTensors) -> str | None:
-    if read_equation(op) is not None:
+def _equation(op: Operation, tensors: SegmentTensors) -> str | None:
+    return einsum_refusal(op, [tensors.shape(n) for n in op.inputs], tensors.shape(op.outputs[0]))
+
+
+def _parts(op: Operation, tensors: SegmentTensors) -> str | None:
+    shapes = [tensors.shape(name) for name in (op.inputs[0], *op.outputs)]
+    axis = op.integer("axis", 0)
+    sizes = [shape[axis] for shape in shapes if shape is not None]
+    if len(sizes) < len(shapes) or sum(sizes[1:]) == sizes[0]:
         return None
-    return (
-        f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels take 1 "
-        "or 2, without diagonals and '...'"
-    )
+    return "has a result without a name"
 
 
 def _blocks(op: Operation, tensors: SegmentTensors) -> str | None:
@@ -284,6 +301,7 @@ OPERATIONS: dict[str, OperatorRow] = {
     "ScatterND": OperatorRow(gather.emit_scatter_nd, (_indices, _joins)),
     "GridSample": OperatorRow(grid_sample.emit_grid_sample, (_sampled,)),
     "RoiAlign": OperatorRow(roi_align.emit_roi_align, (_regions,)),
+    PADDED: OperatorRow(suppression.emit_suppression, (_boxes,)),
     **_rows("CumSum CumProd", OperatorRow(scan.emit_scan, (_constant(1),))),
     "Attention": OperatorRow(
         attention.emit_attention, (_keeps_keys, _has_window, _heads), epilogue=0
@@ -315,7 +333,7 @@ OPERATIONS: dict[str, OperatorRow] = {
     **_rows("Reshape Flatten Squeeze Unsqueeze", OperatorRow(layout.emit_reshape)),
     "Transpose": OperatorRow(layout.emit_transpose),
     "Slice": OperatorRow(layout.emit_slice, (_constant(1, 3, 4),)),
-    "Split": OperatorRow(layout.emit_split),
+    "Split": OperatorRow(layout.emit_split, (_parts,)),
     "Expand": OperatorRow(layout.emit_expand),
     "Tile": OperatorRow(layout.emit_tile),
     **_rows("DepthToSpace SpaceToDepth", OperatorRow(layout.emit_depth_to_space)),

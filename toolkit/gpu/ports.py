@@ -30,14 +30,8 @@ def compile_port(
     backend: GpuBackend, name: str, port: Port, tensor: TensorInfo, direction: Direction
 ) -> GpuSegment:
     """Compile the kernels of a port. Raises CompileError: one does not compile."""
-    return backend.compiler(
-        name,
-        port_program(port, tensor, direction, backend.gpu),
-        gpu=backend.gpu,
-        dims=(),
-        tactics=None,
-        on_progress=None,
-    )
+    program = port_program(port, tensor, direction, backend.gpu)
+    return backend.compiler(name, program, gpu=backend.gpu)
 
 
 def port_program(port: Port, tensor: TensorInfo, end: Direction, gpu: GpuTarget) -> KernelProgram:
@@ -64,7 +58,7 @@ def port_program(port: Port, tensor: TensorInfo, end: Direction, gpu: GpuTarget)
         source, target = (rows, vectors) if end == "enter" else (vectors, rows)
         ops.append(TunableOp((), ((elementwise_launch(target, [source], (), gpu.sm_count),),)))
     source, target = (plain, packed) if end == "enter" else (packed, plain)
-    sizes = {view.base: view.elements * view.item_bytes for view in (plain, packed)}
+    sizes = {view.base: view.nbytes for view in (plain, packed)}
     return fit_program(ops, sizes, {name: source}, {name: target})
 
 

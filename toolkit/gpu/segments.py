@@ -32,9 +32,9 @@ class SegmentCompiler(Protocol):
         program: KernelProgram,
         *,
         gpu: GpuTarget,
-        dims: Sequence[DimRange],
-        tactics: TacticOptions | None,
-        on_progress: Progress | None,
+        dims: Sequence[DimRange] = (),
+        tactics: TacticOptions | None = None,
+        on_progress: Progress | None = None,
     ) -> GpuSegment:
         """Return the segment's part of the engine."""
 
@@ -130,9 +130,26 @@ def lower_gpu_segments(
     dims = backend.dims
     if dims:
         dims = with_steps([piece.model for piece in extracted], dims, backend.plugins)
+    models = {piece.name: piece.model for piece in extracted}
+    exact = coordinate_tensors(list(models.values()))
 
     def lower(dims: tuple[DimRange, ...]) -> GpuPrograms:
-        return _lower_all(backend, planned, extracted, dims)
+        traces = trace_segments(extracted, dims, backend.plugins)
+        programs: dict[str, KernelProgram] = {}
+        refused: dict[str, str] = {}
+        for segment in planned:
+            try:
+                programs[segment.name] = lower_segment(
+                    models[segment.name],
+                    gpu=backend.gpu,
+                    precision=backend.precision,
+                    plugins=backend.plugins,
+                    traces=traces[segment.name],
+                    exact=exact,
+                )
+            except NotCoveredError as error:
+                refused |= _refused(segment, error)
+        return GpuPrograms(programs, refused, dims)
 
     return _with_fewest_refused(lower, dims)
 
@@ -162,32 +179,6 @@ def compile_gpu_segments(
         except NotCoveredError as error:
             refused |= _refused(segment, error)
     return GpuSegments(compiled, refused, _notes(compiled, programs.dims), programs.dims)
-
-
-def _lower_all(
-    backend: GpuBackend,
-    planned: Sequence[PlannedSegment],
-    extracted: Sequence[ExtractedSegment],
-    dims: tuple[DimRange, ...],
-) -> GpuPrograms:
-    traces = trace_segments(extracted, dims, backend.plugins)
-    models = {piece.name: piece.model for piece in extracted}
-    exact = coordinate_tensors(list(models.values()))
-    programs: dict[str, KernelProgram] = {}
-    refused: dict[str, str] = {}
-    for segment in planned:
-        try:
-            programs[segment.name] = lower_segment(
-                models[segment.name],
-                gpu=backend.gpu,
-                precision=backend.precision,
-                plugins=backend.plugins,
-                traces=traces[segment.name],
-                exact=exact,
-            )
-        except NotCoveredError as error:
-            refused |= _refused(segment, error)
-    return GpuPrograms(programs, refused, dims)
 
 
 def _with_fewest_refused(

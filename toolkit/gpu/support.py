@@ -19,8 +19,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
-from toolkit.gpu.ir.network import SegmentTensors, read_operation, read_tensors, unknown_operand
+from toolkit.gpu.ir.network import Operation, SegmentTensors, read_operation, read_tensors
 from toolkit.gpu.operations import OPERATIONS
 from toolkit.gpu.passes.functions import expand_functions
 from toolkit.gpu.shapes.inference import Trace
@@ -40,16 +41,33 @@ def supports(
         op = read_operation(node, plugged)
     except NotCoveredError as error:
         return str(error)
-    reason = unknown_operand(op, tensors)
-    if reason is not None:
-        return reason
+    for name in (*op.inputs, *op.outputs):
+        if name in tensors.unknown:
+            return tensors.unknown[name]
     row = OPERATIONS.get(op.kind)
     if row is None and op.kind not in plugged and not is_elementwise(op):
         return f"node {op.name!r} ({op.kind}) has no kernel yet"
+    unread = _unread(op, tensors) if is_elementwise(op) else None
+    if unread is not None:
+        return (
+            f"node {op.name!r} ({op.kind}) reads {unread[0]!r} of type {unread[1]}; kernels read "
+            f"{', '.join(ELEMENT_TYPES)}"
+        )
     for check in row.checks if row else ():
         reason = check(op, tensors)
         if reason is not None:
             return f"node {op.name!r} ({op.kind}) {reason}"
+    return None
+
+
+def _unread(op: Operation, tensors: SegmentTensors) -> tuple[str, str] | None:
+    """Return an operand of a type that kernels do not read, and the type."""
+    for name in op.inputs:
+        constant = tensors.constants.get(name)
+        dtype = tensors.dtypes.get(name, "float32") if constant is None else constant.dtype.name
+        sizes = constant is not None and dtype == "object"  # of dynamic dimensions: lowering says
+        if name and dtype not in ELEMENT_TYPES and not sizes:
+            return name, dtype
     return None
 
 

@@ -88,20 +88,21 @@ class GpuTarget:
     """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill.
 
     `exhaustive`: carry every tactic, not the best few by estimate. `memory_bytes`: peak bytes a
-    cycle between memory and one SM.
+    cycle between memory and one SM. `shares_memory`: with the CPU, as on a Jetson.
     """
 
     sm: int
     sm_count: int
     exhaustive: bool = False
     memory_bytes: float = _H200_BYTES_PER_CYCLE
+    shares_memory: bool = False
 
     @classmethod
     def of(cls, gpu: Gpu, memory: Memory, *, exhaustive: bool = False) -> "GpuTarget":
         """Return the GPU of a profile, at its highest clock."""
         count = gpu.sm_count.value
         memory_bytes = memory.bandwidth_gbps.value * 1e3 / (count * gpu.max_mhz.value)
-        return cls(gpu.sm, count, exhaustive, memory_bytes)
+        return cls(gpu.sm, count, exhaustive, memory_bytes, memory.kind.startswith("LPDDR"))
 
     @property
     def shared_bytes(self) -> int:

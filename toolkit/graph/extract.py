@@ -25,7 +25,8 @@ class ExtractedSegment:
     """One segment as a separate, immutable model.
 
     `inputs` and `outputs` are tensor names; `weights` the large constants of `model` by name,
-    which are entries of the engine file.
+    which are entries of the engine file. `floating`: the segment without the Q/DQ that the build
+    writes, as `toolkit.quantize.qdq.writer.FloatWriter` leaves it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ExtractedSegment:
     outputs: tuple[str, ...]
     model: ir.Model
     weights: Mapping[str, np.ndarray]
+    floating: ir.Model | None = None
 
 
 def extract_segments(

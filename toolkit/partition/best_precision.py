@@ -19,7 +19,6 @@ import onnx_ir as ir
 from calibration.budget import Budget, BudgetResult
 from device.profile import Profile
 from toolkit.graph.node_view import view
-from toolkit.partition.costs.model import CostModel
 from toolkit.quantize.quantize import QuantizedOp, int8_nodes, is_activation
 from toolkit.quantize.ranges.measure import RangeOptions
 
@@ -33,6 +32,8 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
 
     Raises ProfileError: the board has no such power mode.
     """
+    from toolkit.partition.costs.model import CostModel
+
     if profile.gpu is None or profile.dla is not None:
         return {}
     views = [view(node) for node in graph.graph]

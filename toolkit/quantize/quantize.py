@@ -40,6 +40,8 @@ MASK_CARRIERS = frozenset(
     | {"Tile", "Transpose", "Trilu", "Unsqueeze", "Where"}
 )
 
+INT8_READS = "int8_reads"
+"""Metadata of a node while a build goes on: index of an operand that it reads in INT8 -> scale."""
 RESULT_AMAX = "tandem.result_amax"
 """Metadata of a value that an INT8 node writes and no node reads in INT8: its range."""
 
@@ -177,8 +179,9 @@ def quantize(
     *,
     keep_float: frozenset[str] = frozenset(),
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    writer: type[QdqWriter] = QdqWriter,
 ) -> QuantizedModel:
-    """Return a copy of the model with Q/DQ.
+    """Return a copy of the model with Q/DQ, or as another `writer` leaves it.
 
     `amax` gives the range of each tensor; `segment_of` the segment of each node by name;
     `int8_segments` those whose boundaries are INT8 wherever a range is known (the DLA's).
@@ -189,7 +192,7 @@ def quantize(
 
     Raises BuildError: a tensor that must be quantized has no range.
     """
-    inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
+    inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float, writer)
     reads = int8_reads(inserter.model, keep_float, operands)
     for node, row in reads:
         inserter.quantize_node(node, row)
@@ -227,6 +230,7 @@ class _Inserter:
         amax: Mapping[str, float],
         segment_of: dict[str, str],
         keep_float: frozenset[str],
+        writer: type[QdqWriter],
     ) -> None:
         self.model = model
         self.graph = model.graph
@@ -234,9 +238,10 @@ class _Inserter:
         self.keep_float = keep_float
         self.segment_of = segment_of
         self.scales: dict[str, float] = {}
-        self._writer = QdqWriter(self.graph)
+        self._writer = writer(self.graph)
         self._parameter_values: dict[str, ir.Value] = {}
         self._uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
+        self._sole_readers: set[ir.Node] = set()  # of what is dequantized for them alone
 
     def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
         """Mark a node's activations; replace its weight and bias by integers and DQ."""
@@ -305,7 +310,9 @@ class _Inserter:
                 if source is value or any(node.op_type in QUANTIZED_OPS for node, _ in members):
                     source = self._rounded(source, f"{value.name}_{segment}", scale, segment)
                 for node, index in members:
-                    node.replace_input_with(index, source)
+                    _read(node, index, source, scale)
+                    if len(members) == 1:
+                        self._sole_readers.add(node)
 
     def keep_ranges(self, int8_nodes: Iterable[ir.Node]) -> None:
         """Note the ranges of INT8 nodes' results that no Q holds and no reader tells."""
@@ -320,7 +327,7 @@ class _Inserter:
         if value in self._uses:
             return ()
         readers = [use.node for use in value.uses()]
-        moves = [node for node in readers if node.op_type in SCALE_MOVING_OPS]
+        moves = [n for n in readers if n.op_type in SCALE_MOVING_OPS and INT8_READS not in n.meta]
         moved = [v for node in moves for v in self._read_in_float(node.outputs[0])]
         is_read = value.is_graph_output() or len(moves) < len(readers)
         return (value, *moved) if is_read or moved else ()
@@ -331,16 +338,18 @@ class _Inserter:
         if producer is None or producer.op_type not in SCALE_KEEPING_OPS:
             return
         operand = producer.inputs[0]
-        if operand is None or operand in self._uses or len(list(operand.uses())) != 1:
+        sole = producer in self._sole_readers
+        if operand is None or (not sole and (operand in self._uses or len(operand.uses()) != 1)):
             return
         if any(str(use.node.name) in self.keep_float for use in value.uses()):
             return  # this reader needs the unquantized result
         operand_producer = operand.producer()
         segment = self.segment_of[str(producer.name)]
-        if operand_producer is None or self.segment_of[str(operand_producer.name)] != segment:
+        inside = operand_producer and self.segment_of[str(operand_producer.name)] == segment
+        if not sole and not inside:
             return
         rounded = self._rounded(operand, f"{operand.name}_{segment}", scale, segment)
-        producer.replace_input_with(0, rounded)
+        _read(producer, 0, rounded, scale)
 
     def _quantized(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
         """INT8 with zero point 0, for a value that leaves its segment."""
@@ -348,6 +357,9 @@ class _Inserter:
         name = f"{value.name}_int8"
         quantized = self._writer.quantize(value, parameters, name, dtype=ir.DataType.INT8)
         self.scales[str(quantized.name)] = scale
+        crossing = quantized.producer()
+        assert crossing is not None
+        crossing.meta[INT8_READS] = {0: scale}
         return self._in(segment, quantized)
 
     def _dequantized(
@@ -365,10 +377,10 @@ class _Inserter:
         return self._in(segment, self._writer.dequantize(stored, parameters, name))
 
     def _in(self, segment: str, value: ir.Value) -> ir.Value:
-        """Assign the producer of a value to a segment."""
+        """Assign the producer of a value to a segment, if it has none."""
         producer = value.producer()
-        assert producer is not None
-        self.segment_of[str(producer.name)] = segment
+        if producer is not None:
+            self.segment_of.setdefault(str(producer.name), segment)
         return value
 
     def _parameters(
@@ -422,6 +434,13 @@ class _Inserter:
         node.replace_input_with(index, self._in(self.segment_of[str(node.name)], restored))
         if not source.uses() and not source.is_graph_output():
             self.graph.initializers.pop(str(source.name), None)
+
+
+def _read(node: ir.Node, index: int, value: ir.Value, scale: float) -> None:
+    """Let a node read an operand in INT8."""
+    node.replace_input_with(index, value)
+    scales = node.meta.setdefault(INT8_READS, {})
+    scales[index] = max(scale, scales.get(index, 0.0))
 
 
 def is_activation(value: ir.Value) -> bool:

@@ -35,13 +35,31 @@ class IntegerWeight:
 
     def restored(self) -> NDArray[np.float32]:
         """The dequantized weight."""
-        return self.stored.astype(np.float32) * _along(self.scale, self.axis, self.stored.ndim)
+        return dequantized(self.stored, self.scale, self.axis)
 
     def restored_bias(self) -> NDArray[np.float32] | None:
         """The dequantized bias, [channels]."""
         if self.bias is None or self.bias_scale is None:
             return None
         return self.bias.astype(np.float32) * self.bias_scale
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight as the engine file has it: entry * scales along an axis, or the entry itself."""
+
+    entry: str
+    scales: NDArray[np.float32] | None = None
+    axis: int | None = None
+
+
+def dequantized(
+    stored: NDArray[np.int8] | NDArray[np.int32], scale: NDArray[np.float32], axis: int | None
+) -> NDArray[np.float32]:
+    """The numbers that INT8, or INT32 of a bias, stand for; `scale` along `axis`."""
+    wide = np.float64 if stored.dtype == np.int32 else np.float32
+    restored = stored.astype(wide) * _along(scale, axis, stored.ndim).astype(wide)
+    return restored.astype(np.float32)
 
 
 def quantize_weight(

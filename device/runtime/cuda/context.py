@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from device.runtime.cuda.driver import (
     CAPTURE_RELAXED,
+    HOST_ALLOC_MAPPED,
     MAX_DYNAMIC_SHARED_BYTES,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     STREAM_NON_BLOCKING,
@@ -70,19 +71,27 @@ class Context:
         self._closers.append(lambda: self._driver.call("cuMemFree_v2", address))
         return address.value
 
-    def allocate_host(self, size: int) -> Bytes:
+    def allocate_host(self, size: int, *, mapped: bool = False) -> Bytes:
         """Return `size` bytes of page-locked CPU memory.
 
-        They stay valid as long as an array refers to them, also after `close`.
+        They stay valid as long as an array refers to them, also after `close`. `mapped`: kernels
+        may use them, at their `mapped_address`.
         """
         pointer, context = c_void_p(), c_void_p()
-        self.call("cuMemAllocHost_v2", byref(pointer), max(size, 1))
+        flags = HOST_ALLOC_MAPPED if mapped else 0
+        self.call("cuMemHostAlloc", byref(pointer), max(size, 1), flags)
         self._driver.call("cuDevicePrimaryCtxRetain", byref(context), self._index)
         assert pointer.value is not None
         memory = (ctypes.c_ubyte * size).from_address(pointer.value)
         # At the end of the process the system frees all of it.
         weakref.finalize(memory, _free_host, pointer, context, self._index).atexit = False
         return np.ctypeslib.as_array(memory)
+
+    def mapped_address(self, memory: Bytes) -> int:
+        """Return the address on the GPU of mapped CPU memory."""
+        address = ctypes.c_uint64()
+        self.call("cuMemHostGetDevicePointer_v2", byref(address), memory.ctypes.data, 0)
+        return address.value
 
     def upload(self, address: int, data: Bytes) -> None:
         """Copy bytes to the GPU and wait for it."""

@@ -57,7 +57,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
     "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
     "cuMemFree_v2": (_ADDRESS,),
-    "cuMemAllocHost_v2": (POINTER(c_void_p), c_size_t),
+    "cuMemHostAlloc": (POINTER(_HANDLE), c_size_t, c_uint),
+    "cuMemHostGetDevicePointer_v2": (POINTER(_ADDRESS), c_void_p, c_uint),
     "cuMemFreeHost": (c_void_p,),
     "cuMemsetD8_v2": (_ADDRESS, ctypes.c_ubyte, c_size_t),
     "cuMemcpyHtoD_v2": (_ADDRESS, c_void_p, c_size_t),
@@ -93,15 +94,17 @@ _EARLY_CALLS: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 
-# CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
+# CUdevice_attribute, CUfunction_attribute, CU_MEMHOSTALLOC, CUstream_flags, CUstreamCaptureMode,
 # CUlaunchAttributeID, CUevent_flags, CUpointer_attribute, CUmemorytype.
 CLOCK_KHZ = 13
 SM_COUNT = 16
+INTEGRATED = 18  # the GPU shares its memory with the CPU
 MEMORY_CLOCK_KHZ = 36
 L2_BYTES = 38
 COMPUTE_MAJOR = 75
 COMPUTE_MINOR = 76
 MAX_DYNAMIC_SHARED_BYTES = 8
+HOST_ALLOC_MAPPED = 2
 STREAM_NON_BLOCKING = 1
 CAPTURE_RELAXED = 2
 PROGRAMMATIC_STREAM_SERIALIZATION = 6

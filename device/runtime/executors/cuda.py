@@ -66,6 +66,7 @@ def load(context: SegmentContext, implementation: Cuda) -> Executor:
         context.segment,
         implementation,
         timing_cache=context.options.timing_cache,
+        zero_copy=context.options.zero_copy,
     )
 
 
@@ -115,11 +116,13 @@ class CudaExecutor(Executor):
         implementation: Cuda,
         *,
         timing_cache: Path | None = None,
+        zero_copy: bool | None = None,
     ) -> None:
         """Load kernels and weights, take the workspace, capture the launches.
 
         With `timing_cache` the fastest tactics run: those that the file lacks are timed and added
-        to it. Without, the first of each. Raises SessionError if the driver refuses any of it.
+        to it. Without, the first of each. `zero_copy`: see `LoadedSegment`. Raises SessionError
+        if the driver refuses any of it.
         """
         self._where = f"{engine.path}: segment {segment.name!r}"
         self._ops = implementation.works
@@ -128,7 +131,7 @@ class CudaExecutor(Executor):
         self._closed = False
         self._captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
         try:
-            self._gpu = LoadedSegment(engine, implementation)
+            self._gpu = LoadedSegment(engine, implementation, zero_copy)
             self._capture({dim.name: dim.opt for dim in self._dims})
         except CudaError as error:
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error

@@ -191,7 +191,8 @@ class LoadOptions:
     times of tactics. `emulation`: how to emulate DLA segments, None for not at all. `plans`: the
     folder with TensorRT's plans of DLA segments, None for that of the user. `dla_core`: the core
     of all DLA segments, None for those of the plan. `turn`: of the session among those that share
-    the cores, None for one that has all in turn.
+    the cores, None for one that has all in turn. `zero_copy`: whether kernels use the CPU's memory
+    for inputs and outputs, None where the GPU has no memory of its own.
     """
 
     threads: int | None = None
@@ -200,6 +201,7 @@ class LoadOptions:
     plans: Path | None = None
     dla_core: int | None = None
     turn: int | None = None
+    zero_copy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

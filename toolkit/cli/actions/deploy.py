@@ -17,7 +17,7 @@ from toolkit.cli.commands.deploy import Deploy
 from toolkit.cli.log import warn
 from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.folder import broker_address
-from toolkit.fleet.transports.deploy import deploy_to_devices
+from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
 from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
 
 # Result other than "live" -> how it reads before the device.
@@ -31,16 +31,8 @@ def deploy(options: Deploy) -> None:
     """
     address = _address(options)
     _warn(options.bundle)
-    send = partial(
-        deploy_to_devices,
-        options.bundle,
-        options.devices,
-        address,
-        timeout_s=options.timeout_s,
-        retry=options.retry,
-        fleet=options.fleet,
-        earlier=options.earlier,
-    )
+    how = DeployOptions(options.timeout_s, options.retry, options.fleet, options.earlier)
+    send = partial(deploy_bundle, options.bundle, options.devices, address, how)
     if options.as_json:
         results = send()
         for result in results:

@@ -5,6 +5,7 @@ For an engine it loads no onnx.
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -20,6 +21,9 @@ from toolkit.evaluate.infer.runner import kind_of
 from toolkit.evaluate.infer.saved import load_samples
 from toolkit.html.page import write_page
 
+if TYPE_CHECKING:
+    from toolkit.cli.pages.engine_operations import OperationRow
+
 
 def inspect(options: Inspect) -> None:
     """Print what is in a file. Raises TandemError, click.UsageError."""
@@ -31,6 +35,8 @@ def inspect(options: Inspect) -> None:
 
         inspect_model(options)
         return
+    if options.times is not None and not options.kernels:
+        raise click.UsageError("--times is shown beside --kernels; give both.")
     if options.profile or options.shapes or options.plugins:
         raise click.UsageError(
             f"--profile, --shape and --plugin are for an ONNX model; {file} is none."
@@ -73,10 +79,20 @@ def _engine(options: Inspect) -> None:
             values["bytes"] = bytes_by_purpose(engine.manifest, engine.entries)
             values["checksums"] = ALGORITHM if engine.checksums else None
             values["verified"] = options.verify
+            if options.kernels:
+                from toolkit.cli.pages.engine_operations import json_rows
+
+                values["operations"] = json_rows(_operations(engine, options))
             click.echo(json.dumps(values))
             return
         _print_engine(engine, options)
     print_page_path(options.html, as_json=False)
+
+
+def _operations(engine: Engine, options: Inspect) -> "tuple[OperationRow, ...]":
+    from toolkit.cli.pages.engine_operations import operation_rows, read_times
+
+    return operation_rows(engine, read_times(options.times) if options.times else ())
 
 
 def _print_engine(engine: Engine, options: Inspect) -> None:
@@ -87,6 +103,10 @@ def _print_engine(engine: Engine, options: Inspect) -> None:
         click.echo(f"{options.file} {NO_CHECKSUMS}")
     elif options.verify:
         click.echo(f"verified: {len(engine.entries)} sections and the header by {ALGORITHM}")
+    if options.kernels:
+        from toolkit.cli.pages.engine_operations import operations_text
+
+        click.echo(operations_text(_operations(engine, options)))
     if options.nodes:
         for row in manifest.plan:
             rule = f" [{row.rule}]" if row.rule else ""

@@ -4,7 +4,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -221,7 +221,7 @@ def _interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-class _View:
+class _View(AbstractContextManager["_View"]):
     """The live table of a running pipeline, and the figures of the whole run."""
 
     def __init__(
@@ -238,9 +238,6 @@ class _View:
         self._live = (
             Live(get_renderable=self._render, console=console, transient=True) if live else None
         )
-
-    def __enter__(self) -> "_View":
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:

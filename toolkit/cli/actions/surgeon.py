@@ -10,7 +10,7 @@ from typing import Any
 import click
 import onnx_ir as ir
 
-from toolkit.cli.commands.surgeon import Extract, Reduce
+from toolkit.cli.commands.surgeon import Extract, Pixels, Reduce
 from toolkit.cli.progress import progress_bar
 from toolkit.errors import SurgeonError, about
 from toolkit.graph.dtypes import IO_DTYPES
@@ -19,6 +19,7 @@ from toolkit.importers.input_shapes import set_shapes
 from toolkit.importers.onnx import ModelFile, read_model_file
 from toolkit.plugins import Plugin
 from toolkit.surgeon.command import Check
+from toolkit.surgeon.pixels import take_pixels
 from toolkit.surgeon.reduce import Reduced, reduce_model
 from toolkit.surgeon.write import weight_files, write_model
 
@@ -92,6 +93,23 @@ def reduce(options: Reduce) -> None:
     text = _reduced_text(reduced, files)
     click.echo(json.dumps(_reduced_builtins(reduced, files)) if options.as_json else text)
     raise click.exceptions.Exit(130 if reduced.interrupted else 0)
+
+
+def pixels(options: Pixels) -> None:
+    """Write a model that takes pixels. Raises TandemError."""
+    file = _read(options.model, options.out, ())
+    with about(options.model.name):
+        take_pixels(
+            file.model,
+            options.input,
+            options.dtype,
+            scale=options.scale,
+            mean=options.mean or (0.0,),
+            std=options.std or (1.0,),
+        )
+        written = write_model(file.model, options.out, external=bool(file.external))
+    part = Part(written, file.model)
+    click.echo(json.dumps(part.builtins()) if options.as_json else part.text())
 
 
 def _check_pattern(pattern: str | None) -> None:

@@ -25,6 +25,13 @@ class Inspect:
 
     file: Path = argument("MODEL_OR_ENGINE")
     nodes: bool = option("List every node, with its processor and reason.")
+    kernels: bool = option(
+        "Engine: each operation's kernel, its registers, shared memory and occupancy, and its "
+        "least time by the profile's roofline."
+    )
+    times: Path | None = option(
+        "Engine: output of `tandem bench --profile --json` on a board, shown beside --kernels."
+    )
     profile: str | None = option("Model: also what runs where on this profile, and why.")
     precision: Precision = option(
         "Model: the precision of that plan.",

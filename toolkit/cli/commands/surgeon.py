@@ -1,11 +1,14 @@
-"""`tandem surgeon`: cut a part out of a model, or reduce a model to what makes a command fail."""
+"""`tandem surgeon`: cut a model, reduce it to what makes a command fail, or let it take pixels."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import click
 
 from toolkit.cli.command import argument, command, group, json_option, option
 from toolkit.cli.options.model import plugins_option, shapes_option
+from toolkit.surgeon.pixels import PixelType
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,38 @@ class Reduce:
     as_json: bool = json_option("Print what is left as JSON.")
 
 
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Let a MODEL take an image as bytes: x = (pixel * scale - mean) / std inside of it.
+
+    A quarter of the bytes of float32 go to the GPU, and its first kernel makes numbers of them.
+
+    Example: tandem surgeon pixels model.onnx --scale 0.00392157 -o bytes.onnx
+    """
+
+    model: Path = argument()
+    out: Path = option("Where to write it.", "-o", "--out", required=True, metavar="OUT.onnx")
+    input: str | None = option("The input. [default: the only one]", metavar="NAME")
+    dtype: PixelType = option(
+        "Its new type.", type=click.Choice(get_args(PixelType)), default="uint8"
+    )
+    scale: float = option("Factor of a pixel.", default=1.0)
+    mean: tuple[float, ...] = option(
+        "Taken off then. Repeatable: one for all channels, or one for each. [default: 0]"
+    )
+    std: tuple[float, ...] = option("What it is divided by. Repeatable. [default: 1]")
+    as_json: bool = json_option("Print what was written as JSON.")
+
+
 surgeon = group(
     "surgeon",
-    """Cut ONNX models by the names of their tensors.
+    """Cut ONNX models by the names of their tensors, or change what they take.
 
     Example: tandem surgeon extract model.onnx --inputs a --outputs b -o part.onnx
     """,
-    (command(Extract, "surgeon:extract"), command(Reduce, "surgeon:reduce")),
+    (
+        command(Extract, "surgeon:extract"),
+        command(Reduce, "surgeon:reduce"),
+        command(Pixels, "surgeon:pixels"),
+    ),
 )

@@ -84,6 +84,43 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
     return tuple(nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTensors:
+    """The planned nodes of an engine by name, and which of them read a result.
+
+    An output of the engine has the reader "".
+    """
+
+    views: Mapping[str, NodeView]
+    readers: Mapping[str, set[str]]
+    _passed: Mapping[str, str]
+
+    def source(self, tensor: str) -> str:
+        """Return the tensor that Q and DQ made this one of."""
+        while tensor in self._passed:
+            tensor = self._passed[tensor]
+        return tensor
+
+
+def read_tensors(engine: Engine) -> ReadTensors:
+    """Return the nodes of an open engine and who reads their results. Raises EngineError."""
+    manifest = engine.manifest
+    planned = {row.node for row in manifest.plan}
+    seen = [view for s in manifest.segments for view in _views(engine, s)]
+    passed = {
+        tensor.name: view.reads[0]
+        for view in seen
+        if view.name not in planned and view.reads
+        for tensor in view.outputs
+    }
+    tensors = ReadTensors({view.name: view for view in seen if view.name in planned}, {}, passed)
+    readers: dict[str, set[str]] = {name: {""} for name in map(tensors.source, manifest.outputs)}
+    for view in tensors.views.values():
+        for name in view.reads:
+            readers.setdefault(tensors.source(name), set()).add(view.name)
+    return ReadTensors(tensors.views, readers, passed)
+
+
 def place_of(segment: Segment) -> str:
     """Return where a segment runs: its processor, or "portable" on a GPU without kernels."""
     has_kernels = any(isinstance(item, Cuda) for item in segment.implementations)

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 
+from device.closing import Closing
 from device.errors import BrokerError
 from device.start.command import module_command
 
@@ -29,25 +29,14 @@ _TERM_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerProcess:
+class BrokerProcess(Closing):
     """A broker that accepts connections; leaving the `with` block ends it."""
 
     host: str
     port: int
     process: "subprocess.Popen[str]"
 
-    def __enter__(self) -> "BrokerProcess":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the broker."""
         self.process.terminate()
         try:
@@ -76,7 +65,7 @@ def start_broker(port: int = 0) -> BrokerProcess:
     broker = BrokerProcess(HOST, chosen, process)
     line = process.stdout.readline().strip()
     if line != _READY:
-        broker.stop()
+        broker.close()
         raise BrokerError(line or f"the broker on {HOST}:{chosen} ended before it was ready")
     return broker
 

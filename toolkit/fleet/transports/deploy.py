@@ -9,30 +9,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from device.errors import BrokerError, DeployError
-from device.protocol.mqtt import (
-    Link,
-    LinkDown,
-    LinkEvent,
-    LinkUp,
-    Message,
-    queue_putter,
-)
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.topics import PREFIX, DeviceId
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.blob import INDEX_PART
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deployment import (
-    Deployment,
-    DeployProgress,
-    DeployResult,
-)
+from toolkit.fleet.transports.deployment import Deployment, DeployProgress, DeployResult
 from toolkit.fleet.transports.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
@@ -40,14 +29,12 @@ if TYPE_CHECKING:
     from toolkit.fleet.server.metadata import MetadataServer
 
 MAX_EVENTS = 1024
-TIMEOUT_S = 120.0  # a device that says nothing for so long is given up
 
 
 class _Rollout:
     """The deployments of one release over one connection: one thread handles all events.
 
-    `library`: the bundle, and those that a chunk may be sent as a difference from; `withdraw`: take
-    the release back at Ctrl-C.
+    `library`: the bundle, and those that a chunk may be sent as a difference from.
     """
 
     def __init__(
@@ -58,15 +45,14 @@ class _Rollout:
         library: "Library",
         *,
         timeout_s: float,
-        withdraw: bool,
         on_progress: Callable[[DeployProgress], None],
     ) -> None:
         from toolkit.fleet.server.chunks import ChunkServer  # it needs numpy, for differences
 
         self._documents = {device: delivery.desired(device) for device in devices}
         self._metadata = _metadata_server(delivery.fleet)
-        self._fleet, self._withdraws = delivery.fleet, withdraw
-        self._desired, now_s = delivery.document, time.monotonic()
+        self._fleet, self._desired = delivery.fleet, delivery.document
+        now_s = time.monotonic()
         self._deployments = [
             Deployment(delivery.blob, self._desired, device, timeout_s=timeout_s, now_s=now_s)
             for device in devices
@@ -86,14 +72,17 @@ class _Rollout:
         self._link = Link(settings, queue_putter(self._events, self._ended))
         self._was_up = False
 
-    def run(self) -> tuple[DeployResult, ...]:
-        """Serve chunks until every device has reported a result or is silent for too long."""
+    def run(self, *, withdraw: bool) -> tuple[DeployResult, ...]:
+        """Serve chunks until every device has reported a result or is silent for too long.
+
+        `withdraw`: take the release back at Ctrl-C.
+        """
         self._link.start()
         try:
             while running := [d for d in self._deployments if d.result is None]:
                 self._step(running)
         except KeyboardInterrupt:
-            if not self._withdraws:
+            if not withdraw:
                 raise
             raise KeyboardInterrupt(self._withdraw()) from None
         finally:
@@ -196,15 +185,34 @@ class _Rollout:
         return sent
 
 
-def _check_device(device: str) -> None:
-    """Refuse an invalid device id: "+" or "#" would address the whole fleet."""
-    try:
-        msgspec.convert(device, DeviceId)
-    except msgspec.ValidationError as error:
-        raise DeployError(
-            f"{device!r} is not the id of a device: that has 1 to 64 letters, digits, - and _, "
-            "like device in its agent.toml"
-        ) from error
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """How a release is deployed.
+
+    `timeout_s`: give a device up when it is silent for this long. `retry`: try the release also on
+    devices that have rolled it back before. `fleet`: the folder of a fleet, whose keys sign; the
+    bundle is published there if it is not. A device that runs a bundle of the fleet, or of the
+    folder `earlier`, gets the differences from it where those are smaller.
+    """
+
+    timeout_s: float = 120.0
+    retry: bool = False
+    fleet: Path | None = None
+    earlier: Path | None = None
+
+
+def _check_devices(devices: Sequence[str]) -> None:
+    """Refuse a device named twice, and an invalid id: "+" or "#" would address the whole fleet."""
+    for device in devices:
+        try:
+            msgspec.convert(device, DeviceId)
+        except msgspec.ValidationError as error:
+            raise DeployError(
+                f"{device!r} is not the id of a device: that has 1 to 64 letters, digits, - and _, "
+                "like device in its agent.toml"
+            ) from error
+        if devices.count(device) > 1:
+            raise DeployError(f"the device {device} is named twice: name each once")
 
 
 def _no_progress(_: DeployProgress) -> None:
@@ -213,76 +221,33 @@ def _no_progress(_: DeployProgress) -> None:
 
 def deploy_bundle(
     bundle: Path,
-    device: str,
-    broker: BrokerAddress,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    retry: bool = False,
-    fleet: Path | None = None,
-    earlier: Path | None = None,
-    on_progress: Callable[[DeployProgress], None] = _no_progress,
-) -> DeployResult:
-    """Deploy a bundle to one device and return its result; see `deploy_to_devices`."""
-    return deploy_to_devices(
-        bundle,
-        (device,),
-        broker,
-        timeout_s=timeout_s,
-        retry=retry,
-        fleet=fleet,
-        earlier=earlier,
-        on_progress=on_progress,
-    )[0]
-
-
-def deploy_to_devices(
-    bundle: Path,
     devices: Sequence[str],
     broker: BrokerAddress,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    retry: bool = False,
-    fleet: Path | None = None,
-    earlier: Path | None = None,
+    options: DeployOptions = DeployOptions(),
     on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> tuple[DeployResult, ...]:
     """Deploy a bundle to all devices at once and return their results; see `deploy`.
 
-    `retry`: try the release also on devices that have rolled it back before. `fleet`: the folder of
-    a fleet, whose keys sign; the bundle is published there if it is not. The bundle is not compared
-    with its hashes: the devices do that.
-
-    Raises DeployError if a device is no id, or named twice, TrustError if it cannot be signed.
+    The bundle is not compared with its hashes: the devices do that. Raises DeployError if a device
+    is no id, or named twice, TrustError if it cannot be signed.
     """
-    for device in devices:
-        _check_device(device)
-        if devices.count(device) > 1:
-            raise DeployError(f"the device {device} is named twice: name each once")
-    with contextlib.closing(Delivery(bundle, fleet, retry=retry, checked=True)) as delivery:
-        return deploy(
-            delivery,
-            devices,
-            broker,
-            timeout_s=timeout_s,
-            earlier=earlier,
-            on_progress=on_progress,
-        )
+    _check_devices(devices)
+    delivery = Delivery(bundle, options.fleet, retry=options.retry, checked=True)
+    with contextlib.closing(delivery):
+        return deploy(delivery, devices, broker, options, on_progress=on_progress)
 
 
 def deploy(
     delivery: Delivery,
     devices: Sequence[str],
     broker: BrokerAddress,
+    options: DeployOptions,
     *,
-    timeout_s: float,
-    earlier: Path | None = None,
     withdraw: bool = False,
     on_progress: Callable[[DeployProgress], None],
 ) -> tuple[DeployResult, ...]:
     """Deliver a release to all devices at once; return their results, in the same order.
 
-    `timeout_s`: give a device up when it is silent for this long. A device that runs a bundle of
-    the fleet, or of the folder `earlier`, gets the differences from it where those are smaller.
     `withdraw`: Ctrl-C takes the release back where its trial has not begun (`withdrawal.py`), and
     the text of KeyboardInterrupt says what has become of it; without, it stays desired.
 
@@ -292,17 +257,17 @@ def deploy(
     from toolkit.fleet.bundles.library import Library
 
     published = None if delivery.fleet is None else delivery.fleet / "repository" / "targets"
-    folders = (folder for folder in (published, earlier) if folder is not None)
+    folders = (folder for folder in (published, options.earlier) if folder is not None)
     with contextlib.closing(Library(*folders, held=(delivery.blob,))) as library:
-        return _Rollout(
+        rollout = _Rollout(
             delivery,
             devices,
             broker,
             library,
-            timeout_s=timeout_s,
-            withdraw=withdraw,
+            timeout_s=options.timeout_s,
             on_progress=on_progress,
-        ).run()
+        )
+        return rollout.run(withdraw=withdraw)
 
 
 def _metadata_server(fleet: Path | None) -> "MetadataServer | None":

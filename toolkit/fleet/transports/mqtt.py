@@ -14,7 +14,7 @@ from device.protocol.topics import Topics
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.transports.checks import check_result
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deploy import deploy
+from toolkit.fleet.transports.deploy import DeployOptions, deploy
 from toolkit.fleet.transports.deployment import DeployProgress
 from toolkit.fleet.transports.transport import (
     OnProgress,
@@ -67,7 +67,7 @@ class MqttBoard:
             delivery,
             (self.name,),
             self._broker,
-            timeout_s=self._timeout_s,
+            DeployOptions(self._timeout_s),
             withdraw=True,
             on_progress=show,
         )

@@ -80,7 +80,7 @@ def compile_kernels(
     paths = [_cache_path(spec, common) for spec in specs]
     kernels: list[Compiled | None] = [_read_cache(path) for path in paths]
     missing = [at for at, kernel in enumerate(kernels) if kernel is None]
-    compiled = _compile_each([_request(specs[at], gpu) for at in missing])
+    compiled = _compile_each([Request(specs[at], gpu.sm) for at in missing])
     for done, (request, kernel) in enumerate(compiled, 1):
         at = missing[request]
         kernels[at] = kernel
@@ -98,19 +98,6 @@ def cache_folder() -> Path:
     """Return the folder of the cache of cubins."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
-
-
-def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
-    return Request(
-        kernel=spec.kernel,
-        signature=spec.signature,
-        constants=dict(spec.constants),
-        warps=spec.warps,
-        stages=spec.stages,
-        exact=spec.exact,
-        sm=gpu.sm,
-        source=spec.source,
-    )
 
 
 def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:

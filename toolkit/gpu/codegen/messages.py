@@ -1,14 +1,15 @@
-"""Messages between a build and its compiler workers."""
+"""Messages between a build and its compiler workers, which are processes of one program."""
 
 import hashlib
+import pickle
+from dataclasses import dataclass
 from typing import IO, TypeVar
 
 import msgspec
 
-from toolkit.gpu.ir.launch import KernelSource
+from toolkit.gpu.ir.launch import KernelSpec
 
 T = TypeVar("T")
-_LENGTH_BYTES = 4
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,27 +36,22 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(self.cubin).hexdigest()
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel to compile; see `toolkit.gpu.ir.launch.KernelSpec`."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A kernel to compile for an SM."""
 
-    kernel: str
-    signature: tuple[tuple[str, str], ...]
-    constants: dict[str, object]
-    warps: int
-    stages: int
-    exact: bool
+    spec: KernelSpec
     sm: int
-    source: KernelSource | None = None
 
     @property
     def title(self) -> str:
         """The kernel's name in messages, with its plugin."""
-        if self.source is None:
-            return self.kernel
-        return f"{self.kernel} of {self.source.title} in {self.source.file}"
+        kernel, source = self.spec.kernel, self.spec.source
+        return kernel if source is None else f"{kernel} of {source.title} in {source.file}"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """The compiled kernel, or the compiler's error."""
 
     compiled: Compiled | None = None
@@ -63,15 +59,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_message(stream: IO[bytes], message: Request | Answer) -> None:
-    """Write a message, preceded by its length."""
-    data = msgspec.msgpack.encode(message)
-    stream.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    """Write a message."""
+    pickle.dump(message, stream)
     stream.flush()
 
 
 def read_message(stream: IO[bytes], kind: type[T]) -> T | None:
     """Read a message; None where the stream ends."""
-    head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
+    try:
+        message = pickle.load(stream)
+    except (EOFError, pickle.UnpicklingError):
         return None
-    return msgspec.msgpack.decode(stream.read(int.from_bytes(head, "little")), type=kind)
+    assert isinstance(message, kind)
+    return message

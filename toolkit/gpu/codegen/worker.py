@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
 
 import triton
 from triton import knobs
@@ -25,14 +24,12 @@ from toolkit.gpu.codegen.early_start import can_wait, waits, with_wait
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError
-from toolkit.plugins import Constant
-
-_WARP = 32  # threads
+from toolkit.gpu.target import WARP
 
 
 def compile_kernel(request: Request) -> Compiled:
     """Compile one kernel for one SM; no GPU is needed."""
-    source = request.source
+    source = request.spec.source
     if source is not None and hashlib.sha256(Path(source.file).read_bytes()).hexdigest() != (
         source.sha256
     ):
@@ -43,14 +40,14 @@ def compile_kernel(request: Request) -> Compiled:
 
 
 def _compile_cuda(request: Request, file: Path) -> Compiled:
-    constants = cast("dict[str, Constant]", request.constants)
-    cubin = compile_source(file, request.kernel, constants, request.sm)
+    spec = request.spec
+    cubin = compile_source(file, spec.kernel, dict(spec.constants), request.sm)
     registers, spilled = _resources(cubin)
     return Compiled(
-        function=request.kernel,
+        function=spec.kernel,
         cubin=cubin,
-        parameters=tuple(name for name, _ in request.signature),
-        threads=request.warps * _WARP,
+        parameters=tuple(name for name, _ in spec.signature),
+        threads=spec.warps * WARP,
         shared_bytes=0,  # beyond what the source declares
         registers=registers,
         spill_bytes=spilled,
@@ -58,17 +55,18 @@ def _compile_cuda(request: Request, file: Path) -> Compiled:
 
 
 def _compile_triton(request: Request) -> Compiled:
-    function = kernel_function(request.kernel, request.source)
-    types = {name: kind.removesuffix(":16") for name, kind in request.signature}
-    aligned = {name for name, kind in request.signature if kind.endswith(":16")}
+    spec = request.spec
+    function, given = kernel_function(spec.kernel, spec.source), dict(spec.constants)
+    types = {name: kind.removesuffix(":16") for name, kind in spec.signature}
+    aligned = {name for name, kind in spec.signature if kind.endswith(":16")}
     paths = {name: _path(name, function.arg_names) for name in types}
     signature: dict[str, object] = {}
     constants: dict[tuple[int, ...], object] = {}
     for at, name in enumerate(function.arg_names):
-        value = _tuples(request.constants.get(name))
+        value = given.get(name)
         members = {path[1:]: types[parameter] for parameter, path in paths.items() if path[0] == at}
         signature[name] = _kinds(value, members)
-        if name in request.constants:
+        if name in given:
             constants |= _fixed((at,), value, signature[name])
     source = ASTSource(
         fn=function,
@@ -77,24 +75,22 @@ def _compile_triton(request: Request) -> Compiled:
         attrs={paths[name]: [["tt.divisibility", 16]] for name in aligned},
     )
     options = {
-        "num_warps": request.warps,
-        "num_stages": request.stages,
+        "num_warps": spec.warps,
+        "num_stages": spec.stages,
         # Fused multiply-add, as in every GPU library.
-        "enable_fp_fusion": not request.exact,
+        "enable_fp_fusion": not spec.exact,
     }
     with knobs.runtime.scope():
         if can_wait(request.sm):
             knobs.runtime.add_stages_inspection_hook = _waiting_stages
-        kernel = triton.compile(
-            source, target=GPUTarget("cuda", request.sm, _WARP), options=options
-        )
+        kernel = triton.compile(source, target=GPUTarget("cuda", request.sm, WARP), options=options)
     cubin = kernel.asm["cubin"]
     registers, spilled = _resources(cubin)
     return Compiled(
         function=kernel.metadata.name,
         cubin=cubin,
         parameters=tuple(sorted(paths, key=paths.__getitem__)),
-        threads=kernel.metadata.num_warps * _WARP,
+        threads=kernel.metadata.num_warps * WARP,
         shared_bytes=kernel.metadata.shared,
         registers=registers,
         spill_bytes=spilled,
@@ -141,11 +137,6 @@ def _fixed(path: tuple[int, ...], value: object, kind: object) -> dict[tuple[int
         for at, (member, inner) in enumerate(zip(value, kind, strict=True)):
             constants |= _fixed((*path, at), member, inner)
     return constants
-
-
-def _tuples(value: object) -> object:
-    """Return a value of the message with its lists as tuples."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:

@@ -6,38 +6,33 @@ f computes each row alone, so the padding changes none of the rows before it. It
 the last row, or of zeros where there is none: ranges that are measured see no other numbers.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from toolkit.gpu.data_dependent_shapes.nodes import NewNodes
 from toolkit.gpu.data_dependent_shapes.region import Region
 from toolkit.gpu.data_dependent_shapes.symbolic import RowSizes, Source
 from toolkit.graph.rewriter import UniqueNames
 
 
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """Rows that were padded: what makes them, how many at most, and the nodes that work on them."""
+def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> str | None:
+    """Pad the rows of the first source that a product of matrices works on, and say so.
 
-    source: str
-    bound: int
-    nodes: int
-
-
-def bound_rows(graph: ir.Graph, sizes: RowSizes, names: UniqueNames) -> Bounded | None:
-    """Pad the rows of the first source that a product of matrices works on; None without any."""
+    None without any. Those that a kernel pads already are padded for all that works on them.
+    """
     for source in sizes.sources:
         if source.bound is None:
             continue
         region = _find_region(graph, sizes, source)
         node = source.value.producer()
         if region is not None and node is not None:
-            _Padding(graph, sizes, source, region, _Nodes(graph, names), source.bound).apply()
-            return Bounded(str(node.name), source.bound, len(region.nodes))
+            _Padding(graph, sizes, source, region, NewNodes(graph, names), source.bound).apply()
+            return (
+                f"padded the rows of {str(node.name)!r} to {source.bound} for {len(region.nodes)} "
+                "nodes"
+            )
     return None
 
 
@@ -53,7 +48,8 @@ def _find_region(graph: ir.Graph, sizes: RowSizes, source: Source) -> Region | N
             continue
         region.add(node, sizes, source.dim, entries)
     leaves = any(value.is_graph_output() or region.readers(value) for value in region.sized)
-    return region if region.multiplies and not leaves else None
+    wanted = region.multiplies or (source.is_padded and region.nodes)
+    return region if wanted and not leaves else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +60,19 @@ class _Padding:
     sizes: RowSizes
     source: Source
     region: Region
-    maker: "_Nodes"
+    maker: NewNodes
     bound: int
 
     def apply(self) -> None:
         """Pad what the region reads, and cut what others read of it."""
-        count, places = self._count_and_places()
-        padded = {value: self._padded(value, places) for value in self.region.read}
+        node = self.source.value.producer()
+        assert node is not None
+        if self.source.is_padded:
+            rows, _, count = (value for value in node.inputs[:3] if value is not None)
+            padded = {self.source.value: rows}
+        else:
+            count, places = self._count_and_places()
+            padded = {value: self._padded(value, places) for value in self.region.read}
         for node in self.region.nodes:
             for at, value in enumerate(node.inputs):
                 if value in padded:
@@ -78,9 +80,10 @@ class _Padding:
             if node.op_type == "RoiAlign":  # of one image: its number is 0 in every row
                 image = self.maker.constant("image", np.zeros(self.bound, np.int64))
                 node.replace_input_with(2, image)
+        counts = {1: count}
         for value in self.region.rows:
             if value.is_graph_output() or self.region.readers(value):
-                self._cut(value, count)
+                self._cut(value, counts)
         for value in (*self.region.rows, *self.region.sized):
             value.shape = None
         self.graph.sort()
@@ -105,53 +108,22 @@ class _Padding:
         joined = self.maker.add("Concat", [value, zeros], {"axis": rows.axis})
         return self.maker.add("Gather", [joined, places], {"axis": rows.axis})
 
-    def _cut(self, value: ir.Value, count: ir.Value) -> None:
-        """Give readers outside of the region the rows without the padding."""
+    def _cut(self, value: ir.Value, counts: dict[int, ir.Value]) -> None:
+        """Give readers outside of the region the rows without the padding.
+
+        `counts`: the numbers of slices, by how many there are for each row.
+        """
         rows, readers = self.sizes.rows(value, self.source.dim), self.region.readers(value)
         assert rows is not None
-        if rows.factor > 1:
+        if rows.factor not in counts:
             factor = self.maker.constant("factor", np.array([rows.factor]))
-            count = self.maker.add("Mul", [count, factor])
+            counts[rows.factor] = self.maker.add("Mul", [counts[1], factor])
+            counts[rows.factor].type, counts[rows.factor].shape = factor.type, factor.shape
         zero = self.maker.constant("zero", np.array([0]))
         axis = self.maker.constant("axis", np.array([rows.axis]))
-        cut = self.maker.add("Slice", [value, zero, count, axis])
+        cut = self.maker.add("Slice", [value, zero, counts[rows.factor], axis])
         cut.type, cut.shape = value.type, value.shape
         for node, at in readers:
             node.replace_input_with(at, cut)
         if value.is_graph_output():
-            self.graph.outputs[self.graph.outputs.index(value)] = cut
-            name, value.name = value.name, self.maker.name(f"{value.name}_padded")
-            cut.name = name
-
-
-class _Nodes:
-    """Adds nodes and constants with new names to a graph, which is to be sorted then."""
-
-    def __init__(self, graph: ir.Graph, names: UniqueNames) -> None:
-        self._graph = graph
-        self._names = names
-        self._constants: dict[tuple[str, bytes], ir.Value] = {}
-
-    def name(self, preferred: str) -> str:
-        """Return a name that is not in use."""
-        return self._names.take(preferred)
-
-    def constant(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
-        """Return a constant; equal ones of a name once."""
-        key = (name, values.tobytes())
-        if key not in self._constants:
-            value = ir.Value(name=self.name(f"padding/{name}"), const_value=ir.tensor(values))
-            value.dtype, value.shape = ir.DataType.from_numpy(values.dtype), ir.Shape(values.shape)
-            self._graph.register_initializer(value)
-            self._constants[key] = value
-        return self._constants[key]
-
-    def add(
-        self, op: str, inputs: list[ir.Value], attributes: Mapping[str, int] | None = None
-    ) -> ir.Value:
-        """Add a node of one result."""
-        name = self.name(f"padding/{op}")
-        node = ir.node(op, inputs, attributes=dict(attributes or {}), name=name)
-        node.outputs[0].name = self.name(f"{name}_output")
-        self._graph.append(node)
-        return node.outputs[0]
+            self.maker.take_output(value, cut)

@@ -2,8 +2,9 @@
 
 import onnx_ir as ir
 
-from toolkit.gpu.data_dependent_shapes.bounded import Bounded, bound_rows
+from toolkit.gpu.data_dependent_shapes.bounded import bound_rows
 from toolkit.gpu.data_dependent_shapes.subsets import merge_subsets
+from toolkit.gpu.data_dependent_shapes.suppression import pad_suppressions
 from toolkit.gpu.data_dependent_shapes.symbolic import infer_rows
 from toolkit.graph.passes import Pass
 from toolkit.graph.passes.fold import fold_constants
@@ -21,16 +22,22 @@ def give_bounds(model: ir.Model) -> str:
     subsets = merge_subsets(model.graph, infer_rows(model), names)
     if subsets:
         _settle(model)
-    bounded: list[Bounded] = []
-    while (rows := bound_rows(model.graph, infer_rows(model), names)) is not None:
-        bounded.append(rows)
+    bounded: list[str] = []
+    suppressions = 0
+    while True:
+        padded = pad_suppressions(model, names)
+        suppressions += padded
+        if padded:
+            _settle(model)
+        note = bound_rows(model.graph, infer_rows(model), names)
+        if note is None:
+            break
+        bounded.append(note)
         _settle(model)
     notes = [f"computed {subsets} subsets of rows as all rows"] if subsets else []
-    notes += [
-        f"padded the rows of {rows.source!r} to {rows.bound} for {rows.nodes} nodes"
-        for rows in bounded
-    ]
-    return "; ".join(notes)
+    if suppressions:
+        notes.append(f"padded the results of {suppressions} NonMaxSuppression")
+    return "; ".join(notes + bounded)
 
 
 def _settle(model: ir.Model) -> None:

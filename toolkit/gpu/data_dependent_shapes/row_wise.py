@@ -73,9 +73,11 @@ def _joins(it: RowNode) -> bool:
 
 
 def _gathers(it: RowNode) -> bool:
-    """Elements within each row, by indices without rows."""
+    """Elements within each row, by indices without rows; or what the index in each row says."""
     axis = it.node.attributes.get_int("axis", 0)
     assert axis is not None
+    if it.operands[0] is None:
+        return it.operands[1] is not None
     return it.axis >= 0 and it.operands[1] is None and axis % it.rank(0) != it.axis
 
 
@@ -115,14 +117,12 @@ def _batch(it: RowNode) -> bool:
 
 def _gemm(it: RowNode) -> bool:
     """A row of A, times B without rows; C has none or one for each row of A."""
-    if it.axis != 0 or it.operands[1] is not None or _integer(it, "transA"):
+    transposed = it.node.attributes.get_int("transA", 0) == 1
+    if it.axis != 0 or it.operands[1] is not None or transposed:
         return False
     c = it.operands[2] if len(it.operands) > 2 else None
-    return c is None or (c == it.result and it.rank(2) == len(_shape_of_result(it)))
-
-
-def _integer(it: RowNode, name: str) -> int:
-    return it.node.attributes.get_int(name, 0) or 0
+    rank = len(it.sizes.shape(it.node.outputs[0]) or ())
+    return c is None or (c == it.result and it.rank(2) == rank)
 
 
 def _matmul(it: RowNode) -> bool:
@@ -149,14 +149,6 @@ def _filled(it: RowNode) -> bool:
     return it.operands[0] is None or _aligned(it)
 
 
-def _any(_: RowNode) -> bool:
-    return True
-
-
-def _shape_of_result(it: RowNode) -> tuple[int, ...]:
-    return it.sizes.shape(it.node.outputs[0]) or ()
-
-
 _DEFAULT_AXES: Mapping[str, int] = {"Split": 0, "ArgMax": 0, "ArgMin": 0}
 _REDUCTIONS = (
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
@@ -168,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LayerNormalization"), _normalizes_after),
     **dict.fromkeys(("Split", "TopK", "ArgMax", "ArgMin"), _along_another_axis),
     **dict.fromkeys(("Reshape", "Flatten"), _leads),
-    **dict.fromkeys(("Identity", "Squeeze", "Transpose", "Unsqueeze"), _any),
+    **dict.fromkeys(("Identity", "Squeeze", "Transpose", "Unsqueeze"), lambda _: True),
     **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool"), _batch),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "BatchNormalization"), _batch),
     **dict.fromkeys(("ConstantOfShape", "Expand"), _filled),

@@ -62,21 +62,11 @@ def _find_subset(graph: ir.Graph, sizes: RowSizes, source: Source) -> _Subset | 
             or subset.region.add(node, sizes, source.dim, known)
         ):
             return None
-    read_by_branches = any(
-        use.node.graph is not graph for value in known_values(subset) for use in value.uses()
-    )
-    complete = subset.scatters and subset.region.multiplies and not read_by_branches
-    return subset if complete and not _leaves(subset) else None
-
-
-def known_values(subset: _Subset) -> list[ir.Value]:
-    """Return all tensors with the rows of a subset."""
     region = subset.region
-    return [*subset.indices, *subset.gathered, *region.rows, *region.sized]
-
-
-def _leaves(subset: _Subset) -> bool:
-    return any(value.is_graph_output() for value in known_values(subset))
+    values = (*subset.indices, *subset.gathered, *region.rows, *region.sized)
+    read_by_branches = any(use.node.graph is not graph for v in values for use in v.uses())
+    leaves = read_by_branches or any(value.is_graph_output() for value in values)
+    return subset if subset.scatters and region.multiplies and not leaves else None
 
 
 def _keeps_indices(node: ir.Node, sizes: RowSizes, dim: int, subset: _Subset) -> bool:

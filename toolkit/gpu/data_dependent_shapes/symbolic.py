@@ -16,6 +16,7 @@ from toolkit.gpu.shapes.sizes import Size, Space
 
 _UNBOUNDED = 1 << 20  # where no bound is known
 PAST_ALL = 2**31 - 1  # ends of slices that take all there is
+PADDED = "PaddedNonMaxSuppression"  # its results are rows, and how many there are
 _MAX_BOUND = 1 << 16  # rows; padding to more would take longer than it saves
 
 
@@ -23,13 +24,14 @@ _MAX_BOUND = 1 << 16  # rows; padding to more would take longer than it saves
 class Source:
     """A tensor whose number of rows the data decide: size `dim` of `axis`, at most `bound`.
 
-    `bound` None: none is known.
+    `bound` None: none is known. `is_padded`: it is the first rows of a tensor of `bound` rows.
     """
 
     value: ir.Value
     axis: int
     dim: int
     bound: int | None
+    is_padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _sources(graph: ir.Graph) -> Iterator[Source]:
         ):
             continue
         if axis < len(sizes) and not isinstance(sizes[axis], int):
-            yield Source(value, axis, dim, bound if bound and bound <= _MAX_BOUND else None)
+            bounded = bound if bound and bound <= _MAX_BOUND else None
+            yield Source(value, axis, dim, bounded, _padded_rows(node) is not None)
             dim += 1
 
 
@@ -130,6 +133,9 @@ def _indices_of_true(node: ir.Node) -> tuple[int, int | None] | None:
 
 def _sliced(node: ir.Node) -> tuple[int, int | None] | None:
     """Slice of a size that is not known by constants: bounded where it takes the first so many."""
+    bound = _padded_rows(node)
+    if bound is not None:
+        return 0, bound
     sizes = node.outputs[0].shape or ()
     parameters = [_integers(value) for value in node.inputs[1:5]]
     if len(parameters) < 3 or any(numbers is None for numbers in parameters):
@@ -142,6 +148,17 @@ def _sliced(node: ir.Node) -> tuple[int, int | None] | None:
         if not isinstance(sizes[axis], int) and end < PAST_ALL:
             return axis % len(sizes), end if end > 0 else None
     return None
+
+
+def _padded_rows(node: ir.Node) -> int | None:
+    """Return how many rows a Slice takes the first of, which a suppression padded."""
+    rows = node.inputs[0]
+    producer = None if rows is None else rows.producer()
+    if node.op_type != "Slice" or producer is None or producer.op_type != PADDED:
+        return None
+    assert rows is not None
+    assert rows.shape is not None
+    return int(rows.shape[0])  # type: ignore[arg-type]
 
 
 def _integers(value: ir.Value | None) -> Sequence[int] | None:

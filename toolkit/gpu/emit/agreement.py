@@ -6,30 +6,23 @@ difference between the lowerings at different points (`toolkit.gpu.shapes.infere
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.shapes.sizes import Space
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """`nodes`: the ONNX nodes whose ops differ, () where unknown; `what` differs."""
-
-    nodes: tuple[str, ...]
-    what: str
-
-
-def find_difference(first: Sequence[TunableOp], second: Sequence[TunableOp]) -> Difference | None:
-    """Return the first op that differs, formulas included, or None."""
+def find_difference(
+    first: Sequence[TunableOp], second: Sequence[TunableOp]
+) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of the first op that differs, formulas included, and what differs of it."""
     for at, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return Difference(_nodes(first, at), _what(a, b))
+            return _nodes(first, at), _what(a, b)
     if len(first) != len(second):
         longer = max(first, second, key=len)
-        return Difference(_nodes(longer, min(len(first), len(second))), "has other kernels")
-    return None
+        return _nodes(longer, min(len(first), len(second))), "has other kernels"
+    return (), "has other constants"
 
 
 def point_text(space: Space) -> str:

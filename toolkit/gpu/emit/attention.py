@@ -12,6 +12,7 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.tiles import Tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
 
@@ -117,18 +118,11 @@ def _rows_first(shape: Shape) -> Shape:
     return (rows * heads * columns, columns, heads * columns, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Queries and keys of a block."""
+def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[Tile, ...]:
+    """Return the tiles, rows of queries and columns of keys, the best by estimate first.
 
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[_Tile, ...]:
-    """Return the tiles, the best by estimate first: one that fills the GPU, or else the last."""
+    That is one that fills the GPU, or else the last.
+    """
     gpu, rows = ctx.gpu, opt(heads.q.shape[2])
     batch_heads = opt(heads.q.shape[0] * heads.q.shape[1])
     depth, value_depth = _padded(heads.q.shape[3]), _padded(heads.v.shape[3])
@@ -142,8 +136,8 @@ def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[_Tile, ...]:
     for queries, keys, warps, _ in fitting or [(_MIN_BLOCK, _MIN_BLOCK, 4, DEEPEST_HEAD)]:
         stage_bytes = (depth + value_depth) * (keys + queries) * ctx.item_bytes
         stages = max(1, min(max_stages, gpu.shared_bytes // stage_bytes))
-        tiles.append(_Tile(queries, keys, warps, stages))
-    filling = [t for t in tiles if ceil_div(rows, t.queries) * batch_heads >= gpu.sm_count]
+        tiles.append(Tile(queries, keys, depth, warps, stages))
+    filling = [t for t in tiles if ceil_div(rows, t.rows) * batch_heads >= gpu.sm_count]
     best = filling[0] if filling else tiles[-1]
     return (best, *(tile for tile in tiles if tile != best))
 
@@ -162,18 +156,18 @@ def _tile_table(heads: _Heads, ctx: LoweringContext) -> tuple[tuple[int, int, in
 def _launch(
     ctx: LoweringContext,
     heads: _Heads,
-    tile: _Tile,
+    tile: Tile,
     constants: Mapping[str, Constant],
     scalars: View | None,
 ) -> KernelLaunch:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
-    full_keys, tail = 0, tile.keys
+    full_keys, tail = 0, tile.columns
     if mask is None and not constants["CAUSAL"] and _uses_full_blocks(ctx, heads):
-        full_keys, tail = _key_blocks(k.shape[2], tile.keys)
+        full_keys, tail = _key_blocks(k.shape[2], tile.columns)
     return make_launch(
         "attention",
-        (ceil_div(queries, tile.queries), batch * count, 1),
+        (ceil_div(queries, tile.rows), batch * count, 1),
         {"q": q, "k": k, "v": v, "mask": mask, "y": y, "scalars": scalars},
         {
             "QUERIES": queries,
@@ -190,8 +184,8 @@ def _launch(
             "BOOL_MASK": mask is not None and mask.dtype == "bool",
             "FULL_KEYS": full_keys,
             "PRECISION": "ieee" if ctx.dtype == "float16" else ctx.gpu.fp32_precision,
-            "BLOCK_M": tile.queries,
-            "BLOCK_N": tile.keys,
+            "BLOCK_M": tile.rows,
+            "BLOCK_N": tile.columns,
             "BLOCK_D": _padded(depth),
             "BLOCK_E": _padded(v.shape[3]),
             "BLOCK_TAIL": tail,

@@ -13,9 +13,7 @@ from toolkit.gpu.ir.view import View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
 
 # Roots whose kernels write NHWC to any view.
-_WRITE_NHWC = frozenset(
-    {"Conv", "ConvMaxPool", "DirectConv", "ConvUpsampleConcat", "MaxPool", "AveragePool", "Resize"}
-)
+_WRITE_NHWC = frozenset({"Conv", "MaxPool", "AveragePool", "Resize"})
 
 
 def emit_concat(ctx: LoweringContext, group: Group) -> None:

@@ -60,7 +60,7 @@ class LoweringContext:
         while name in self.allocations:
             name += "'"
         view = View(name, dtype, shape, row_major(shape) if strides is None else strides)
-        self.allocations[name] = view.elements * view.item_bytes
+        self.allocations[name] = view.nbytes
         return view
 
     def storage_dtype(self, dtype: str, name: str = "") -> str:

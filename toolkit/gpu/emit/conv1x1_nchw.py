@@ -4,11 +4,11 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv2d import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import gemm_tiles
 

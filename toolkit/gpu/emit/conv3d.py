@@ -1,6 +1,6 @@
 """Lower 1-D and 3-D convolutions, and transposed ones of one to three dimensions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -8,43 +8,22 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import pixel_pitch, read_epilogue, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import (
-    read_transposed_window,
-    read_window,
-    three,
-)
 from toolkit.gpu.ir.gemm import GemmProblem, GemmShape, Im2col3dLoader, MatrixStrides, Three
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
+from toolkit.gpu.ir.windows import read_transposed_window, read_window, three
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
-
-
-@dataclass(frozen=True, slots=True)
-class _Taps:
-    """The taps of a convolution along three dimensions; missing leading ones have size 1."""
-
-    counts: Three
-    strides: Three
-    dilations: Three
-    pads: Three
-    transposed: bool
+from toolkit.graph.window import Window
 
 
 def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     """Add a Conv over one or three dimensions."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    weights = _filters(ctx, op)
-    window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
-    taps = _Taps(
-        counts=three(weights.taps, 1),
-        strides=three(window.strides, 1),
-        dilations=three(window.dilations, 1),
-        pads=three(window.before, 0),
-        transposed=False,
-    )
-    _add(ctx, group, weights.packed, taps)
+    weights, taps = _filters(ctx, op)
+    window = read_window(op, op.integers("kernel_shape", taps), shape, result)
+    _add(ctx, group, weights, window, taps=three(taps, 1), dilations=three(window.dilations, 1))
 
 
 def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
@@ -53,43 +32,45 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     weights = ctx.network.constants[op.inputs[1]]
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     window = read_transposed_window(op, weights.shape[2:], shape, result)
-    pads, strides = three(window.before, 0), three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
+    strides, pads = three(window.strides, 1), three(window.before, 0)
     phases = _phases(dilated, op.integer("group", 1), strides, pads)
-    taps = _Taps(three(phases.shape[2:5], 1), strides, (-1, -1, -1), pads, transposed=True)
-    packed = phases.reshape(*phases.shape[:2], -1, phases.shape[-1])
-    _add(ctx, group, weight_matrix(ctx, packed, ctx.dtype), taps)
+    packed = weight_matrix(ctx, phases.reshape(*phases.shape[:2], -1, phases.shape[-1]), ctx.dtype)
+    taps = three(phases.shape[2:5], 1)
+    _add(ctx, group, packed, window, taps=taps, dilations=(-1, -1, -1), transposed=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Filters:
-    """Weights as (1, groups, taps x channels, filters of a group), and the taps."""
+def _filters(ctx: LoweringContext, op: Operation) -> tuple[View, Shape]:
+    """Return the weights of a Conv, (1, groups, taps x channels, filters of a group), and the taps.
 
-    packed: View
-    taps: Shape
-
-
-def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
-    """Return the weights of a Conv, packed now, or while running if they are computed then."""
+    They are packed now, or while running if they are computed then.
+    """
     groups, name = op.integer("group", 1), op.inputs[1]
     if name in ctx.network.constants:
         weights = ctx.network.constants[name]
         # (group, filter, channel, taps) -> (group, taps, channel, filter)
         each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
         packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
-        return _Filters(weight_matrix(ctx, packed, ctx.dtype), weights.shape[2:])
+        return weight_matrix(ctx, packed, ctx.dtype), weights.shape[2:]
     view = ctx.read(name, "float")
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
         moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
-    packed_view = replace(
-        moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
-    )
-    return _Filters(packed_view, view.shape[2:])
+    strides = (0, filters * depth, 1, depth)
+    return replace(moved, shape=(1, groups, depth, filters), strides=strides), view.shape[2:]
 
 
-def _add(ctx: LoweringContext, group: Group, weights: View, taps: _Taps) -> None:
+def _add(
+    ctx: LoweringContext,
+    group: Group,
+    weights: View,
+    window: Window,
+    *,
+    taps: Three,
+    dilations: Three,
+    transposed: bool = False,
+) -> None:
     """Add the product with `weights`, (phases, groups, taps x channels, filters)."""
     op = group.root_operation
     phases, groups, depth, filters = weights.shape
@@ -100,10 +81,10 @@ def _add(ctx: LoweringContext, group: Group, weights: View, taps: _Taps) -> None
     if residual_name is not None:
         residual = ctx.read(residual_name, "float", "channels last")
         r_pitch = pixel_pitch(residual)
-    output_size = three(y.shape[2:], 1)
-    step = taps.strides if taps.transposed else (1, 1, 1)
+    output_size, strides = three(y.shape[2:], 1), three(window.strides, 1)
+    step = strides if transposed else (1, 1, 1)
     pixels = (ceil_div(n, each) for n, each in zip(output_size, step, strict=True))
-    channels = depth // prod(taps.counts)
+    channels = depth // prod(taps)
     shape = GemmShape(
         rows=y.shape[0] * prod(pixels),
         columns=filters,
@@ -118,14 +99,14 @@ def _add(ctx: LoweringContext, group: Group, weights: View, taps: _Taps) -> None
         strides=(x.strides[0], *three(x.strides[2:], 0)),
         size=three(x.shape[2:], 1),
         output_size=output_size,
-        taps=taps.counts,
-        step=taps.strides,
-        dilations=taps.dilations,
-        pads=taps.pads,
+        taps=taps,
+        step=strides,
+        dilations=dilations,
+        pads=three(window.before, 0),
         channels=channels,
         groups=groups,
         phases=phases,
-        transposed=taps.transposed,
+        transposed=transposed,
     )
     phase, group_stride, row, column = weights.strides
     problem = GemmProblem(

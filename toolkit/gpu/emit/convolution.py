@@ -1,18 +1,18 @@
 """Lower 2-D convolutions: a depthwise kernel, or the matrix product that they are."""
 
-from math import prod
+from dataclasses import replace
+
+import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv1x1_nchw import emit_conv1x1_nchw
 from toolkit.gpu.emit.conv2d import Conv2d, read_filters
 from toolkit.gpu.emit.conv3d import emit_conv3d
-from toolkit.gpu.emit.depthwise_int8 import depthwise_int8_launches
+from toolkit.gpu.emit.depthwise import emit_depthwise
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
-from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.emit.windows import read_window, window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -21,48 +21,14 @@ from toolkit.gpu.ir.gemm import (
     Loader,
     MatrixStrides,
 )
-from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
+from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows
-from toolkit.gpu.shapes.sizes import ceil_div
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.window import Window
 
-_ROWS = (4, 7, 2, 1)  # output rows of a block; of equally good ones the first
-_MAX_TACTICS = 2  # of an engine
-_MIN_TAPS_FOR_ONE_ROW = 50  # from here on a block has one row
-
-
-def _emit_depthwise(ctx: LoweringContext, nodes: tuple[str, ...], conv: Conv2d) -> None:
-    """Add a depthwise convolution."""
-    launches = depthwise_int8_launches(ctx, conv) or _depthwise_launches(ctx, conv)
-    ctx.add_op(nodes, *((launch,) for launch in launches))
-
-
-def _depthwise_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
-    channels = conv.weights.shape[0]
-    weights = ctx.weights.pack(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
-
-    def launch(rows: int) -> KernelLaunch:
-        tile, columns = pixel_columns(conv.y.shape, rows)
-        return make_launch(
-            "depthwise",
-            (ceil_div(columns, tile.rows), ceil_div(channels, tile.columns), 1),
-            {**conv.operands(), "weights": weights},
-            {
-                **conv.constants(),
-                **window_constants(conv.left.window),
-                "ROWS": rows,
-                "BLOCK_M": tile.rows,
-                "BLOCK_N": tile.columns,
-            },
-            writes=(conv.y,),
-            warps=tile.warps,
-            stages=tile.stages,
-        )
-
-    many = prod(conv.left.window.kernel) >= _MIN_TAPS_FOR_ONE_ROW
-    best = ranked_rows(conv.y.shape, (1,) if many else _ROWS, ctx.gpu.sm_count)
-    return tuple(launch(rows) for rows in best[: None if ctx.gpu.exhaustive else _MAX_TACTICS])
+_JOINED_BYTES = 64  # of the channels of a block of narrow groups
+_MAX_ROW_CHANNELS = 64  # of pixels whose rows of taps are one tap
 
 
 def emit_convolution(ctx: LoweringContext, group: Group) -> None:
@@ -81,7 +47,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
     depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
     conv = _read(ctx, group, depthwise)
     if depthwise:
-        _emit_depthwise(ctx, group.nodes, conv)
+        emit_depthwise(ctx, group.nodes, conv)
     else:
         add_gemm(ctx, group.nodes, _problem(ctx, conv))
 
@@ -100,6 +66,10 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
     else:
         x = ctx.read(op.inputs[0], filters.numbers, "channels last")
         pitch = pixel_pitch(x)
+        if not depthwise and groups == 1 and _row_is_one_tap(window, pitch, values.shape[1]):
+            rows = window.kernel[0]
+            values = values.transpose(0, 3, 1, 2).reshape(len(values), -1, rows, 1)
+            window = replace(window, kernel=(rows, 1))
     residual, r_pitch = None, 0
     if filters.residual is not None:
         residual = ctx.read(filters.residual, "int8 or float", "channels last")
@@ -118,8 +88,34 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
     return Conv2d(loader, values, y, pixel_pitch(y), residual, r_pitch, filters.epilogue)
 
 
+def _row_is_one_tap(window: Window, pitch: int, channels: int) -> bool:
+    """Whether the pixels under a row of taps lie side by side: channels of one tap, few else."""
+    bare = not any((*window.before, *window.after)) and window.dilations[1] == 1
+    return bare and window.kernel[1] > 1 and pitch == channels < _MAX_ROW_CHANNELS
+
+
+def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
+    """Return a convolution of narrow groups with as many of them in a block as fill a tile.
+
+    The zeros between them cost products of tensor cores, which wait for operands otherwise: 64
+    bytes are read at once where a group alone has 8 to 32.
+    """
+    filters, channels = conv.weights.shape[:2]
+    width = _JOINED_BYTES // conv.left.view.item_bytes
+    square = filters == conv.left.groups * channels and width % channels == 0
+    if not (gpu.has_matrix_units and square and channels < width < 2 * filters):
+        return conv
+    own = np.arange(filters) % width // channels * channels
+    joined = np.zeros((filters, width, *conv.weights.shape[2:]), conv.weights.dtype)
+    for channel in range(channels):
+        joined[np.arange(filters), own + channel] = conv.weights[:, channel]
+    left = replace(conv.left, channels=width, groups=1, diagonal=True)
+    return replace(conv, left=left, weights=joined)
+
+
 def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
     """Return a convolution as a matrix product: rows are pixels, columns are filters."""
+    conv = _joined_groups(conv, ctx.gpu)
     filters, channels = conv.weights.shape[:2]
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = conv.weights.transpose(0, 2, 3, 1).reshape(filters, -1)
@@ -133,11 +129,16 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         item_bytes=conv.left.view.item_bytes,
         stored_bytes=conv.y.item_bytes + residual_bytes,
         batch=conv.left.groups,
+        block_columns=channels if conv.left.diagonal else None,
     )
     left: Loader = conv.left
     # The bordered input of a first convolution with one row of taps has more pixels than y.
     same_size = conv.left.size == conv.left.output_size
-    if conv.left.window.is_pointwise and conv.left.groups == 1 and same_size:
+    if (
+        conv.left.window.is_pointwise
+        and not (conv.left.diagonal or conv.left.groups > 1)
+        and same_size
+    ):
         left = DenseLoader(conv.left.view, MatrixStrides(conv.left.pitch))
     return GemmProblem(
         shape=shape,

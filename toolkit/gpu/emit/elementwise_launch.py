@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from math import prod
 
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch, make_launch
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.expressions import requantize_ops
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.schedule.loop_order import order_of, tiles_of
 from toolkit.gpu.shapes.sizes import ceil_div, opt, power_of_two
+from toolkit.plugins import Constant
 
 _MIN_BLOCK = 1024  # elements of a block of an element-wise kernel
 # Bytes of a block that only copies, and of one that computes. On an H200 factors for the channels
@@ -34,22 +35,16 @@ def elementwise_launch(
     order = order_of(y.shape, [v.strides for v in (y, *operands)])
     tiles = tiles_of(order)
     present = dict(zip(_OPERANDS, operands, strict=False))
-    tensors = {**{name: present.get(name) for name in _OPERANDS}, "y": y}
+    tensors = {name: present.get(name) for name in _OPERANDS}
     if tiles is None:
         block = _block(y, _COMPUTE_BLOCK_BYTES if ops else _COPY_BLOCK_BYTES, sm_count)
-        return make_launch(
-            "elementwise",
-            (ceil_div(y.elements, block), 1, 1),
-            {**tensors, "elements": y.elements},
-            {
-                "SHAPE": (0, *order.shape[1:]),
-                "STRIDES": order.strides[1:],
-                "Y_STRIDES": order.strides[0],
-                "EXPRESSION": ops,
-                "BLOCK": block,
-            },
-            writes=(y,),
-        )
+        constants: dict[str, Constant] = {
+            "SHAPE": (0, *order.shape[1:]),
+            "STRIDES": order.strides[1:],
+            "Y_STRIDES": order.strides[0],
+            "EXPRESSION": ops,
+        }
+        return element_launch("elementwise", y, tensors, constants, block=block)
     rows, columns = power_of_two(tiles.rows), power_of_two(tiles.columns)
     block_m = min(rows, _TILE_ELEMENTS // min(columns, _MAX_TILE_COLUMNS))
     block_n = min(columns, _TILE_ELEMENTS // block_m)
@@ -57,7 +52,7 @@ def elementwise_launch(
     return make_launch(
         "transpose_tiles",
         (prod(tiles.shape) * tiles_per_matrix, 1, 1),
-        tensors,
+        {**tensors, "y": y},
         {
             "ROWS": tiles.rows,
             "COLUMNS": tiles.columns,

@@ -1,19 +1,18 @@
 """Lower Gather, Scatter and their variants."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.loop_order import Order, order_of
-from toolkit.gpu.shapes.sizes import ceil_div
+from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block
@@ -161,7 +160,9 @@ def _gather(ctx: LoweringContext, group: Group, x: View, indices: list[_Index]) 
     y = ctx.output_view(name)
     views = [y, x, *(index.view for index in indices)]
     order = order_of(ctx.network.shapes[name], [view.strides for view in views])
-    _add_launch(ctx, group, "gather", (x, y), order=order, indices=indices, constants={})
+    constants = _constants(order.shape, order.strides, indices)
+    tensors = {"x": x, **_index_operands(indices)}
+    ctx.add_op(group.nodes, (element_launch("gather", y, tensors, constants, block=_BLOCK),))
 
 
 def _scatter(
@@ -182,43 +183,29 @@ def _scatter(
     views = [target, updates, *(index.view for index in indices)]
     strides = [row_major(updates.shape), *(view.strides for view in views)]
     order = order_of(updates.shape, strides)
-    constants = {"REDUCTION": reduction}
-    tensors = updates, whole
-    _add_launch(ctx, group, "scatter", tensors, order=order, indices=indices, constants=constants)
-
-
-def _add_launch(
-    ctx: LoweringContext,
-    group: Group,
-    kernel: str,
-    tensors: tuple[View, View],
-    *,
-    order: Order,
-    indices: list[_Index],
-    constants: Mapping[str, Constant],
-) -> None:
-    """Launch a kernel over all elements of an order, whose last strides are of y, x, indices."""
-    x, y = tensors
-    elements = y.elements if kernel == "gather" else x.elements
-    y_strides, x_strides, *index_strides = order.strides[-2 - len(indices) :]
-    views = dict(zip(_INDICES, (index.view for index in indices), strict=False))
-    launch = make_launch(
-        kernel,
-        (ceil_div(elements, _BLOCK), 1, 1),
-        {"x": x, **{name: views.get(name) for name in _INDICES}, "y": y, "elements": elements},
-        {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": y_strides,
-            "X_STRIDES": x_strides,
-            "J_STRIDES": tuple(index_strides),
-            "SIZES": tuple(index.size for index in indices),
-            "INDEXED_STRIDES": tuple(index.stride for index in indices),
-            "BLOCK": _BLOCK,
-            **constants,
-        },
-        writes=(y,),
-    )
+    constants = _constants(order.shape, order.strides[1:], indices) | {"REDUCTION": reduction}
+    tensors = {"x": updates, **_index_operands(indices)}
+    launch = element_launch("scatter", whole, tensors, constants, block=_BLOCK, over=updates)
     ctx.add_op(group.nodes, (launch,))
+
+
+def _index_operands(indices: Sequence[_Index]) -> dict[str, View | None]:
+    views = dict(zip(_INDICES, (index.view for index in indices), strict=False))
+    return {name: views.get(name) for name in _INDICES}
+
+
+def _constants(
+    shape: Shape, strides: Sequence[Shape], indices: Sequence[_Index]
+) -> dict[str, Constant]:
+    """Return the constants of an order of elements; `strides`: of y, x and the indices."""
+    return {
+        "SHAPE": (0, *shape[1:]),
+        "Y_STRIDES": strides[0],
+        "X_STRIDES": strides[1],
+        "J_STRIDES": tuple(strides[2:]),
+        "SIZES": tuple(index.size for index in indices),
+        "INDEXED_STRIDES": tuple(index.stride for index in indices),
+    }
 
 
 def _reduction(op: Operation, y: View) -> str:

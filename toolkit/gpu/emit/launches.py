@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.launch import Argument, InTensor, InWeights, KernelLaunch, KernelSpec
 from toolkit.gpu.ir.view import View
-from toolkit.gpu.shapes.sizes import Size
+from toolkit.gpu.shapes.sizes import Size, ceil_div
 from toolkit.plugins import Constant
 
 WEIGHTS = ""  # the base of views into the weights
@@ -44,6 +44,29 @@ def make_launch(
     read = {v.base for v in present.values() if isinstance(v, View)} - {WEIGHTS} - written
     return KernelLaunch(
         spec, grid, tuple(arguments.values()), tuple(sorted(read)), tuple(sorted(written))
+    )
+
+
+def element_launch(
+    kernel: str,
+    y: View,
+    parameters: Mapping[str, View | int | None],
+    constants: Mapping[str, Constant],
+    *,
+    block: int,
+    over: View | None = None,
+) -> KernelLaunch:
+    """Return the launch of a kernel that writes `y`, with `block` elements of y to a block.
+
+    `over`: the tensor whose elements are counted, where it is another.
+    """
+    elements = (over or y).elements
+    return make_launch(
+        kernel,
+        (ceil_div(elements, block), 1, 1),
+        {**parameters, "y": y, "elements": elements},
+        {**constants, "BLOCK": block},
+        writes=(y,),
     )
 
 

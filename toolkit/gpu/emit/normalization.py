@@ -1,7 +1,7 @@
 """Lower softmax and normalizations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
@@ -41,22 +41,6 @@ def emit_softmax(ctx: LoweringContext, group: Group) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Normalization:
-    """Operands of the `normalize` kernel; rows run along the dimensions `along` of x.
-
-    `gain` and `bias` have the shape of x.
-    """
-
-    x: View
-    y: View
-    along: Sequence[int]
-    mode: str
-    epsilon: float = 0.0
-    gain: View | None = None
-    bias: View | None = None
-
-
 def emit_layer_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LayerNormalization and RMSNormalization."""
     op = group.root_operation
@@ -70,15 +54,11 @@ def emit_layer_normalization(ctx: LoweringContext, group: Group) -> None:
     _normalize(
         ctx,
         group,
-        _Normalization(
-            x=x,
-            y=ctx.output_view(group.result),
-            along=along,
-            mode="square" if op.kind == "RMSNormalization" else "variance",
-            epsilon=op.number("epsilon", 1e-5),
-            gain=gain,
-            bias=bias,
-        ),
+        (x, ctx.output_view(group.result)),
+        along=along,
+        mode="square" if op.kind == "RMSNormalization" else "variance",
+        epsilon=op.number("epsilon", 1e-5),
+        factors=(gain, bias),
     )
 
 
@@ -97,15 +77,11 @@ def emit_group_normalization(ctx: LoweringContext, group: Group) -> None:
     _normalize(
         ctx,
         group,
-        _Normalization(
-            x=split,
-            y=_split_channels(y, groups),
-            along=range(2, len(split.shape)),
-            mode="variance",
-            epsilon=op.number("epsilon", 1e-5),
-            gain=gain,
-            bias=bias,
-        ),
+        (split, _split_channels(y, groups)),
+        along=range(2, len(split.shape)),
+        mode="variance",
+        epsilon=op.number("epsilon", 1e-5),
+        factors=(gain, bias),
     )
 
 
@@ -119,7 +95,7 @@ def emit_plain_normalization(ctx: LoweringContext, group: Group) -> None:
     if op.kind == "MeanVarianceNormalization":
         axes, mode, epsilon = op.integers("axes", (0, 2, 3)), "variance", _DEVIATION_EPSILON**2
     along = [axis % len(x.shape) for axis in axes]
-    _normalize(ctx, group, _Normalization(x, y, along, mode, epsilon))
+    _normalize(ctx, group, (x, y), along=along, mode=mode, epsilon=epsilon)
 
 
 def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:
@@ -148,17 +124,31 @@ def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:
     ctx.add_op(group.nodes, (launch,))
 
 
-def _normalize(ctx: LoweringContext, group: Group, norm: _Normalization) -> None:
-    factors = [norm.gain or norm.x, norm.bias or norm.x]  # the strides of absent ones are not used
-    layout = plan_strided_rows([norm.x, *factors, norm.y], norm.along)
+def _normalize(
+    ctx: LoweringContext,
+    group: Group,
+    views: tuple[View, View],
+    *,
+    along: Sequence[int],
+    mode: str,
+    epsilon: float,
+    factors: tuple[View | None, View | None] = (None, None),
+) -> None:
+    """Add the kernel from x to y, whose rows run along the dimensions `along` of x.
+
+    `factors`: gain and bias in the shape of x.
+    """
+    (x, y), (gain, bias) = views, factors
+    # The strides of absent factors are not used.
+    layout = plan_strided_rows([x, gain or x, bias or x, y], along)
     epilogue, scalars = epilogue_ops(ctx, group)
     add_row_kernel(
         ctx,
         group.nodes,
         "normalize",
-        {"x": norm.x, "gain": norm.gain, "bias": norm.bias},
-        {"MODE": norm.mode, "EPSILON": norm.epsilon, "EPILOGUE": epilogue},
-        y=norm.y,
+        {"x": x, "gain": gain, "bias": bias},
+        {"MODE": mode, "EPSILON": epsilon, "EPILOGUE": epilogue},
+        y=y,
         layout=layout,
         tile=split_in_three(tile_rows(layout), layout),
         unstrided={"scalars": scalars},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
@@ -11,7 +11,6 @@ from toolkit.gpu.ir.parameters import constant_of, integers_of
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import ceil_div
 
 _BLOCK = 1024  # elements of a block
 
@@ -19,17 +18,13 @@ _BLOCK = 1024  # elements of a block
 def emit_pad(ctx: LoweringContext, group: Group) -> None:
     """Lower Pad; negative widths crop."""
     op = group.root_operation
-    name = op.outputs[0]
     value = _fill_value(ctx, op)
     x = _operand(ctx, op, value)
     before = _before(ctx, op, len(x.shape))
-    shape = ctx.network.shapes[name]
-    y = ctx.output_like(name, x)
-    padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
-    widths = {at: before[at] for at in padded}
+    y = ctx.output_like(op.outputs[0], x)
+    padded = {at: n for at, n in enumerate(before) if n != 0 or y.shape[at] != x.shape[at]}
     mode = op.text("mode", "constant")
-    launch = padded_copy(x, y, widths, mode=mode, value=value)
-    ctx.add_op(group.nodes, (launch,))
+    ctx.add_op(group.nodes, (padded_copy(x, y, padded, mode=mode, value=value),))
 
 
 def padded_copy(
@@ -43,22 +38,16 @@ def padded_copy(
     """Return the launch that copies x with padding, `before` it in each padded dimension."""
     inner = tuple(0 if at in before else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], separate=before)
-    return make_launch(
-        "pad",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, "y": y, "elements": y.elements},
-        {
-            **order.constants("Y_STRIDES", "X_STRIDES"),
-            "DIMS": tuple(order.positions[at] for at in before),
-            "BEFORE": tuple(before.values()),
-            "SIZES": tuple(x.shape[at] for at in before),
-            "BORDER_STRIDES": tuple(x.strides[at] for at in before),
-            "MODE": mode,
-            "VALUE": value,
-            "BLOCK": _BLOCK,
-        },
-        writes=(y,),
-    )
+    constants = {
+        **order.constants("Y_STRIDES", "X_STRIDES"),
+        "DIMS": tuple(order.positions[at] for at in before),
+        "BEFORE": tuple(before.values()),
+        "SIZES": tuple(x.shape[at] for at in before),
+        "BORDER_STRIDES": tuple(x.strides[at] for at in before),
+        "MODE": mode,
+        "VALUE": value,
+    }
+    return element_launch("pad", y, {"x": x}, constants, block=_BLOCK)
 
 
 def _operand(ctx: LoweringContext, op: Operation, value: float) -> View:
@@ -78,9 +67,7 @@ def _fill_value(ctx: LoweringContext, op: Operation) -> float | int:
 
 def _before(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     """Return the padding before each dimension."""
-    pads = integers_of(ctx.network, op, 1, "pads")
-    if pads is None:
-        raise NotCoveredError(f"node {op.name!r} (Pad) has no widths")
+    pads = integers_of(ctx.network, op, 1, "pads") or ()
     axes = integers_of(ctx.network, op, 3, "axes") or tuple(range(rank))
     before = [0] * rank
     for axis, width in zip(axes, pads, strict=False):

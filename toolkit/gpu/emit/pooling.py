@@ -1,18 +1,17 @@
 """Lower pooling over one to three dimensions, MaxUnpool and global average pooling."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from toolkit.gpu.emit import reduction
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.launches import make_launch
-from toolkit.gpu.emit.windows import read_window, three, window_constants
+from toolkit.gpu.emit.launches import element_launch, make_launch
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.gpu.ir.view import View, channels_last
+from toolkit.gpu.ir.windows import read_window, three, window_constants
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.quantized import ROUND
 from toolkit.gpu.schedule.tiles import pixel_columns, ranked_rows, row_tile
@@ -135,20 +134,9 @@ def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x, indices = (ctx.read(name, "float or integer", "row-major") for name in op.inputs[:2])
     y = ctx.output_view(group.result)
-    fill = make_launch(
-        "fill",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"y": y, "elements": y.elements},
-        {"BLOCK": _BLOCK},
-        writes=(y,),
-    )
-    unpool = make_launch(
-        "unpool",
-        (ceil_div(x.elements, _BLOCK), 1, 1),
-        {"x": x, "indices": indices, "y": y, "elements": x.elements, "size": y.elements},
-        {"BLOCK": _BLOCK},
-        writes=(y,),
-    )
+    fill = element_launch("fill", y, {}, {}, block=_BLOCK)
+    operands: dict[str, View | int | None] = {"x": x, "indices": indices, "size": y.elements}
+    unpool = element_launch("unpool", y, operands, {}, block=_BLOCK, over=x)
     ctx.add_op(group.nodes, (fill, unpool))
 
 
@@ -165,7 +153,7 @@ def emit_global_average(ctx: LoweringContext, group: Group) -> None:
     pixels = height * width
     block = _average_channels(x, ctx.gpu)
     split_k = _average_split_k(opt(batch), channels, block, opt(pixels), ctx.gpu)
-    one_launch = (_average(ctx, _Average(x, y, pixels, 1, pixels, epilogue)),)
+    one_launch = (_average(ctx, x, y, pixels=pixels, divisor=pixels, epilogue=epilogue),)
     if split_k == 1 or not fixed(pixels):
         ctx.add_op(group.nodes, one_launch)
         return
@@ -175,21 +163,9 @@ def emit_global_average(ctx: LoweringContext, group: Group) -> None:
         (batch, channels, split_k, 1),
         (channels * split_k, 1, channels, 1),
     )
-    first = _average(ctx, _Average(x, sums, pixels, split_k, 1, ()))
-    second = _average(ctx, _Average(sums, y, split_k, 1, pixels, epilogue))
+    first = _average(ctx, x, sums, pixels=pixels, split_k=split_k)
+    second = _average(ctx, sums, y, pixels=split_k, divisor=pixels, epilogue=epilogue)
     ctx.add_op(group.nodes, (first, second), one_launch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Average:
-    """A launch: x (pixels, channels) of each image -> y (split_k, channels), sums / divisor."""
-
-    x: View
-    y: View
-    pixels: int
-    split_k: int
-    divisor: int
-    epilogue: tuple[ExprOp, ...]
 
 
 def _average_channels(x: View, gpu: GpuTarget) -> int:
@@ -207,27 +183,36 @@ def _average_split_k(batch: int, channels: int, block: int, pixels: int, gpu: Gp
     return max(1, min(_AVERAGE_BLOCKS_PER_SM * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
 
 
-def _average(ctx: LoweringContext, average: _Average) -> KernelLaunch:
-    batch, channels = average.x.shape[:2]
-    block = _average_channels(average.x, ctx.gpu)
+def _average(
+    ctx: LoweringContext,
+    x: View,
+    y: View,
+    *,
+    pixels: int,
+    split_k: int = 1,
+    divisor: int = 1,
+    epilogue: tuple[ExprOp, ...] = (),
+) -> KernelLaunch:
+    """Launch sums / divisor of each image: x (pixels, channels) -> y (split_k, channels)."""
+    batch, channels = x.shape[:2]
+    block = _average_channels(x, ctx.gpu)
     max_pixels = _MAX_AVERAGE_ELEMENTS // block
-    if average.x.item_bytes > 1:
+    if x.item_bytes > 1:
         max_pixels = min(max_pixels, _AVERAGE_PIXELS)
-    pixels = min(power_of_two(ceil_div(average.pixels, average.split_k)), max_pixels)
     return make_launch(
         "global_average_pool",
-        (batch, ceil_div(channels, block), average.split_k),
-        {"x": average.x, "y": average.y, "batch": batch},
+        (batch, ceil_div(channels, block), split_k),
+        {"x": x, "y": y, "batch": batch},
         {
-            "PIXELS": average.pixels,
+            "PIXELS": pixels,
             "CHANNELS": channels,
-            "X_PITCH": average.x.pixel_pitch(),
-            "Y_PITCH": channels if average.split_k > 1 else average.y.pixel_pitch(),
-            "SPLIT_K": average.split_k,
-            "DIVISOR": average.divisor,
-            "EPILOGUE": average.epilogue,
-            "BLOCK_M": pixels,
+            "X_PITCH": x.pixel_pitch(),
+            "Y_PITCH": channels if split_k > 1 else y.pixel_pitch(),
+            "SPLIT_K": split_k,
+            "DIVISOR": divisor,
+            "EPILOGUE": epilogue,
+            "BLOCK_M": min(power_of_two(ceil_div(pixels, split_k)), max_pixels),
             "BLOCK_N": block,
         },
-        writes=(average.y,),
+        writes=(y,),
     )

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-_COORDINATE_TOLERANCE = (
-    1e-5  # of coordinates, whose scales are FP32: this close to an end is inside
-)
+# Of coordinates, whose scales are FP32: this close to an end is inside.
+_COORDINATE_TOLERANCE = 1e-5
 Mode = Literal["nearest", "linear", "cubic"]
 
 
@@ -42,15 +41,11 @@ class Interpolation:
     antialias: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """`indices` [result, taps], int32, and `weights` of the same shape, float32 (None: all 1).
+Table = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]
+"""Indices [result, taps], and weights of the same shape (None: all 1).
 
-    An index of -1: the element is outside the cropped region.
-    """
-
-    indices: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32] | None
+An index of -1: the element is outside the cropped region.
+"""
 
 
 def table_of(axis: Axis, interpolation: Interpolation) -> Table:
@@ -65,7 +60,7 @@ def table_of(axis: Axis, interpolation: Interpolation) -> Table:
     clamped = np.clip(indices, 0, axis.size - 1).astype(np.int32)
     if interpolation.coordinates == "tf_crop_and_resize":
         clamped[(x < -_COORDINATE_TOLERANCE) | (x > axis.size - 1 + _COORDINATE_TOLERANCE)] = -1
-    return Table(clamped, None if weights is None else weights.astype(np.float32))
+    return clamped, None if weights is None else weights.astype(np.float32)
 
 
 def coordinates(axis: Axis, transformation: str) -> Floats:

@@ -6,19 +6,21 @@ from typing import cast
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.emit.resample_tables import Axis, Interpolation, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.passes.upsampling import has_whole_factors, repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
+from toolkit.gpu.shapes.sizes import Size, upper_bound
+from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
+# Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
+_WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 _TABLES = ("index_a", "weight_a", "index_b", "weight_b")  # parameters of the kernel
 
 
@@ -29,7 +31,7 @@ def emit_resize(ctx: LoweringContext, group: Group) -> None:
     interpolation = _interpolation(op)
     if _is_broadcast(interpolation, shape, result):
         ctx.views[op.outputs[0]] = broadcast(_with_scale_of_result(ctx, op), result)
-    elif repeats_pixels(ctx.network, op, shape, result):
+    elif _has_whole_factors(interpolation, shape, result) and _has_whole_scales(ctx, op):
         _repeat(ctx, group, result)
     else:
         _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
@@ -40,7 +42,7 @@ def reads_parameters(op: Operation, shape: Shape, result: Shape) -> Sequence[str
     scales = op.input(scales_input(op))
     if _is_broadcast(_interpolation(op), shape, result):
         return ()
-    if not scales and has_whole_factors(op, shape, result):
+    if not scales and _has_whole_factors(_interpolation(op), shape, result):
         return ()
     return [name for name in op.inputs[1:4] if name]
 
@@ -76,6 +78,27 @@ def _is_broadcast(interpolation: Interpolation, shape: Shape, result: Shape) -> 
     plain = not interpolation.antialias and not interpolation.exclude_outside
     plain = plain and interpolation.coordinates != "tf_crop_and_resize"
     return plain and all(s in (1, r) for s, r in zip(shape, result, strict=True))
+
+
+def _has_whole_factors(interpolation: Interpolation, shape: Shape, result: Shape) -> bool:
+    """Whether a result may repeat each pixel of (N, C, H, W) whole times; scales may deny it."""
+    if interpolation.mode != "nearest" or len(shape) != 4 or result[:2] != shape[:2]:
+        return False
+    rounding = interpolation.nearest.split("_")[0]
+    if (interpolation.coordinates, rounding) not in _WHOLE_PIXELS:
+        return False
+    return all(r // s * s == r and r >= s for r, s in zip(result[2:], shape[2:], strict=True))
+
+
+def _has_whole_scales(ctx: LoweringContext, op: Operation) -> bool:
+    """Whether scales, where an operation is given them and no sizes, are whole numbers.
+
+    One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
+    """
+    at = scales_input(op)
+    if op.input(at) and op.input(at) not in ctx.network.constants:
+        return False
+    return all(scale == int(scale) for scale in floats_of(ctx.network, op, at, "scales") or ())
 
 
 def _repeat(ctx: LoweringContext, group: Group, result: Shape) -> None:
@@ -145,10 +168,6 @@ def _scale(op: Operation, size: int, result: int) -> float:
     )
 
 
-def _dynamic(size: int) -> int | None:
-    return size if isinstance(size, Size) else None
-
-
 def _from_sizes(
     ctx: LoweringContext, op: Operation, shape: Shape, axes: Sequence[int]
 ) -> tuple[float, ...]:
@@ -182,8 +201,7 @@ def _resample(
                 f"{name} (part)", ctx.storage_dtype(x.dtype), shape, like(x.strides, shape)
             )
         else:
-            is_output = name in ctx.network.outputs
-            y = ctx.output_view(name, None if is_output else like(x.strides, shape))
+            y = ctx.output_like(name, x)
         _add_resample(ctx, group, x, y, {dim: axes[dim] for dim in pair})
         x = y
 
@@ -205,29 +223,23 @@ def _add_resample(
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
-    for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
-        packed[index] = ctx.weights.pack(table.indices, "int32")
-        if table.weights is not None:
-            packed[weight] = ctx.weights.pack(table.weights, "float32")
-    dims, taps = list(axes), [table.indices.shape[1] for table in tables]
+    for index, weight, (indices, weights) in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
+        packed[index] = ctx.weights.pack(indices, "int32")
+        if weights is not None:
+            packed[weight] = ctx.weights.pack(weights, "float32")
+    dims, taps = list(axes), [indices.shape[1] for indices, _ in tables]
     crops = interpolation.coordinates == "tf_crop_and_resize"
-    launch = make_launch(
-        "resample",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, **packed, "y": y, "elements": y.elements},
-        {
-            **order.constants("Y_STRIDES", "X_STRIDES"),
-            "DIM_A": order.positions[dims[0]],
-            "STRIDE_A": x.strides[dims[0]],
-            "TAPS_A": taps[0],
-            "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": order.positions[dims[-1]],
-            "STRIDE_B": x.strides[dims[-1]],
-            "TAPS_B": taps[1] if len(taps) > 1 else 1,
-            "SIZE_B": _dynamic(x.shape[dims[-1]]),
-            "EXTRAPOLATION": op.number("extrapolation_value", 0.0) if crops else None,
-            "BLOCK": _BLOCK,
-        },
-        writes=(y,),
-    )
+    constants: dict[str, Constant] = {
+        **order.constants("Y_STRIDES", "X_STRIDES"),
+        "EXTRAPOLATION": op.number("extrapolation_value", 0.0) if crops else None,
+    }
+    for axis, dim, count in (("A", dims[0], taps[0]), ("B", dims[-1], (*taps, 1)[1])):
+        size = x.shape[dim]
+        constants |= {
+            f"DIM_{axis}": order.positions[dim],
+            f"STRIDE_{axis}": x.strides[dim],
+            f"TAPS_{axis}": count,
+            f"SIZE_{axis}": size if isinstance(size, Size) else None,
+        }
+    launch = element_launch("resample", y, {"x": x, **packed}, constants, block=_BLOCK)
     ctx.add_op(group.nodes, (launch,))

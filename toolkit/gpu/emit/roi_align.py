@@ -2,16 +2,17 @@
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.launches import make_launch
+from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import ceil_div, opt
+from toolkit.gpu.shapes.sizes import opt
 
 _BLOCK = 256  # elements of a block
 # From so many channels on, neighbours in a block are channels: they read neighbours in memory.
 _MIN_CHANNELS = 16
+_STRIDED = ("Y", "X", "ROI", "BATCH", "ROW", "COLUMN", "CHOSEN", "REST")
 
 
 def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
@@ -43,32 +44,28 @@ def emit_roi_align(ctx: LoweringContext, group: Group) -> None:
             (0, 0, 0, 0) if not isinstance(rest, View) else rest.strides,
         ],
     )
-    names = ("Y_STRIDES", "X_STRIDES", "ROI_STRIDES", "BATCH_STRIDES")
-    tensors = {"x": x, "rois": rois, "batches": batches, "chosen": chosen}
-    launch = make_launch(
-        "roi_align",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {**tensors, "rest": rest if isinstance(rest, View) else None, "y": y,
-         "elements": y.elements},
-        {
-            **order.constants(*names, "ROW_STRIDES", "COLUMN_STRIDES", "CHOSEN_STRIDES",
-                              "REST_STRIDES"),
-            "COORDINATE_STRIDE": rois.strides[1],
-            "IMAGES": x.shape[0],
-            "IMAGE_STRIDE": x.strides[0],
-            "SIZES": x.shape[2:],
-            "SPATIAL_STRIDES": x.strides[2:],
-            "BINS": y.shape[2:],
-            "SCALE": op.number("spatial_scale", 1.0),
-            "OFFSET": 0.5 if shifted else 0.0,
-            "LEAST": None if shifted else 1.0,
-            "SAMPLES": op.integer("sampling_ratio", 0),
-            "REST": rest if isinstance(rest, float) else 0.0,
-            "BLOCK": _BLOCK,
-        },
-        writes=(y,),
-    )  # fmt: skip
-    ctx.add_op(group.nodes, (launch,))
+    tensors = {
+        "x": x,
+        "rois": rois,
+        "batches": batches,
+        "chosen": chosen,
+        "rest": rest if isinstance(rest, View) else None,
+    }
+    constants = {
+        **order.constants(*(f"{name}_STRIDES" for name in _STRIDED)),
+        "COORDINATE_STRIDE": rois.strides[1],
+        "IMAGES": x.shape[0],
+        "IMAGE_STRIDE": x.strides[0],
+        "SIZES": x.shape[2:],
+        "SPATIAL_STRIDES": x.strides[2:],
+        "BINS": y.shape[2:],
+        "SCALE": op.number("spatial_scale", 1.0),
+        "OFFSET": 0.5 if shifted else 0.0,
+        "LEAST": None if shifted else 1.0,
+        "SAMPLES": op.integer("sampling_ratio", 0),
+        "REST": rest if isinstance(rest, float) else 0.0,
+    }
+    ctx.add_op(group.nodes, (element_launch("roi_align", y, tensors, constants, block=_BLOCK),))
 
 
 def _rest(ctx: LoweringContext, op: Operation) -> View | float | None:

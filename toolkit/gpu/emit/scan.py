@@ -4,8 +4,6 @@ from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import make_launch
-from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.parameters import integers_of
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div, power_of_two
@@ -18,10 +16,7 @@ def emit_scan(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x = ctx.read(op.inputs[0], "real")
     y = ctx.output_view(op.outputs[0])
-    axes = integers_of(ctx.network, op, 1, "axis")
-    if axes is None:
-        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no axis")
-    axis = axes[0] % len(x.shape)
+    axis = int(ctx.network.constants[op.inputs[1]].reshape(())) % len(x.shape)
     outer = [at for at in range(len(x.shape)) if at != axis]
     shape = tuple(x.shape[at] for at in outer)
     order = order_of(shape, [tuple(v.strides[at] for at in outer) for v in (y, x)])

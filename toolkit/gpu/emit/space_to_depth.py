@@ -8,7 +8,7 @@ one tap:
 
 To the convolution's kernel these are channels, with a pitch less than their number.
 
-Convolutions of stride 2 read blocks of pixels instead (`toolkit.gpu.passes.space_to_depth`).
+Convolutions of stride 2 read blocks of pixels instead (`toolkit.gpu.passes.first_convolutions`).
 """
 
 from dataclasses import dataclass, replace

@@ -10,7 +10,6 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
-from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -20,6 +19,7 @@ from toolkit.gpu.ir.gemm import (
 )
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic, TunableOp
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.target import GpuTarget
@@ -37,7 +37,8 @@ def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem)
 
 def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
-    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k)
+    resident = split_k and isinstance(problem.left, DenseLoader)
+    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=resident)
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
@@ -53,11 +54,11 @@ def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
 def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> KernelLaunch:
     """Return the launch of `gemm` with the problem's loader and layout."""
     operands = _operands(problem, tile)
-    row_blocks = ceil_div(problem.shape.rows, tile.rows)
+    row_blocks = tile.programs or ceil_div(problem.shape.rows, tile.rows)
     column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.tail_columns)
     y, residual = problem.y_strides, problem.residual_strides
     return make_launch(
-        "gemm",
+        "resident_gemm" if tile.programs else "gemm",
         (row_blocks * column_blocks, *operands.grid),
         {
             "a": problem.left.view,
@@ -77,6 +78,7 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
             "EPILOGUE": problem.epilogue.ops,
             "WHOLE_BLOCKS": fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0,
             "SPLIT_K": tile.split_k,
+            "DIAGONAL": operands.diagonal,
             "TAIL_N": tile.tail_columns,
             **tile_constants(problem, tile, ctx.gpu),
         },
@@ -101,12 +103,14 @@ class _Operands:
     """What the loader decides of a launch.
 
     `grid`: its second and third size. `group_columns`: elements of y from group to group.
+    `diagonal`: all input channels where blocks of filters read channels of their own.
     """
 
     grid: tuple[int, int]
     parameters: Mapping[str, View | int]
     constants: Mapping[str, Constant]
     group_columns: int = 0
+    diagonal: int | None = None
 
 
 _NO_WINDOW: Mapping[str, Constant] = dict.fromkeys(
@@ -155,6 +159,7 @@ def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
             "B_STRIDES": _all_strides(problem.right_strides),
         },
         problem.shape.columns,
+        problem.shape.columns if left.diagonal else None,
     )
 
 

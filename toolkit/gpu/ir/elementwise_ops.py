@@ -76,8 +76,6 @@ class ExprBuilder:
 
 Rule = Callable[[ExprBuilder, Operation], int]
 """Adds the ops of an operation; returns the index of its result."""
-Formula = Callable[..., int]
-"""Adds the ops of a formula to an ExprBuilder; takes and returns indices of values."""
 
 
 def is_number(name: str, constants: Constants) -> bool:
@@ -96,11 +94,6 @@ def _plain(
     """One op of all operands, with attributes, given with their defaults, as its numbers."""
     numbers = [op.number(attribute, default) for attribute, default in attributes.items()]
     return s.add(name, *map(s.value, op.inputs), *numbers)
-
-
-def _formula(compute: Formula, s: ExprBuilder, op: Operation) -> int:
-    """What ops compute of the values of all operands."""
-    return compute(s, *map(s.value, op.inputs))
 
 
 def _typed(name: str, integer: str, s: ExprBuilder, op: Operation) -> int:
@@ -172,10 +165,6 @@ def _mod(s: ExprBuilder, op: Operation) -> int:
     return _typed("remainder", "int_remainder", s, op)
 
 
-def _shift(s: ExprBuilder, op: Operation) -> int:
-    return _plain(f"shift_{op.text('direction', '').lower()}", s, op)
-
-
 def _infinite(s: ExprBuilder, op: Operation) -> int:
     above, below = op.integer("detect_positive", 1), op.integer("detect_negative", 1)
     return s.add("is_infinite", s.value(op.inputs[0]), bool(above), bool(below))
@@ -184,6 +173,11 @@ def _infinite(s: ExprBuilder, op: Operation) -> int:
 def _gelu(s: ExprBuilder, op: Operation) -> int:
     tanh = op.text("approximate", "none") == "tanh"
     return s.add("gelu_tanh" if tanh else "gelu", s.value(op.inputs[0]))
+
+
+def _hard_swish(s: ExprBuilder, op: Operation) -> int:
+    x = s.value(op.inputs[0])
+    return s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
 
 
 def _swish(s: ExprBuilder, op: Operation) -> int:
@@ -206,7 +200,7 @@ _OF_SAME_NAME = (
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
 OPERATORS: Mapping[str, Rule] = {
     **{kind: partial(_plain, kind.lower()) for kind in _OF_SAME_NAME.split()},
-    "BitShift": _shift,
+    "BitShift": lambda s, op: _plain(f"shift_{op.text('direction', '').lower()}", s, op),
     "BitwiseAnd": partial(_plain, "and"),
     "BitwiseNot": partial(_plain, "bit_not"),
     "BitwiseOr": partial(_plain, "or"),
@@ -221,9 +215,7 @@ OPERATORS: Mapping[str, Rule] = {
     "Gelu": _gelu,
     "GreaterOrEqual": partial(_plain, "greater_equal"),
     "HardSigmoid": partial(_plain, "hard_sigmoid", attributes={"alpha": 0.2, "beta": 0.5}),
-    "HardSwish": partial(
-        _formula, lambda s, x: s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
-    ),
+    "HardSwish": _hard_swish,
     "IsInf": _infinite,
     "IsNaN": partial(_plain, "is_nan"),
     "LeakyRelu": partial(_plain, "leaky_relu", attributes={"alpha": 0.01}),

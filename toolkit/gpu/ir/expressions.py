@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.elementwise_ops import (
     OPERATORS,
     Constants,
@@ -105,7 +103,6 @@ def expression_of(
     output of the last operation, as INT8 integers if that is a RoundInt8. `scales` of the operands
     that are INT8; `dtypes` of tensors, float32 by default. `half_precision`: results keep the
     digits of FP16, or fewer, and the GPU has instructions for that.
-    Raises NotCoveredError: an operand's type has no ops.
     """
     operands = operands_of(root, operations, constants)
     index = {name: at for at, name in enumerate(operands)}
@@ -122,7 +119,7 @@ def expression_of(
             near = builder.add("near_int8", builder.value(op.inputs[0]), reciprocal(scale))
             index[op.outputs[0]] = builder.add("real", near, scale)
         else:
-            index[op.outputs[0]] = _add(builder, op)
+            index[op.outputs[0]] = OPERATORS[op.kind](builder, op)
     if operations and index[operations[-1].outputs[0]] != builder.last:
         builder.add("same", index[operations[-1].outputs[0]])
     ops = tuple(builder.ops)
@@ -148,13 +145,3 @@ def _fuse_relu_round(operands: int, ops: tuple[ExprOp, ...]) -> tuple[ExprOp, ..
     if not rectifies:
         return ops
     return (*ops[:-2], ("relu_int8", rectifier[1], ops[-1][2]))
-
-
-def _add(builder: ExprBuilder, op: Operation) -> int:
-    for name in op.inputs:
-        if name and builder.dtype(name) not in ELEMENT_TYPES:
-            raise NotCoveredError(
-                f"node {op.name!r} ({op.kind}) reads {name!r} of type {builder.dtype(name)}; "
-                f"kernels read {', '.join(ELEMENT_TYPES)}"
-            )
-    return OPERATORS[op.kind](builder, op)

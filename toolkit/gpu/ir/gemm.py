@@ -42,6 +42,8 @@ class Im2colLoader:
 
     `view` is channels-last with `pitch` elements from pixel to pixel. Sizes are (rows, columns);
     `channels` are those of one of `groups` groups. k under a tap outside the image is 0.
+    `diagonal`: a block of `channels` filters reads as many channels of its own, and all are one
+    group.
     """
 
     view: View
@@ -52,6 +54,7 @@ class Im2colLoader:
     window: Window
     channels: int
     groups: int = 1
+    diagonal: bool = False
 
     def size_constants(self) -> dict[str, Constant]:
         """Return the sizes of input and output as constants of a kernel."""
@@ -79,31 +82,7 @@ class Im2col3dLoader:
     transposed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DirectLoader:
-    """The im2col matrix of a tensor with any strides; `prologue` is applied to what is read."""
-
-    view: View
-    output_size: tuple[int, int]
-    window: Window
-    prologue: tuple[ExprOp, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpsampleConcatLoader:
-    """Row m is a pixel of `large`; k runs over the channels of `view`, then those of `large`.
-
-    `view` is nearest-neighbor upsampled to the size of `large` as it is read. Both are
-    channels-last.
-    """
-
-    view: View
-    pitch: int
-    large: View
-    large_pitch: int
-
-
-Loader = DenseLoader | Im2colLoader | Im2col3dLoader | DirectLoader | UpsampleConcatLoader
+Loader = DenseLoader | Im2colLoader | Im2col3dLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +112,7 @@ class GemmShape:
 
     `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
     channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
-    of its residual.
+    of its residual. `block_columns`: of every tile, if that is given.
     """
 
     rows: int
@@ -143,6 +122,7 @@ class GemmShape:
     item_bytes: int
     stored_bytes: int
     batch: int = 1
+    block_columns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from toolkit.plugins import Constant
 
 # The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in.
 _MODULES = {
-    "gemm": ("gemm", "split_k_reduce"),
+    "gemm": ("gemm", "resident_gemm", "split_k_reduce"),
     "max_pooling": ("max_pool",),
     "pooling": ("pool", "fill", "unpool", "global_average_pool"),
     "elementwise": ("elementwise", "transpose_tiles"),
@@ -19,9 +19,10 @@ _MODULES = {
     "pad": ("pad", "space_to_depth"),
     "normalization": ("normalize", "local_response_norm"),
     "reduction": ("reduce", "arg_reduce"),
+    "suppression": ("box_candidates", "box_order", "suppress", "box_rows"),
     **{name: (name,) for name in ("attention", "depthwise", "depthwise_int8", "grid_sample")},
     **{name: (name,) for name in ("resample", "roi_align", "scan", "softmax")},
-    **{name: (name,) for name in ("select_top", "top_k")},
+    "top_k": ("top_k", "select_top"),
 }
 KERNELS: dict[str, str] = {kernel: module for module, own in _MODULES.items() for kernel in own}
 """The module of every kernel."""

@@ -98,6 +98,7 @@ class Network:
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
+ROWS_DOMAIN = "tandem.rows"  # of operators that graph passes write (data_dependent_shapes)
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -197,12 +198,6 @@ def read_network(
     )
 
 
-def unknown_operand(op: Operation, tensors: SegmentTensors) -> str | None:
-    """Return why kernels cannot hold a tensor that an operation reads or makes; None: they can."""
-    names = (*op.inputs, *op.outputs)
-    return next((tensors.unknown[name] for name in names if name in tensors.unknown), None)
-
-
 def _numpy(tensor: ir.TensorProtocol | None) -> Array:
     assert tensor is not None  # a segment's initializers have values
     return np.asarray(tensor.numpy())
@@ -228,7 +223,7 @@ def read_operation(node: ir.Node, plugged: Collection[str]) -> Operation:
             f"node {node.name!r} ({node.op_type}) makes a tensor whose size depends on the numbers "
             "in another; kernels are started for sizes known before"
         )
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ("", "ai.onnx", ROWS_DOMAIN):
         kind = f"{node.domain}::{node.op_type}"
     if kind != node.op_type and kind not in plugged:
         raise NotCoveredError(

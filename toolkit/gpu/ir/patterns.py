@@ -1,7 +1,7 @@
 """Patterns of operations that one kernel computes, or that other operators express more simply.
 
-Exporters write attention and normalizations as a handful of operators. A rule looks at one
-operation, the last of its pattern, and at what produces its inputs; where they match it adds
+Exporters write attention and normalizations as a handful of operators. A rule looks at operations
+of some kinds, the last of its pattern, and at what produces their inputs; where they match it adds
 operations that compute the same, and names those that they replace. Each rule is tried on the
 whole network before the next.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.network import Network, Operation
+from toolkit.gpu.ir.network import Attribute, Network, Operation
 from toolkit.graph import rewriter as driver
 from toolkit.graph.rewriter import Reason, Replacement
 
@@ -50,8 +50,18 @@ class UseDefGraph:
 
 
 Match = Replacement[Operation] | None
-Rule = Callable[[UseDefGraph, Operation, "NetworkRewriter"], Match]
-"""Adds operations through the rewriter and returns `rewriter.replacement(...)`; None: no match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern that ends in an operation of one of the `kinds`, names with spaces between.
+
+    `rewrite` adds operations through the rewriter and returns `rewriter.replacement(...)`, or
+    `rewriter.replaced_by(...)` for one; None: no match.
+    """
+
+    kinds: str
+    rewrite: Callable[[UseDefGraph, Operation, "NetworkRewriter"], Match]
 
 
 def apply_rules(network: Network, rules: Iterable[Rule]) -> Network:
@@ -80,6 +90,19 @@ class NetworkRewriter(NetworkBuilder):
         """Return the replacement of the matched operation, and of `also`, by those added."""
         return Replacement((*self._matched, *also), tuple(self.operations))
 
+    def replaced_by(
+        self,
+        op: Operation,
+        kind: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        also: Sequence[Operation] = (),
+    ) -> Replacement[Operation]:
+        """Add the operation that makes the result of the matched `op`; return the replacement."""
+        self.add(op, kind, inputs, op.outputs[0], attributes)
+        return self.replacement(*also)
+
     def network(self) -> Network:
         """Return the network with all replacements: each in the place of the operation matched."""
         operations = (
@@ -95,8 +118,8 @@ class NetworkRewriter(NetworkBuilder):
         return self._network.operations
 
     def rules_for(self, node: Operation, rules: Sequence[Rule]) -> Sequence[Rule]:
-        """Return all rules: each looks at every operation."""
-        return rules
+        """Return the rules whose pattern ends in an operation of this kind."""
+        return [rule for rule in rules if node.kind in rule.kinds.split()]
 
     def match(
         self, rule: Rule, node: Operation, excluded: frozenset[Operation]
@@ -104,7 +127,7 @@ class NetworkRewriter(NetworkBuilder):
         """Run a rule on an operation."""
         self.operations, self._matched = [], (node,)
         self._mark = self._names.mark()
-        return rule(self._graph, node, self) or "it does not match"
+        return rule.rewrite(self._graph, node, self) or "it does not match"
 
     def accept(self, rule: Rule, replacement: Replacement[Operation]) -> None:
         """Accept every replacement."""

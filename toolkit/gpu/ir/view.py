@@ -37,6 +37,11 @@ class View:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.elements * self.item_bytes
+
     def permuted(self, order: Sequence[int]) -> "View":
         """Return the view transposed: dimension i is dimension order[i] of this one."""
         return replace(

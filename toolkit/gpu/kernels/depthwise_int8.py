@@ -21,8 +21,8 @@ Weights are [tap row, o, k, channel], INT32.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.int8 import INTERPRETED, as_float
+from toolkit.gpu.kernels.depthwise import patch_position, store_pixel
+from toolkit.gpu.kernels.int8 import INTERPRETED
 
 
 @triton.jit
@@ -37,18 +37,9 @@ def depthwise_int8(
     """Grid: (blocks of BLOCK patches of four channels). CHANNELS is a multiple of 4."""
     PATCH_COLUMNS: tl.constexpr = (COLUMNS - 1) * STRIDE[1] + TAPS[1]  # input columns of a patch
     PATCH_ROWS: tl.constexpr = (ROWS - 1) * STRIDE[0] + TAPS[0]
-    CHANNEL_GROUPS: tl.constexpr = CHANNELS // 4
-    patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = (patch % CHANNEL_GROUPS * 4)[:, None] + tl.arange(0, 4)[None, :]
-    patches = (OUT[1] + COLUMNS - 1) // COLUMNS
-    column = patch // CHANNEL_GROUPS % patches * COLUMNS
-    line = patch // (CHANNEL_GROUPS * patches)
-    lines = (OUT[0] + ROWS - 1) // ROWS
-    image = line // lines
-    row = line % lines * ROWS
-    image_inside = image < batch
+    c, image, row, column = patch_position(OUT, CHANNELS, ROWS, COLUMNS, 4, BLOCK)
     # Beyond the last image every row is outside.
-    top = tl.where(image_inside, row * STRIDE[0] - PAD[0], -(2**24))
+    top = tl.where(image < batch, row * STRIDE[0] - PAD[0], -(2**24))
     left = column * STRIDE[1] - PAD[1]
     corner = (image * SIZE[0] + row * STRIDE[0] - PAD[0]) * SIZE[1] + left
     x += (corner * X_PITCH)[:, None] + c
@@ -75,15 +66,10 @@ def depthwise_int8(
     factor = tl.load(scale + c)
     for i in tl.static_range(ROWS):
         for j in tl.static_range(COLUMNS):
-            p = (image * OUT[0] + row + i) * OUT[1] + column + j
-            inside = image_inside & (row + i < OUT[0]) & (column + j < OUT[1])
-            inside = inside[:, None] & (c < CHANNELS)
-            values = (totals[i * COLUMNS + j].to(tl.float32) * factor,)
-            if residual is not None:
-                residual_tile = tl.load(residual + (p * R_PITCH)[:, None] + c, mask=inside, other=0)
-                values = values + (as_float(residual_tile),)
-            result = evaluate(values, EPILOGUE, scalars).to(y.dtype.element_ty)
-            tl.store(y + (p * Y_PITCH)[:, None] + c, result, mask=inside)
+            store_pixel(
+                totals[i * COLUMNS + j].to(tl.float32) * factor, residual, y, image, row + i,
+                column + j, c, batch, OUT, CHANNELS, Y_PITCH, R_PITCH, EPILOGUE, scalars,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -12,6 +12,8 @@ others have no scale. LOADER:
 "im2col": a convolution of NHWC tensors. Row m is an output pixel (image, row, column), column n a
     filter; k runs over (tap row, tap column, channel). a[m, k] is the input under that tap, 0
     outside the image: a tile of it is gathered in the main loop, and a is never stored.
+    With DIAGONAL, all of its input channels, the filters of a block read its own CHANNELS of them:
+    several narrow groups with zeros in the weights between them, fewer in the last block.
 
 "im2col_3d": a convolution over (depth, row, column). Along each axis tap t of output o lies at
 
@@ -53,7 +55,7 @@ def gemm(
     A_STRIDES: tl.constexpr, B_STRIDES: tl.constexpr,
     Y_STRIDES: tl.constexpr, Y_COLUMN: tl.constexpr, R_STRIDES: tl.constexpr,
     EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
-    SPLIT_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, DIAGONAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows x blocks of columns, products or groups, SPLIT_K or phases).
@@ -90,6 +92,11 @@ def gemm(
             a, b, m, n, k, rows, group, A_STRIDES[0], B_STRIDES[3], COLUMNS, SIZE, OUT,
             CHANNELS, TAPS, STRIDE, DILATION, PAD, BLOCK_K,
         )  # fmt: skip
+        if DIAGONAL is not None:
+            a += tile % COLUMN_BLOCKS * CHANNELS
+            k_channels = DIAGONAL - tile % COLUMN_BLOCKS * CHANNELS
+        else:
+            k_channels = CHANNELS
     else:
         rows = batch * OUT[0] * OUT[1] * OUT[2]
         window = _im2col_3d(m, part, batch, OUT, STRIDE, PAD, LOADER == "transposed")
@@ -117,8 +124,9 @@ def gemm(
             b_tile = _load_b(b, n, k, start, DEPTH, COLUMNS, B_STRIDES[2], WHOLE_BLOCKS)
         elif LOADER == "im2col":
             a_tile, b_tile = _load_im2col(
-                a, b, window, n, k, start, A_STRIDES[0], DEPTH, COLUMNS, SIZE, CHANNELS, TAPS,
-                DILATION, BLOCK_K, WHOLE_BLOCKS, COLUMNS % BLOCK_N == 0,
+                a, b, window, n, k, start, k_channels, A_STRIDES[0], DEPTH, COLUMNS, SIZE,
+                CHANNELS, TAPS, DILATION, BLOCK_K, WHOLE_BLOCKS, COLUMNS % BLOCK_N == 0,
+                DIAGONAL is not None and DIAGONAL % CHANNELS != 0,
             )  # fmt: skip
         else:
             a_tile, b_tile = _load_im2col_3d(
@@ -147,6 +155,64 @@ def gemm(
             _store_strided(
                 tail, bias, scale, y, m, tail_n, rows, COLUMNS, Y_COLUMN, EPILOGUE, scalars
             )
+
+
+@triton.jit
+def resident_gemm(
+    a, b, bias, scale, scalars, residual, y, rows, batch,
+    LOADER: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
+    A_STRIDES: tl.constexpr, B_STRIDES: tl.constexpr,
+    Y_STRIDES: tl.constexpr, Y_COLUMN: tl.constexpr, R_STRIDES: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
+    SPLIT_K: tl.constexpr, DIAGONAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The same for one product of little depth, "strided" or "im2col": b stays on the SM.
+
+    Grid: (programs x blocks of columns). A program loads the whole depth of its columns once, and
+    goes over its blocks of rows; the next one is loaded meanwhile.
+    """
+    COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
+    n = tl.program_id(0) % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    if LOADER == "im2col":
+        rows = batch * OUT[0] * OUT[1]
+    b_tiles = ()
+    b_first = _strided(b, 0, 0, k[:, None], n[None, :], B_STRIDES)
+    for start in tl.static_range(0, DEPTH, BLOCK_K):
+        b_tile = _load_b(b_first, n, k, start, DEPTH, COLUMNS, B_STRIDES[2], WHOLE_BLOCKS)
+        b_tiles = b_tiles + (b_tile,)
+
+    first = tl.program_id(0) // COLUMN_BLOCKS
+    for block in range(first, (rows + BLOCK_M - 1) // BLOCK_M, tl.num_programs(0) // COLUMN_BLOCKS):
+        m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        residual_tile = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if PRECISION == "int8" else tl.float32)
+        if LOADER == "strided":
+            a_first = _strided(a, 0, 0, m[:, None], k[None, :], A_STRIDES)
+        else:
+            a_first, b_unread, window = _im2col(
+                a, b, m, n, k, rows, 0, A_STRIDES[0], B_STRIDES[3], COLUMNS, SIZE, OUT, CHANNELS,
+                TAPS, STRIDE, DILATION, PAD, BLOCK_K,
+            )  # fmt: skip
+        for step in tl.static_range((DEPTH + BLOCK_K - 1) // BLOCK_K):
+            if LOADER == "strided":
+                a_tile = _load_a(
+                    a_first, m, k, step * BLOCK_K, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS
+                )
+            else:
+                a_tile, _ = _load_im2col(
+                    a_first, b_unread, window, n, k, step * BLOCK_K, CHANNELS, A_STRIDES[0], DEPTH,
+                    COLUMNS, SIZE, CHANNELS, TAPS, DILATION, BLOCK_K, WHOLE_BLOCKS,
+                    COLUMNS % BLOCK_N == 0, False,
+                )  # fmt: skip
+            total = add_product(total, a_tile, b_tiles[step], PRECISION)
+        store_with_epilogue(
+            total, bias, scale, residual_tile, y, m, n, rows, COLUMNS, Y_STRIDES[2], EPILOGUE,
+            scalars,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -210,11 +276,15 @@ def _im2col(
 
 @triton.jit
 def _load_im2col(
-    a, b, window, f, k, start, X_PITCH: tl.constexpr, DEPTH: tl.constexpr, FILTERS: tl.constexpr,
-    SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
-    BLOCK_K: tl.constexpr, WHOLE_BLOCKS: tl.constexpr, WHOLE_COLUMNS: tl.constexpr,
+    a, b, window, f, k, start, k_channels, X_PITCH: tl.constexpr, DEPTH: tl.constexpr,
+    FILTERS: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
+    WHOLE_COLUMNS: tl.constexpr, FEWER_CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Return a[:, start + k], 0 outside the image, and b[start + k, f]."""
+    """Return a[:, start + k], 0 outside the image, and b[start + k, f].
+
+    FEWER_CHANNELS: `k_channels` of the CHANNELS exist.
+    """
     top, left, taps_inside = window
     COUNT: tl.constexpr = TAPS[0] * TAPS[1]
     ONE_TAP: tl.constexpr = CHANNELS % BLOCK_K == 0
@@ -238,6 +308,8 @@ def _load_im2col(
         inside = (h >= 0) & (h < SIZE[0]) & (w >= 0) & (w < SIZE[1])
         if not ONE_TAP:
             inside = inside & (tap < COUNT)
+    if FEWER_CHANNELS:
+        inside = inside & ((start + k) % CHANNELS < k_channels)[None, :]
     offset = (row * SIZE[1] + column) * X_PITCH + at % CHANNELS
     if not WHOLE_BLOCKS:
         in_bounds = (f < FILTERS)[None, :] & (start + k < DEPTH)[:, None]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.functions import round_half_even
-from toolkit.gpu.kernels.strided_rows import offsets
+from toolkit.gpu.kernels.strided_rows import inner_index, offsets
 
 
 @triton.jit
@@ -38,19 +38,6 @@ def _weight(d, MODE: tl.constexpr):
         far = -0.75 * (((d - 5.0) * d + 8.0) * d - 4.0)
         w = tl.where(d <= 1.0, near, far)
     return w
-
-
-@triton.jit
-def _source_index(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
-    """Map a tap to the index that it reads; with PADDING "zeros" it may stay outside."""
-    if PADDING == "reflection":
-        EDGE: tl.constexpr = 1 if ALIGN else 0  # the first and the last element are not repeated
-        period = 2 * (SIZE - EDGE) + (SIZE == EDGE)
-        t = (t % period + period) % period
-        t = tl.where(t >= SIZE, period - 1 + EDGE - t, t)
-    elif PADDING == "border":
-        t = tl.where(t < 0, 0, tl.where(t >= SIZE, SIZE - 1, t))
-    return t
 
 
 @triton.jit
@@ -84,7 +71,7 @@ def grid_sample(
             c = _coordinate(g, SIZES[DIMS - 1 - back], ALIGN, MODE)
             t = tl.floor(c).to(tl.int32) + remaining % TAPS + FIRST
             weight *= _weight(c - t.to(tl.float32), MODE)
-            t = _source_index(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
+            t = inner_index(t, SIZES[DIMS - 1 - back], PADDING, 1 if ALIGN else 0)
             inside = inside & (t >= 0) & (t < SIZES[DIMS - 1 - back])
             offset += t * SPATIAL_STRIDES[DIMS - 1 - back]
             remaining = remaining // TAPS

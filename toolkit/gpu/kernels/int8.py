@@ -106,16 +106,3 @@ def relu_int8(a, FACTOR):
         )  # fmt: skip
         result = round_int8(a * 128.0)
     return result
-
-
-@triton.jit
-def scaled_rectified(a, FACTOR):
-    """Return fl((a - 128) FACTOR) of a = 128 to 255, float32.
-
-    128 FACTOR has the digits of FACTOR, so one fused step rounds once, and to the same bits.
-    """
-    if INTERPRETED:  # where a fused step rounds twice
-        result = (a - 128.0) * FACTOR
-    else:
-        result = tl.fma(a, FACTOR, FACTOR * -128.0)
-    return result

@@ -16,20 +16,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.strided_rows import index_along, offsets
-
-
-@triton.jit
-def _source_index(c, SIZE: tl.constexpr, MODE: tl.constexpr):
-    if MODE == "edge":
-        c = tl.where(c < 0, 0, tl.where(c >= SIZE, SIZE - 1, c))
-    elif MODE == "wrap":
-        c = (c % SIZE + SIZE) % SIZE
-    elif MODE == "reflect":
-        period = 2 * SIZE - 2 + (SIZE == 1)
-        c = (c % period + period) % period
-        c = tl.where(c >= SIZE, period - c, c)
-    return c
+from toolkit.gpu.kernels.strided_rows import index_along, inner_index, offsets
 
 
 @triton.jit
@@ -49,7 +36,7 @@ def pad(
     inside = mask
     source = offsets(i, SHAPE, X_STRIDES)
     for d in tl.static_range(len(DIMS)):
-        c = _source_index(index_along(i, SHAPE, DIMS[d]) - BEFORE[d], SIZES[d], MODE)
+        c = inner_index(index_along(i, SHAPE, DIMS[d]) - BEFORE[d], SIZES[d], MODE, 1)
         inside = inside & (c >= 0) & (c < SIZES[d])
         source += c * BORDER_STRIDES[d]
     value = tl.load(x + source, mask=inside, other=VALUE)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8, scaled_rectified
+from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8
 
 
 @triton.constexpr_function
@@ -88,7 +88,6 @@ def table():
         "round_int8": (quantize, 1),
         "near_int8": (quantize_near, 1),
         "relu_int8": (relu_int8, 1),
-        "rectified": (scaled_rectified, 1),
         # Integers
         "int_div": (tl.tensor.__floordiv__, 2),  # without its fraction, as in C
         "int_remainder": (tl.tensor.__mod__, 2),

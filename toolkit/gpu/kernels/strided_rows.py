@@ -31,6 +31,24 @@ def index_along(i, SHAPE: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
+def inner_index(c, SIZE: tl.constexpr, MODE: tl.constexpr, EDGE: tl.constexpr):
+    """Map indices to 0..SIZE-1 by MODE; they may stay outside with any other mode.
+
+    "edge", "border": the nearest; "wrap": modulo SIZE; "reflect", "reflection": mirrored, with EDGE
+    1 at the first and the last element, which are not repeated, with 0 beyond them.
+    """
+    if MODE == "edge" or MODE == "border":
+        c = tl.where(c < 0, 0, tl.where(c >= SIZE, SIZE - 1, c))
+    elif MODE == "wrap":
+        c = (c % SIZE + SIZE) % SIZE
+    elif MODE == "reflect" or MODE == "reflection":
+        period = 2 * (SIZE - EDGE) + (SIZE == EDGE)
+        c = (c % period + period) % period
+        c = tl.where(c >= SIZE, period - 1 + EDGE - c, c)
+    return c
+
+
+@triton.jit
 def in_bounds(row, rows, column, COLUMNS: tl.constexpr):
     """Return the mask of the elements of a block that exist; COLUMNS None: all columns do."""
     inside = (row < rows)[:, None]

@@ -19,7 +19,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization")
 
 def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Gemm(a, b, c) -> alpha a b + beta c, where b, c or the factors are not what kernels take."""
-    if op.kind != "Gemm" or _plain_gemm(graph, op):
+    if _plain_gemm(graph, op):
         return None
     shape = rewriter.shapes[op.outputs[0]]
     a, b = (
@@ -28,8 +28,7 @@ def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     )
     alpha, beta = op.number("alpha", 1.0), op.number("beta", 1.0) if op.input(2) else 0.0
     if alpha == 1.0 and beta == 0.0:
-        rewriter.add(op, "MatMul", (a, b), op.outputs[0])
-        return rewriter.replacement()
+        return rewriter.replaced_by(op, "MatMul", (a, b))
     dtype = rewriter.dtypes[op.outputs[0]]
     total = rewriter.add_new(op, "MatMul", (a, b), shape, dtype)
     if alpha != 1.0:
@@ -69,14 +68,13 @@ def _transposed(rewriter: NetworkRewriter, op: Operation, name: str) -> str:
 
 def batch_normalization(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """BatchNormalization(x) with constant statistics -> x factor + shift, one each a channel."""
-    if op.kind != "BatchNormalization" or op.integer("training_mode", 0) or len(op.outputs) > 1:
+    if op.integer("training_mode", 0) or len(op.outputs) > 1:
         return None
     if any(name not in rewriter.constants for name in op.inputs[1:5]):
         return None
     gain, bias, mean, variance = (rewriter.constants[n].astype(np.float64) for n in op.inputs[1:5])
     factor = gain / np.sqrt(variance + op.number("epsilon", 1e-5))
-    y = op.outputs[0]
-    shape, dtype = rewriter.shapes[y], rewriter.dtypes[y]
+    shape, dtype = rewriter.shapes[op.outputs[0]], rewriter.dtypes[op.outputs[0]]
     wide = (-1, *(1,) * (len(shape) - 2))
 
     def packed(name: str, values: Array) -> str:
@@ -84,14 +82,11 @@ def batch_normalization(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter
 
     factors = packed("factor", factor)
     scaled = rewriter.add_new(op, "Mul", (op.inputs[0], factors), shape, dtype)
-    rewriter.add(op, "Add", (scaled, packed("shift", bias - mean * factor)), y)
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Add", (scaled, packed("shift", bias - mean * factor)))
 
 
 def layer_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """(x - m) / sqrt(mean((x - m)^2) + e) with m = mean(x), or 0 -> a normalization."""
-    if op.kind not in ("Div", "Mul"):
-        return None
     away, root, inverse = _quotient(graph, op)
     add = root and graph.sole_producer(root.inputs[0], "Add")
     if root is None or add is None:
@@ -114,8 +109,7 @@ def layer_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewr
             return None
         replaced = (mean, sub, *replaced)
         x, kind = sub.inputs[0], "LayerNormalization"
-    rewriter.add(op, kind, (x,), op.outputs[0], {"axes": axes, "epsilon": epsilon})
-    return rewriter.replacement(*replaced)
+    return rewriter.replaced_by(op, kind, (x,), {"axes": axes, "epsilon": epsilon}, also=replaced)
 
 
 def _quotient(
@@ -160,11 +154,9 @@ def _mean_axes(graph: UseDefGraph, mean: Operation) -> tuple[int, ...] | None:
 
 
 def normalization_factor(
-    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, *, kind: str, operand: int
+    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, *, operand: int
 ) -> Match:
     """A normalization without factors (a bias), times (plus) a constant -> one with it."""
-    if op.kind != kind:
-        return None
     for normalized, constant in (op.inputs, op.inputs[::-1]):
         norm = graph.sole_producer(normalized, *_NORMS)
         factor = rewriter.constants.get(constant)
@@ -174,15 +166,14 @@ def normalization_factor(
         if factor.ndim > len(shape) or rewriter.shapes[normalized] != shape:
             continue
         inputs = (*norm.inputs, "", "")[:operand]
-        rewriter.add(op, norm.kind, (*inputs, constant), op.outputs[0], norm.attributes)
-        return rewriter.replacement(norm)
+        return rewriter.replaced_by(
+            op, norm.kind, (*inputs, constant), norm.attributes, also=(norm,)
+        )
     return None
 
 
 def matmul_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A product plus a constant number for each column -> a product with a bias."""
-    if op.kind != "Add":
-        return None
     for summand, constant in (op.inputs, op.inputs[::-1]):
         product, bias = graph.sole_producer(summand, "MatMul"), rewriter.constants.get(constant)
         shape = rewriter.shapes[op.outputs[0]]
@@ -190,26 +181,22 @@ def matmul_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
             continue
         along = bias.ndim > 0 and bias.size == bias.shape[-1] == shape[-1]
         if along and rewriter.shapes[summand] == shape and summand not in rewriter.scales:
-            rewriter.add(op, "MatMul", (*product.inputs, constant), op.outputs[0])
-            return rewriter.replacement(product)
+            return rewriter.replaced_by(op, "MatMul", (*product.inputs, constant), also=(product,))
     return None
 
 
 def swish(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x sigmoid(x) -> Swish."""
-    if op.kind != "Mul":
-        return None
     for x, gate in (op.inputs, op.inputs[::-1]):
         sigmoid = graph.sole_producer(gate, "Sigmoid")
         if sigmoid is not None and sigmoid.inputs == (x,):
-            rewriter.add(op, "Swish", (x,), op.outputs[0])
-            return rewriter.replacement(sigmoid)
+            return rewriter.replaced_by(op, "Swish", (x,), also=(sigmoid,))
     return None
 
 
 def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """softmax(scale q k^T + mask) v -> Attention."""
-    if op.kind != "MatMul" or len(op.inputs) != 2:
+    if len(op.inputs) != 2:
         return None
     softmax = graph.sole_producer(op.inputs[0], "Softmax")
     shape = rewriter.shapes[op.outputs[0]]
@@ -236,8 +223,7 @@ def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> M
     if not alike or scale <= 0 or shapes[0][-1] > DEEPEST_HEAD or shape[-1] > DEEPEST_HEAD:
         return None
     inputs = (q, _rows_of_keys(graph, rewriter, op, k), op.inputs[1], *((mask,) if mask else ()))
-    rewriter.add(op, "Attention", inputs, op.outputs[0], {"scale": scale})
-    return rewriter.replacement(*replaced)
+    return rewriter.replaced_by(op, "Attention", inputs, {"scale": scale}, also=replaced)
 
 
 def _scores_first(graph: UseDefGraph, add: Operation) -> tuple[str, str]:
@@ -276,22 +262,22 @@ def _rows_of_keys(graph: UseDefGraph, rewriter: NetworkRewriter, op: Operation, 
 
 
 COMPOSITE_RULES: tuple[Rule, ...] = (
-    recurrence_in_steps,
-    einsum_as_matmul,
-    general_gemm,
-    batch_normalization,
-    group_normalization,
-    partial(group_factor, kind="Mul"),
-    partial(group_factor, kind="Add"),
-    layer_normalization,
-    partial(normalization_factor, kind="Mul", operand=1),
-    partial(normalization_factor, kind="Add", operand=2),
-    pad_nothing,
-    added_between_reshapes,
-    added_twice,
-    swish,
-    attention,
-    matmul_bias,
+    Rule("RNN GRU LSTM", recurrence_in_steps),
+    Rule("Einsum", einsum_as_matmul),
+    Rule("Gemm", general_gemm),
+    Rule("BatchNormalization", batch_normalization),
+    Rule("Reshape", group_normalization),
+    Rule("Mul", group_factor),
+    Rule("Add", group_factor),
+    Rule("Div Mul", layer_normalization),
+    Rule("Mul", partial(normalization_factor, operand=1)),
+    Rule("Add", partial(normalization_factor, operand=2)),
+    Rule("Pad", pad_nothing),
+    Rule("Reshape", added_between_reshapes),
+    Rule("Add", added_twice),
+    Rule("Mul", swish),
+    Rule("MatMul", attention),
+    Rule("Add", matmul_bias),
 )
 
 
@@ -300,8 +286,6 @@ def _choose_regions(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
 
     The mask is a number for each region: only those that are chosen cost time.
     """
-    if op.kind != "Where":
-        return None
     mask, sampled, other = op.inputs
     align = graph.sole_producer(sampled, "RoiAlign")
     shape = graph.network.shapes[op.outputs[0]]
@@ -310,8 +294,9 @@ def _choose_regions(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
         return None
     if sampled in graph.network.scales or graph.network.shapes[sampled] != shape:
         return None
-    rewriter.add(op, "RoiAlign", (*align.inputs, mask, other), op.outputs[0], align.attributes)
-    return rewriter.replacement(align)
+    return rewriter.replaced_by(
+        op, "RoiAlign", (*align.inputs, mask, other), align.attributes, also=(align,)
+    )
 
 
-CHOSEN_REGION_RULES: tuple[Rule, ...] = (_choose_regions,)
+CHOSEN_REGION_RULES: tuple[Rule, ...] = (Rule("Where", _choose_regions),)

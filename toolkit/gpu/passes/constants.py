@@ -16,20 +16,13 @@ MAX_CONSTANT_ELEMENTS = 2**22  # elements of a constant that a rule adds: 8 MiB 
 
 def pad_nothing(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Pad(x) by nothing -> x."""
-    if (
-        op.kind != "Pad"
-        or op.input(1) not in rewriter.constants
-        or rewriter.constants[op.inputs[1]].any()
-    ):
+    if op.input(1) not in rewriter.constants or rewriter.constants[op.inputs[1]].any():
         return None
-    rewriter.add(op, "Identity", op.inputs[:1], op.outputs[0])
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Identity", op.inputs[:1])
 
 
 def added_between_reshapes(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x reshaped, plus a constant, and reshaped back -> x plus the constant in x's shape."""
-    if op.kind != "Reshape":
-        return None
     add = graph.sole_producer(op.inputs[0], "Add")
     if add is None:
         return None
@@ -46,15 +39,12 @@ def added_between_reshapes(graph: UseDefGraph, op: Operation, rewriter: NetworkR
             if (whole == whole.take([0], axis)).all():
                 whole = whole.take([0], axis)
         name = rewriter.constant(f"{constant} (reshaped)", np.ascontiguousarray(whole))
-        rewriter.add(op, "Add", (first.inputs[0], name), op.outputs[0])
-        return rewriter.replacement(first, add)
+        return rewriter.replaced_by(op, "Add", (first.inputs[0], name), also=(first, add))
     return None
 
 
 def added_twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x plus a constant plus a constant -> x plus their sum."""
-    if op.kind != "Add":
-        return None
     shape = rewriter.shapes[op.outputs[0]]
     for summand, constant in (op.inputs, op.inputs[::-1]):
         add, second = graph.sole_producer(summand, "Add"), rewriter.constants.get(constant)
@@ -66,8 +56,6 @@ def added_twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
                 continue
             if math.prod(np.broadcast_shapes(first.shape, second.shape)) > MAX_CONSTANT_ELEMENTS:
                 continue
-            rewriter.add(
-                op, "Add", (x, rewriter.constant(f"{name} (sum)", first + second)), op.outputs[0]
-            )
-            return rewriter.replacement(add)
+            total = rewriter.constant(f"{name} (sum)", first + second)
+            return rewriter.replaced_by(op, "Add", (x, total), also=(add,))
     return None

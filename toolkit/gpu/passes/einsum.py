@@ -4,20 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from toolkit.gpu.errors import not_covered
-from toolkit.gpu.ir.network import Attribute, Operation
+from toolkit.gpu.ir.network import Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
-    equation = read_equation(op) if op.kind == "Einsum" else None
+    equation = _read_equation(op)
     if equation is None:
         return None
     written, result = equation
     shapes = [rewriter.shape_of(name) for name in op.inputs]
-    sizes = _sizes(op, written, shapes)
-    _check_result(op, rewriter.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
+    sizes = _sizes(written, shapes)
     steps = _Steps(op, rewriter, sizes)
     spread = [
         steps.squeezed(name, own, shape)
@@ -47,7 +45,39 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     return rewriter.replacement()
 
 
-def read_equation(op: Operation) -> tuple[list[str], str] | None:
+def einsum_refusal(
+    op: Operation, shapes: Sequence[Shape | None], inferred: Shape | None
+) -> str | None:
+    """Return why no kernels compute an Einsum; `shapes` of its operands, `inferred` of its result.
+
+    Of the sizes 1 and n of a label, shape inference takes the one that comes first: what follows
+    the result takes it for smaller, too.
+    """
+    equation = _read_equation(op)
+    if equation is None:
+        return (
+            f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels "
+            "take 1 or 2, without diagonals and '...'"
+        )
+    labels, result = equation
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or inferred is None:
+        return None
+    sizes = _sizes(labels, known)
+    for own, shape in zip(labels, known, strict=True):
+        for label, size in zip(own, shape, strict=True):
+            if size not in (1, sizes[label]):
+                return f"has sizes {sizes[label]} and {size} of {label}"
+    whole = tuple(sizes[label] for label in result)
+    if inferred == whole:
+        return None
+    return (
+        f"makes {list(whole)}, and shape inference of ONNX says {list(inferred)}: expand the "
+        "operand that has the size 1"
+    )
+
+
+def _read_equation(op: Operation) -> tuple[list[str], str] | None:
     """Return the labels of each operand and of the result; None where no kernels compute it."""
     if len(op.inputs) > 2:
         return None
@@ -63,37 +93,14 @@ def read_equation(op: Operation) -> tuple[list[str], str] | None:
     return labels, result
 
 
-def _sizes(
-    op: Operation, labels: Sequence[str], shapes: Sequence[tuple[int, ...]]
-) -> dict[str, int]:
-    """Return the size of each label: of 1 and another size the other one.
-
-    Raises NotCoveredError where a label has two other sizes.
-    """
+def _sizes(labels: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
+    """Return the size of each label: of 1 and another size the other one."""
     sizes: dict[str, int] = {}
     for own, shape in zip(labels, shapes, strict=True):
         for label, size in zip(own, shape, strict=True):
-            known = sizes.get(label, 1)
-            if known not in (1, size) and size != 1:
-                raise not_covered(
-                    {op.name: f"node {op.name!r} (Einsum) has sizes {known} and {size} of {label}"}
-                )
-            sizes[label] = size if known == 1 else known
+            if sizes.get(label, 1) == 1:
+                sizes[label] = size
     return sizes
-
-
-def _check_result(op: Operation, inferred: tuple[int, ...], whole: tuple[int, ...]) -> None:
-    """Refuse a result that ONNX's shape inference takes for smaller: what follows it does, too.
-
-    Of the sizes 1 and n of a label, inference takes the one that comes first.
-    """
-    if inferred != whole:
-        raise not_covered(
-            {
-                op.name: f"node {op.name!r} (Einsum) makes {list(whole)}, and shape inference of "
-                f"ONNX says {list(inferred)}: expand the operand that has the size 1"
-            }
-        )
 
 
 def _others(labels: list[str], at: int) -> str:
@@ -144,14 +151,14 @@ class _Steps:
             return self.rewriter.add(self.op, "Transpose", (name,), output, perm)
         return self._add("Transpose", name, tuple(self.sizes[c] for c in target_labels), perm)
 
-    def reshaped(self, name: str, shape: tuple[int, ...]) -> str:
+    def reshaped(self, name: str, shape: Shape) -> str:
         return self._add("Reshape", name, shape)
 
     def _add(
         self,
         kind: str,
         name: str,
-        shape: tuple[int, ...],
+        shape: Shape,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> str:
         dtype = self.rewriter.dtypes[self.op.outputs[0]]

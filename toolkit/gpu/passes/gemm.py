@@ -14,8 +14,6 @@ _CONSTANT_TOLERANCE = 1e-6  # relative: constants that an exporter rounded to fl
 
 def rows_split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Gemm of reshaped rows, with its rows split again -> Gemm of the split rows."""
-    if op.kind != "Reshape":
-        return None
     gemm = graph.sole_producer(op.inputs[0], "Gemm")
     first = gemm and graph.sole_producer(gemm.inputs[0], "Reshape", "Flatten")
     shape = rewriter.shapes[op.outputs[0]]
@@ -32,14 +30,13 @@ def rows_split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> 
     dtype, scale = rewriter.dtypes[source], rewriter.scales.get(first.outputs[0])
     split = (*shape[:-1], depth)
     rows = rewriter.add_new(op, "Reshape", (source,), split, dtype, scale=scale)
-    rewriter.add(op, "Gemm", (rows, *gemm.inputs[1:]), op.outputs[0], gemm.attributes)
-    return rewriter.replacement(first, gemm)
+    return rewriter.replaced_by(
+        op, "Gemm", (rows, *gemm.inputs[1:]), gemm.attributes, also=(first, gemm)
+    )
 
 
 def rows_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A product whose rows are transposed -> the product of the transposed rows."""
-    if op.kind != "Transpose":
-        return None
     product = graph.sole_producer(op.inputs[0], "Gemm", "MatMul")
     shape = rewriter.shapes[op.outputs[0]]
     order = op.integers("perm", tuple(reversed(range(len(shape)))))
@@ -59,14 +56,13 @@ def rows_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
         attributes={"perm": order},
         scale=rewriter.scales.get(left),
     )
-    rewriter.add(op, product.kind, (turned, *product.inputs[1:]), op.outputs[0], product.attributes)
-    return rewriter.replacement(product)
+    return rewriter.replaced_by(
+        op, product.kind, (turned, *product.inputs[1:]), product.attributes, also=(product,)
+    )
 
 
 def gelu(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """0.5 x (1 + erf(x / sqrt(2))), its factors in any order -> Gelu."""
-    if op.kind != "Mul":
-        return None
     inner: list[Operation] = []
     factors: list[str] = []
     for name in op.inputs:
@@ -82,8 +78,7 @@ def gelu(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     erf = None if add is None else _erf_of(graph, add, x)
     if add is None or erf is None or rewriter.shapes.get(x) != rewriter.shapes[op.outputs[0]]:
         return None
-    rewriter.add(op, "Gelu", (x,), op.outputs[0])
-    return rewriter.replacement(*inner, add, *erf)
+    return rewriter.replaced_by(op, "Gelu", (x,), also=(*inner, add, *erf))
 
 
 def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...] | None:
@@ -109,4 +104,8 @@ def _near(graph: UseDefGraph, name: str, expected: float) -> bool:
     return number is not None and abs(number - expected) <= _CONSTANT_TOLERANCE * expected
 
 
-GEMM_RULES: tuple[Rule, ...] = (gelu, rows_split, rows_transposed)
+GEMM_RULES: tuple[Rule, ...] = (
+    Rule("Mul", gelu),
+    Rule("Reshape", rows_split),
+    Rule("Transpose", rows_transposed),
+)

@@ -12,8 +12,6 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 def group_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Instances of (N, groups, ...), reshaped from x and back -> GroupNormalization(x)."""
-    if op.kind != "Reshape":
-        return None
     norm = graph.sole_producer(op.inputs[0], "InstanceNormalization")
     first = norm and graph.sole_producer(norm.inputs[0], "Reshape")
     if norm is None or first is None:
@@ -30,16 +28,13 @@ def group_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewr
         if factor is not None
     )
     attributes = {"num_groups": inside[1], "epsilon": norm.number("epsilon", 1e-5)}
-    rewriter.add(op, "GroupNormalization", (x, gain, bias), op.outputs[0], attributes)
-    return rewriter.replacement(first, norm)
+    return rewriter.replaced_by(
+        op, "GroupNormalization", (x, gain, bias), attributes, also=(first, norm)
+    )
 
 
-def group_factor(
-    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, *, kind: str
-) -> Match:
+def group_factor(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """GroupNormalization(x) times or plus a constant for each channel -> one with other factors."""
-    if op.kind != kind:
-        return None
     shape = rewriter.shapes[op.outputs[0]]
     for operand, constant in (op.inputs, op.inputs[::-1]):
         norm = graph.sole_producer(operand, "GroupNormalization")
@@ -49,11 +44,10 @@ def group_factor(
         gain, bias = (rewriter.constants.get(name) for name in norm.inputs[1:3])
         if gain is None or bias is None or gain.shape != values.shape:
             continue
-        changed = (gain * values, bias * values) if kind == "Mul" else (gain, bias + values)
+        changed = (gain * values, bias * values) if op.kind == "Mul" else (gain, bias + values)
         names = (rewriter.constant(f"{op.name} (factors)", array) for array in changed)
         inputs = (norm.inputs[0], *names)
-        rewriter.add(op, "GroupNormalization", inputs, op.outputs[0], norm.attributes)
-        return rewriter.replacement(norm)
+        return rewriter.replaced_by(op, "GroupNormalization", inputs, norm.attributes, also=(norm,))
     return None
 
 

@@ -11,17 +11,13 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.fusion import MAX_OPERANDS
 from toolkit.gpu.shapes.sizes import Size
 
-_VARIADIC = {"Sum": "Sum", "Mean": "Sum", "Max": "Max", "Min": "Min"}
-
 
 def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Split(x) -> a Slice for each result: rounding to INT8 moves through operators of one."""
-    if op.kind != "Split":
-        return None
     axis = op.integer("axis", 0) % len(rewriter.shapes[op.inputs[0]])
     sizes = [rewriter.shapes[name][axis] for name in op.outputs]
     whole = rewriter.shapes[op.inputs[0]][axis]
-    if any(isinstance(size, Size) for size in (*sizes, whole)) or sum(sizes) != whole:
+    if any(isinstance(size, Size) for size in (*sizes, whole)):
         return None
     start = 0
     axes = rewriter.constant(f"{op.outputs[0]} (axis)", np.array([axis]))
@@ -37,9 +33,9 @@ def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match
 
 def many_operands(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Sum(a, b, c, d, e, ...) -> Sum(Sum(a, b, c, d), e, ...)."""
-    if op.kind not in _VARIADIC or len(op.inputs) <= MAX_OPERANDS:
+    if len(op.inputs) <= MAX_OPERANDS:
         return None
-    output, kind = op.outputs[0], _VARIADIC[op.kind]
+    output, kind = op.outputs[0], "Sum" if op.kind == "Mean" else op.kind
     shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
     total, rest = op.inputs[0], list(op.inputs[1:])
     while rest:
@@ -55,7 +51,7 @@ def many_operands(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) 
 
 def padded_convolution(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv(Pad(x)) -> Conv(x) with wider borders of zeros."""
-    pad = graph.sole_producer(op.inputs[0], "Pad") if op.kind == "Conv" else None
+    pad = graph.sole_producer(op.inputs[0], "Pad")
     if pad is None or pad.text("mode", "constant") != "constant":
         return None
     if op.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
@@ -67,8 +63,9 @@ def padded_convolution(graph: UseDefGraph, op: Operation, rewriter: NetworkRewri
     before = op.integers("pads", (0,) * sides) if "pads" in op.attributes else (0,) * sides
     attributes = {k: v for k, v in op.attributes.items() if k != "auto_pad"}
     attributes["pads"] = tuple(a + b for a, b in zip(before, widths, strict=True))
-    rewriter.add(op, "Conv", (pad.inputs[0], *op.inputs[1:]), op.outputs[0], attributes)
-    return rewriter.replacement(pad)
+    return rewriter.replaced_by(
+        op, "Conv", (pad.inputs[0], *op.inputs[1:]), attributes, also=(pad,)
+    )
 
 
 def _border(graph: UseDefGraph, pad: Operation, rank: int) -> tuple[int, ...] | None:
@@ -108,14 +105,11 @@ def channel_constants(graph: UseDefGraph, op: Operation, rewriter: NetworkRewrit
         rewriter.constant(f"{op.outputs[0]} (weights)", weights),
         rewriter.constant(f"{op.outputs[0]} (bias)", bias),
     )
-    rewriter.add(op, "Conv", (conv.inputs[0], *names), op.outputs[0], conv.attributes)
-    return rewriter.replacement(conv)
+    return rewriter.replaced_by(op, "Conv", (conv.inputs[0], *names), conv.attributes, also=(conv,))
 
 
 def _convolution_and_constant(graph: UseDefGraph, op: Operation) -> tuple[Operation, Array] | None:
     """Return the convolution that an operation works on, and the constant."""
-    if op.kind not in ("Add", "Sub", "Mul", "Div"):
-        return None
     network = graph.network
     orders = (op.inputs, op.inputs[::-1]) if op.kind in ("Add", "Mul") else (op.inputs,)
     for result, constant in orders:
@@ -136,7 +130,7 @@ def _convolution_and_constant(graph: UseDefGraph, op: Operation) -> tuple[Operat
 
 def triangle(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Trilu(x, k) -> Where(a constant mask, x, 0)."""
-    if op.kind != "Trilu" or (op.input(1) and op.input(1) not in graph.network.constants):
+    if op.input(1) and op.input(1) not in graph.network.constants:
         return None
     output = op.outputs[0]
     k = int(graph.network.constants[op.inputs[1]].reshape(())) if op.input(1) else 0
@@ -147,25 +141,21 @@ def triangle(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Ma
         op.inputs[0],
         rewriter.constant(f"{output} (zero)", np.array(0, rewriter.dtypes[output])),
     )
-    rewriter.add(op, "Where", names, output)
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Where", names)
 
 
 def eye(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """EyeLike(x) -> a constant."""
-    if op.kind != "EyeLike":
-        return None
     output = op.outputs[0]
     rows, columns = rewriter.shapes[output]
     values = np.eye(rows, columns, op.integer("k", 0), rewriter.dtypes[output])
-    rewriter.add(op, "Identity", (rewriter.constant(f"{output} (constant)", values),), output)
-    return rewriter.replacement()
+    return rewriter.replaced_by(
+        op, "Identity", (rewriter.constant(f"{output} (constant)", values),)
+    )
 
 
 def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """OneHot(i, depth, (off, on)) -> Where(i == 0..depth-1, on, off), i + depth where i < 0."""
-    if op.kind != "OneHot":
-        return None
     output = op.outputs[0]
     shape = rewriter.shapes[output]
     axis = op.integer("axis", -1) % len(shape)
@@ -181,8 +171,7 @@ def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     values_along = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))
     classes = rewriter.constant(f"{output} (places)", values_along)
     equal = rewriter.add_new(op, "Equal", (wrapped, classes), shape, "bool")
-    rewriter.add(op, "Where", (equal, *values), output)
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Where", (equal, *values))
 
 
 def _from_the_end(rewriter: NetworkRewriter, op: Operation, index: str, size: int) -> str:
@@ -197,8 +186,6 @@ def _from_the_end(rewriter: NetworkRewriter, op: Operation, index: str, size: in
 
 def reversed_sequence(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """ReverseSequence(x, n) -> x at time n - 1 - t where t < n, else at t."""
-    if op.kind != "ReverseSequence":
-        return None
     output = op.outputs[0]
     shape = rewriter.shapes[output]
     time, batch = op.integer("time_axis", 0), op.integer("batch_axis", 1)
@@ -211,14 +198,13 @@ def reversed_sequence(graph: UseDefGraph, op: Operation, rewriter: NetworkRewrit
     inside = rewriter.add_new(op, "Less", (t, count), both, "bool")
     back = rewriter.add_new(op, "Sub", (count, next_t), both, "int64")
     index = rewriter.add_new(op, "Where", (inside, back, t), both, "int64")
-    rewriter.add(op, "GatherElements", (op.inputs[0], index), output, {"axis": time})
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "GatherElements", (op.inputs[0], index), {"axis": time})
 
 
 def dropout(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Dropout(x) -> x, outside of training; its mask is all ones."""
     training = graph.network.constants.get(op.input(2), np.array(False))
-    if op.kind != "Dropout" or training.any() or (op.input(2) and op.input(2) in rewriter.shapes):
+    if training.any() or (op.input(2) and op.input(2) in rewriter.shapes):
         return None
     if len(op.outputs) > 1:
         mask = op.outputs[1]
@@ -226,29 +212,25 @@ def dropout(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
             f"{mask} (ones)", np.ones(rewriter.shapes[mask], rewriter.dtypes[mask])
         )
         rewriter.add(op, "Identity", (ones,), mask)
-    rewriter.add(op, "Identity", op.inputs[:1], op.outputs[0])
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Identity", op.inputs[:1])
 
 
 def cast_like(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """CastLike(x, y) -> Cast(x) to the type of y."""
-    if op.kind != "CastLike":
-        return None
     target = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(rewriter.dtypes[op.outputs[0]]))
-    rewriter.add(op, "Cast", op.inputs[:1], op.outputs[0], {"to": int(target)})
-    return rewriter.replacement()
+    return rewriter.replaced_by(op, "Cast", op.inputs[:1], {"to": int(target)})
 
 
-EARLY_LAYOUT_RULES: tuple[Rule, ...] = (split,)  # before Q/DQ is read
+EARLY_LAYOUT_RULES: tuple[Rule, ...] = (Rule("Split", split),)  # before Q/DQ is read
 LAYOUT_RULES: tuple[Rule, ...] = (
-    many_operands,
-    padded_convolution,
-    channel_constants,
-    channel_constants,  # a factor, then a sum
-    triangle,
-    eye,
-    one_hot,
-    reversed_sequence,
-    dropout,
-    cast_like,
+    Rule("Sum Mean Max Min", many_operands),
+    Rule("Conv", padded_convolution),
+    Rule("Add Sub Mul Div", channel_constants),
+    Rule("Add Sub Mul Div", channel_constants),  # a factor, then a sum
+    Rule("Trilu", triangle),
+    Rule("EyeLike", eye),
+    Rule("OneHot", one_hot),
+    Rule("ReverseSequence", reversed_sequence),
+    Rule("Dropout", dropout),
+    Rule("CastLike", cast_like),
 )

@@ -11,7 +11,7 @@ dividing some. The chain is then: split the source into its atoms, put them in o
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -50,12 +50,8 @@ def merge_layout_chains(network: Network) -> Network:
     return builder.network()
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """Sizes that the source is split into, and the order in which they are joined."""
-
-    sizes: Shape
-    order: tuple[int, ...]
+_Joined = tuple[Shape, tuple[int, ...]]
+"""Sizes that the source is split into, and the order in which they are joined."""
 
 
 def _is_move(producers: Mapping[str, Operation], name: str) -> bool:
@@ -143,7 +139,7 @@ def _merged(
             runs.append([atom])
     in_source = sorted(runs, key=lambda run: atoms.index(run[0]))
     joined = tuple(prod(sizes[atom] for atom in run) for run in in_source)
-    return _Joined(joined, tuple(in_source.index(run) for run in runs))
+    return joined, tuple(in_source.index(run) for run in runs)
 
 
 def _ends(source: Shape, sizes: Sequence[int], atoms: Sequence[int]) -> list[int]:
@@ -163,12 +159,13 @@ def _write(builder: NetworkBuilder, chain: Sequence[Operation], joined: _Joined)
     """Add the Reshape, the Transpose and the Reshape of a chain, those that do anything."""
     last = chain[-1]
     name, output = chain[0].inputs[0], last.outputs[0]
+    sizes, order = joined
     dtype, scale = builder.dtypes[output], builder.scales.get(output)
-    if builder.shapes[name] != joined.sizes:
-        name = builder.add_new(last, "Reshape", (name,), joined.sizes, dtype, scale=scale)
-    if joined.order != tuple(sorted(joined.order)):
-        shape = tuple(joined.sizes[at] for at in joined.order)
-        perm = {"perm": joined.order}
+    if builder.shapes[name] != sizes:
+        name = builder.add_new(last, "Reshape", (name,), sizes, dtype, scale=scale)
+    if order != tuple(sorted(order)):
+        shape = tuple(sizes[at] for at in order)
+        perm = {"perm": order}
         name = builder.add_new(
             last, "Transpose", (name,), shape, dtype, attributes=perm, scale=scale
         )

@@ -24,19 +24,20 @@ Constants read through DequantizeLinear are real numbers, with their integers ke
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation, live
-from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph, apply_rules
-from toolkit.gpu.passes.integer_operators import without_integer_operators
-from toolkit.gpu.passes.quantized_general import (
+from toolkit.gpu.ir.network import IntegerConstant, Network, Operation, live
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
+from toolkit.gpu.passes.integer_operators import (
     add_dequantize,
     add_quantize,
     along,
     quantize_constant,
+    without_integer_operators,
 )
 
 ROUND, TO_INTEGERS, FROM_INTEGERS = "RoundInt8", "ToIntegers", "FromIntegers"
@@ -49,8 +50,7 @@ _MOVES = frozenset(
 _COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can requantize
 
 
-@dataclass(frozen=True, slots=True)
-class _QuantParams:
+class _QuantParams(NamedTuple):
     """Symmetric quantization parameters: `scale` is a float32, `zero_point` 0 or 128."""
 
     scale: float
@@ -67,7 +67,7 @@ def read_quantized(network: Network) -> Network:
         return network
     current = _lower_qdq(network)
     while True:
-        simpler = _rounded_early(_rounded_once(apply_rules(live(current), (rectified_first,))))
+        simpler = _rounded_early(_rounded_once(apply_rules(live(current), _RECTIFIED_FIRST)))
         if simpler.operations == current.operations:
             return current
         current = simpler
@@ -102,21 +102,17 @@ def _lower_qdq(network: Network) -> Network:
                 add_quantize(builder, op)
                 continue
             real[output, params] = _add_real(builder, op, ROUND, params)
-            builder.add(op, TO_INTEGERS, (real[output, params],), output, _attributes(params))
+            builder.add(op, TO_INTEGERS, (real[output, params],), output, params._asdict())
         else:
             builder.operations.append(op)
     return builder.network()
 
 
 def _add_real(builder: NetworkBuilder, op: Operation, kind: str, params: _QuantParams) -> str:
-    shape, attributes = builder.shapes[op.inputs[0]], _attributes(params)
+    shape, attributes = builder.shapes[op.inputs[0]], params._asdict()
     return builder.add_new(
         op, kind, op.inputs[:1], shape, "float32", attributes=attributes, scale=params.scale
     )
-
-
-def _attributes(params: _QuantParams) -> dict[str, Attribute]:
-    return {"scale": params.scale, "zero_point": params.zero_point}
 
 
 def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
@@ -150,7 +146,7 @@ def _quant_params(builder: NetworkBuilder, op: Operation, dtype: str) -> _QuantP
 
 def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Relu(RoundInt8(x)) -> RoundInt8(Relu(x)), where nothing else reads the operand."""
-    rounding = graph.sole_producer(op.inputs[0], ROUND) if op.kind == "Relu" else None
+    rounding = graph.sole_producer(op.inputs[0], ROUND)
     if rounding is None:
         return None
     output = op.outputs[0]
@@ -159,6 +155,9 @@ def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
     rewriter.add(rounding, ROUND, (rectified,), output, rounding.attributes)
     rewriter.scales[output] = rounding.number("scale", 1.0)
     return rewriter.replacement(rounding)
+
+
+_RECTIFIED_FIRST = (Rule("Relu", rectified_first),)
 
 
 def _rounded_once(network: Network) -> Network:

@@ -107,8 +107,6 @@ class _Adder:
 
 def recurrence_in_steps(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an RNN, GRU or LSTM as its steps."""
-    if op.kind not in _GATES:
-        return None
     _add_steps(_Adder(rewriter, op), op)
     return rewriter.replacement()
 

@@ -17,7 +17,13 @@ _MAX_ROW_BYTES_IN_REGISTERS = 64
 # INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
 _HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
+# Rows, columns and warps where a program keeps the right operand for several blocks of rows, whose
+# depth is little: the operand then fits an SM beside the rows that are on their way.
+_RESIDENT_SHAPES = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (64, 256, 8))
+_MAX_RESIDENT_DEPTH = 160
+_RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
+_MAX_RESIDENT_TACTICS = 2  # more of them
 _MAX_SPLIT_K_TACTICS = 2  # of them at most
 
 # Rows, columns and warps of tiles; of equally good ones the first.
@@ -32,6 +38,9 @@ _TILE_SHAPES = (
     (128, 128, 8),
     (128, 128, 4),
     (256, 64, 8),
+    (64, 256, 4),
+    (64, 256, 8),
+    (128, 256, 8),
     (32, 64, 4),
     (32, 32, 4),
     (16, 64, 4),
@@ -41,6 +50,7 @@ _TILE_SHAPES = (
 # residual (INT8), or for the three TF32 products of FP32.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
+_MAX_INT8_COLUMNS = 128  # wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %
 _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
@@ -57,14 +67,15 @@ _COPY_CYCLES = 21  # more for each copy that a thread starts in it
 _COPY_BYTES = 16  # of one copy
 _HIDDEN_STEP_CYCLES = 40  # of a step beside its products, where other blocks hide the copies
 _HIDDEN_BLOCK_CYCLES = 360  # of a block beside its steps, where other blocks hide the rest
+_RESIDENT_BLOCK_CYCLES = 240  # the same, where the next block of rows is on its way
 _EXPOSED_TAIL = 0.28  # of a lone block: the part that nothing hides at the end
 _L2_BYTES_PER_CYCLE = 40  # a cycle, from the L2 cache to one SM
 _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the epilogue
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
-_FIXED_REGISTERS = 55  # of a thread beside its accumulators
-_INT8_REGISTERS = 17  # more of them to requantize
+_FIXED_REGISTERS = 70  # of a thread beside its accumulators
+_INT8_REGISTERS = 2  # more of them to requantize
 _SM_REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
 _SM_THREADS = 2048  # 1536 on sm_86, sm_87 and sm_89: no tile here comes near
 
@@ -81,7 +92,8 @@ class Tile:
     """`rows` x `columns` results of a block; a main loop step has `depth`.
 
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
-    `tail_columns`: columns of a second, narrower tile of the same block.
+    `tail_columns`: columns of a second, narrower tile of the same block. `programs`: blocks of rows
+    at once, each of which keeps the right operand for the next ones; 0: they do not.
     """
 
     rows: int
@@ -91,10 +103,16 @@ class Tile:
     stages: int
     split_k: int = 1
     tail_columns: int = 0
+    programs: int = 0
 
 
-def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tuple[Tile, ...]:
-    """Return the best tiles by estimate, the best first; `split_k`: with those that split K."""
+def gemm_tiles(
+    shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False, resident: bool = False
+) -> tuple[Tile, ...]:
+    """Return the best tiles by estimate, the best first.
+
+    `split_k`: with those that split K; `resident`: with those that keep the right operand.
+    """
 
     def ranked(tiles: list[Tile]) -> list[Tile]:
         return sorted(tiles, key=lambda tile: estimate_cycles(shape, tile, gpu))
@@ -104,10 +122,28 @@ def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tu
     split: list[Tile] = []
     if split_k and gpu.has_matrix_units and fixed(shape.rows):
         split = [replace(tile, split_k=n) for tile in unsplit for n in _splits(shape, tile, gpu)]
+    kept = ranked(_resident_tiles(shape, gpu)) if resident and gpu.has_matrix_units else []
     if gpu.exhaustive:
-        return tuple(ranked(unsplit + ranked(split)))
+        return tuple(ranked(unsplit + ranked(split) + kept))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
-    return tuple(ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count])
+    best = ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count]
+    return tuple(ranked(best + kept[:_MAX_RESIDENT_TACTICS]))
+
+
+def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
+    """Return the tiles that keep the right operand, in as many programs as run at once."""
+    depth = 64 if shape.depth % 64 == 0 else 32
+    if not _MIN_DEPTH[shape.item_bytes] < shape.depth <= _MAX_RESIDENT_DEPTH:
+        return []
+    tiles = []
+    for rows, columns, warps in _RESIDENT_SHAPES:
+        if _is_candidate(shape, rows, columns, warps, gpu=gpu):
+            tile = Tile(rows, columns, depth, warps, _RESIDENT_STAGES, programs=1)
+            room = gpu.sm_count * _resident_blocks(shape, tile, gpu)
+            programs = max(1, room // ceil_div(shape.columns, columns))
+            if _operand_bytes(shape, tile) <= gpu.shared_bytes:
+                tiles.append(replace(tile, programs=programs))
+    return tiles
 
 
 def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
@@ -124,7 +160,7 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
     results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
     multiply = results * tile.depth / (_MMA_EFFICIENCY * gpu.products_per_cycle(shape.item_bytes))
-    copied = (tile.rows + tile.columns) * tile.depth * shape.item_bytes
+    copied = (tile.rows + (0 if tile.programs else tile.columns)) * tile.depth * shape.item_bytes
     copies = copied / (_COPY_BYTES * tile.warps * WARP)
     requantize = _REQUANTIZE_CYCLES if shape.item_bytes == 1 and tile.split_k == 1 else 0
     store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES_PER_CYCLE + requantize)
@@ -132,11 +168,16 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     hidden_step = max(multiply + _HIDDEN_STEP_CYCLES, copy)
     lone_step = max(_STEP_CYCLES + _COPY_CYCLES * copies, hidden_step)
     lone_block = _PROLOGUE_CYCLES + steps * lone_step + store
-    throughput = blocks_of_sm * (steps * hidden_step + store + _HIDDEN_BLOCK_CYCLES)
+    hidden_block = _RESIDENT_BLOCK_CYCLES if tile.programs else _HIDDEN_BLOCK_CYCLES
+    throughput = blocks_of_sm * (steps * hidden_step + store + hidden_block)
     stored = tile.rows * tile.columns * stored_bytes
     loaded = tile.rows * shape.unshared_depth * shape.item_bytes / columns
     memory = blocks_of_sm * (stored + loaded) / (_MEMORY_EFFICIENCY * gpu.memory_bytes)
     waves = ceil_div(blocks, gpu.sm_count * _resident_blocks(shape, tile, gpu))
+    if tile.programs:  # blocks of rows follow each other
+        rounds = ceil_div(ceil_div(opt(shape.rows), tile.rows), tile.programs)
+        uneven = rounds * ceil_div(tile.programs * columns, gpu.sm_count) / blocks_of_sm
+        return max(throughput, memory) * uneven + lone_block
     reduce = 0.0 if tile.split_k == 1 else _reduce_cycles(shape, tile.split_k, gpu)
     return max(waves * lone_block, max(throughput, memory) + _EXPOSED_TAIL * lone_block) + reduce
 
@@ -204,6 +245,10 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
         return False
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
+    if shape.block_columns not in (None, columns) or (
+        columns > _MAX_INT8_COLUMNS and shape.item_bytes == 1
+    ):
+        return False
     if not gpu.has_matrix_units:
         return rows * columns <= _MAX_RESULTS_WITHOUT_TENSOR_CORES
     accumulators = _MAX_ACCUMULATORS[shape.item_bytes]
@@ -236,13 +281,22 @@ def _depth(shape: GemmShape, gpu: GpuTarget) -> int:
     minimum = _MIN_DEPTH[shape.item_bytes]
     line = _MAX_ROW_BYTES if gpu.has_wgmma else _MAX_ROW_BYTES_IN_REGISTERS
     maximum = line // shape.item_bytes if gpu.has_matrix_units else minimum
+    maximum = min(maximum, shape.block_columns or maximum)  # under one tap
     return max(minimum, min(maximum, power_of_two(shape.depth)))
+
+
+def _operand_bytes(shape: GemmShape, tile: Tile) -> int:
+    """Return the shared memory of the operands that are on their way, and of one that stays."""
+    if tile.programs:
+        whole = ceil_div(shape.depth, tile.depth) * tile.depth * shape.item_bytes
+        return whole * (tile.rows * tile.stages + tile.columns) + tile.rows * tile.columns
+    return (tile.rows + tile.columns) * tile.depth * shape.item_bytes * tile.stages
 
 
 def _resident_blocks(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Return how many blocks run on an SM at once, by shared memory, registers and threads."""
     threads = tile.warps * WARP
-    operands = (tile.rows + tile.columns) * tile.depth * shape.item_bytes * tile.stages
+    operands = _operand_bytes(shape, tile)
     shared = max(operands, tile.rows * tile.columns * shape.item_bytes)
     registers = tile.rows * tile.columns // threads + _FIXED_REGISTERS
     registers += _INT8_REGISTERS if shape.item_bytes == 1 else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.errors import BuildError
 from toolkit.gpu.ir.launch import Tactic, TunableOp
-from toolkit.memory import Lifetime, plan_memory
+from toolkit.memory import ALIGNMENT_BYTES, Lifetime, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +14,14 @@ class WorkspacePlan:
     """Operations and their memory: `offsets` in bytes from the workspace's start, by allocation.
 
     `largest_live_bytes`: the most that is alive at once, a lower bound of any workspace.
+    `borders_at`: where inputs and outputs begin, behind all others; None: they share memory.
     """
 
     ops: tuple[TunableOp, ...]
     offsets: Mapping[str, int]
     workspace_bytes: int
     largest_live_bytes: int
+    borders_at: int | None = None
 
 
 def fit_workspace(
@@ -28,20 +30,31 @@ def fit_workspace(
     inputs: Sequence[str],
     outputs: Sequence[str],
     limit: int | None = None,
+    *,
+    apart: bool = False,
 ) -> WorkspacePlan:
     """Place all allocations that operations touch; `sizes` are in bytes.
 
+    `apart`: inputs and outputs lie behind all others, so that they may be elsewhere: `limit` and
+    the bytes that are alive are those of the others then.
     Tactics with scratch memory are dropped, the largest first, until the workspace fits `limit`
     bytes. Raises BuildError: it does not fit without them, either.
     """
     while True:
         lifetimes = _lifetimes(ops, sizes, inputs, outputs)
+        borders = dict.fromkeys((*inputs, *outputs)) if apart else {}
+        lifetimes = tuple(life for life in lifetimes if life.tensor not in borders)
         memory = plan_memory(lifetimes)
+        offsets = {buffer.tensor: buffer.offset for buffer in memory.buffers}
+        end = borders_at = _aligned(memory.arena_bytes)
+        for name in borders:
+            offsets[name], end = end, _aligned(end + sizes[name])
         plan = WorkspacePlan(
             ops=tuple(ops),
-            offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
-            workspace_bytes=memory.arena_bytes,
+            offsets=offsets,
+            workspace_bytes=end if apart else memory.arena_bytes,
             largest_live_bytes=_largest_live(lifetimes),
+            borders_at=borders_at if apart else None,
         )
         if limit is None or memory.arena_bytes <= limit:
             return plan
@@ -54,6 +67,10 @@ def fit_workspace(
                 "image"
             )
         ops = smaller
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _mib(size: int) -> str:

@@ -222,8 +222,14 @@ class _Inference:
         self._add_values(proto, rule_node)
 
     def _add_plugin_node(self, node: ir.Node, proto: onnx.NodeProto) -> None:
-        """Note the results of a plugin's operator, by its shape function; of others nothing."""
+        """Note the results of a plugin's operator, by its shape function; of others fixed ones."""
         plugin = self._plugins.get(f"{proto.domain}::{proto.op_type}")
+        if plugin is None:
+            for value in node.outputs:
+                sizes = [size for size in value.shape or () if isinstance(size, int)]
+                if value.shape is not None and value.dtype and len(sizes) == len(value.shape):
+                    self.types[str(value.name)] = value.dtype.value
+                    self.shapes[str(value.name)] = tuple(sizes)
         read = [name for name in proto.input if name]
         if plugin is None or any(name not in self.shapes for name in read):
             return

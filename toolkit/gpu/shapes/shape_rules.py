@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,17 @@ def _broadcast(one: Shape, two: Shape) -> Shape:
     return tuple(shape)
 
 
+def _window(node: Node, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Return strides, dilations and padding."""
+    strides, dilations = (node.attributes.get(n, [1] * rank) for n in ("strides", "dilations"))
+    return strides, dilations, node.attributes.get("pads", [0] * 2 * rank)
+
+
 def _windows(node: Node, size: Shape, taps: Sequence[int], channels: int) -> Shapes:
     """Return the shape of a convolution or pooling: one element for each window."""
     rank = len(taps)
     batch, spatial = size[0], size[2:]
-    strides = node.attributes.get("strides", [1] * rank)
-    dilations = node.attributes.get("dilations", [1] * rank)
-    pads = node.attributes.get("pads", [0] * 2 * rank)
+    strides, dilations, pads = _window(node, rank)
     auto = node.attributes.get("auto_pad", b"NOTSET").decode()
     result = []
     for at in range(rank):
@@ -121,17 +126,12 @@ def _transposed(node: Node) -> Shapes:
     rank = len(taps)
     if "output_shape" in node.attributes or "auto_pad" in node.attributes:
         raise Unknown
-    strides = node.attributes.get("strides", [1] * rank)
-    dilations = node.attributes.get("dilations", [1] * rank)
-    pads = node.attributes.get("pads", [0] * 2 * rank)
+    strides, dilations, pads = _window(node, rank)
     output_padding = node.attributes.get("output_padding", [0] * rank)
+    spans = [(tap - 1) * dilation + 1 for tap, dilation in zip(taps, dilations, strict=True)]
     spatial = [
         strides[at] * (size[2 + at] - 1)
-        + output_padding[at]
-        + (taps[at] - 1) * dilations[at]
-        + 1
-        - pads[at]
-        - pads[rank + at]
+        + (output_padding[at] + spans[at] - pads[at] - pads[rank + at])
         for at in range(rank)
     ]
     return ((size[0], weights[1] * node.attributes.get("group", 1), *spatial),)
@@ -169,14 +169,6 @@ def _flatten(node: Node) -> Shapes:
     axis = node.attributes.get("axis", 1)
     axis += len(size) if axis < 0 else 0
     return ((prod(size[:axis]), prod(size[axis:])),)
-
-
-def _expand(node: Node) -> Shapes:
-    return (_broadcast(node.shape(0), tuple(node.integers(1))),)
-
-
-def _tile(node: Node) -> Shapes:
-    return (tuple(n * r for n, r in zip(node.shape(0), node.integers(1), strict=True)),)
 
 
 def _resize(node: Node) -> Shapes:
@@ -246,20 +238,12 @@ def _pad(node: Node) -> Shapes:
     return (tuple(size),)
 
 
-def _depth_to_space(node: Node) -> Shapes:
+def _between_depth_and_space(node: Node) -> Shapes:
     n, c, h, w = node.shape(0)
     side = node.attributes["blocksize"]
+    if node.kind == "SpaceToDepth":
+        return ((n, c * side * side, h // side, w // side),)
     return ((n, c // (side * side), h * side, w * side),)
-
-
-def _space_to_depth(node: Node) -> Shapes:
-    n, c, h, w = node.shape(0)
-    side = node.attributes["blocksize"]
-    return ((n, c * side * side, h // side, w // side),)
-
-
-def _constant_of_shape(node: Node) -> Shapes:
-    return (tuple(node.integers(0)),)
 
 
 def _range(node: Node) -> Shapes:
@@ -269,26 +253,20 @@ def _range(node: Node) -> Shapes:
 
 
 RULES: Mapping[str, Callable[[Node], Shapes]] = {
-    "Conv": _convolution,
-    "ConvInteger": _convolution,
-    "QLinearConv": _convolution,
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _convolution),
     "ConvTranspose": _transposed,
-    "MaxPool": _pooling,
-    "AveragePool": _pooling,
-    "LpPool": _pooling,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pooling),
     "Concat": _concat,
     "MatMul": _matmul,
     "Reshape": reshape,
     "Flatten": _flatten,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Resize": _resize,
-    "Upsample": _resize,
+    "Expand": lambda node: (_broadcast(node.shape(0), tuple(node.integers(1))),),
+    "Tile": lambda node: (tuple(map(mul, node.shape(0), node.integers(1))),),
+    **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Slice": _slice,
     "Split": _split,
     "Pad": _pad,
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-    "ConstantOfShape": _constant_of_shape,
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _between_depth_and_space),
+    "ConstantOfShape": lambda node: (tuple(node.integers(0)),),
     "Range": _range,
 }

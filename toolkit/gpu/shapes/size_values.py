@@ -4,6 +4,7 @@ Exporters write Shape, Gather, Mul, Concat and the like before a Reshape. The bu
 sizes, so they leave the network.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -22,19 +23,9 @@ def _elementwise(rule: Callable[[Any, Any], Any]) -> Callable[[Node], Array]:
     return lambda node: function(node.array(0), node.array(1))
 
 
-def _same(node: Node) -> Array:
-    return node.array(0)
-
-
 def _shape_value(node: Node) -> Array:
-    size = node.shape(0)
-    return np.array(
-        size[slice(node.attributes.get("start", 0), node.attributes.get("end"))], object
-    )
-
-
-def _size_value(node: Node) -> Array:
-    return np.array(prod(node.shape(0)), object)
+    size = slice(node.attributes.get("start", 0), node.attributes.get("end"))
+    return np.array(node.shape(0)[size], object)
 
 
 def _gather_value(node: Node) -> Array:
@@ -61,16 +52,6 @@ def _slice_value(node: Node) -> Array:
     return values[tuple(slices)]
 
 
-def _transposed_value(node: Node) -> Array:
-    values: Array = node.array(0).transpose(node.attributes.get("perm"))
-    return values
-
-
-def _reshape_value(node: Node) -> Array:
-    (shape,) = reshape(node)
-    return node.array(0).reshape(shape)
-
-
 def _unsqueeze_value(node: Node) -> Array:
     axes = node.parameter(1, "axes")
     if axes is None:
@@ -95,10 +76,6 @@ def _where_value(node: Node) -> Array:
     return select(*(node.array(at) for at in range(3)))  # type: ignore[no-any-return]
 
 
-def _product_value(node: Node) -> Array:
-    return np.array([prod(node.integers(0))], object)
-
-
 def _divide_value(node: Node) -> Array:
     """Divide sizes; they are not negative, so rounding toward 0 is rounding down.
 
@@ -116,27 +93,24 @@ def _divide_value(node: Node) -> Array:
 # Operator -> rule: values of the inputs -> values of the first result.
 VALUES: Mapping[str, Callable[[Node], Array]] = {
     "Shape": _shape_value,
-    "Size": _size_value,
-    "Identity": _same,
-    "Cast": _same,
-    "Floor": _same,
-    "Ceil": _same,
+    "Size": lambda node: np.array(prod(node.shape(0)), object),
+    **dict.fromkeys(("Identity", "Cast", "Floor", "Ceil"), lambda node: node.array(0)),
     "Gather": _gather_value,
     "Concat": _concat_value,
     "Slice": _slice_value,
-    "Reshape": _reshape_value,
-    "Transpose": _transposed_value,
+    "Reshape": lambda node: node.array(0).reshape(*reshape(node)),
+    "Transpose": lambda node: node.array(0).transpose(node.attributes.get("perm")),
     "Unsqueeze": _unsqueeze_value,
     "Squeeze": _squeeze_value,
     "ConstantOfShape": _filled_value,
     "Where": _where_value,
-    "ReduceProd": _product_value,
-    "Add": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b),
-    "Mul": _elementwise(lambda a, b: a * b),
+    "ReduceProd": lambda node: np.array([prod(node.integers(0))], object),
+    "Add": _elementwise(operator.add),
+    "Sub": _elementwise(operator.sub),
+    "Mul": _elementwise(operator.mul),
     "Div": _divide_value,
-    "Mod": _elementwise(lambda a, b: a % b),
+    "Mod": _elementwise(operator.mod),
     "Max": _elementwise(max),
     "Min": _elementwise(min),
-    "Equal": _elementwise(lambda a, b: a == b),
+    "Equal": _elementwise(operator.eq),
 }

@@ -3,10 +3,13 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from toolkit.dla.legalize.rewrite import Applied
 from toolkit.dla.rules.rule import Verdict
 from toolkit.errors import PlanError
+
+if TYPE_CHECKING:
+    from toolkit.dla.legalize.rewrite import Applied
 
 ALL = "all"
 RULE = "F1"
@@ -27,7 +30,7 @@ class Forced:
     def __bool__(self) -> bool:
         return bool(self.dla or self.gpu)
 
-    def after(self, rewrites: Iterable[Applied]) -> "Forced":
+    def after(self, rewrites: Iterable["Applied"]) -> "Forced":
         """Return the names after rewrites: those of the nodes that stand for a node."""
         names: dict[str, tuple[str, ...]] = {}
         for row in rewrites:

@@ -19,14 +19,14 @@ from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.forced import (
-    Forced,
     check_forced,
     forced_to_dla,
     forced_to_gpu,
 )
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.margin import errors_of
-from toolkit.partition.planning.objectives import DEFAULT, Goal, goal_named
+from toolkit.partition.planning.objectives import Goal, goal_named
+from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.planning.placement import (
     ALLOWED,
     FORCED,
@@ -45,7 +45,8 @@ from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.planning.traffic import traffic
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
-SECONDS = 10.0
+__all__ = ["PlanOptions"]
+
 UNREADABLE = 5e-4  # of a figure with three digits
 
 
@@ -83,31 +84,6 @@ class Search:
     foregone: float
     time_error: float
     energy_error: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options of a plan beside the model and the profile.
-
-    `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
-    highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
-    search. `forced`: nodes that the user places. `rewrites` False: the graph is planned as it is,
-    without those that move nodes onto the DLA. `min_gain`: the least share of its cost that a
-    move to the DLA must gain, None: half the spread of the model's errors
-    (`toolkit/partition/planning/margin.py`). `max_latency_ms`: choose the batch for throughput
-    within it (`toolkit/engine/batch.py`).
-    """
-
-    precision: Precision = "int8"
-    tensorrt: str | None = None
-    objective: str = DEFAULT
-    power_mode: str | None = None
-    max_crossings: int | None = None
-    seconds: float = SECONDS
-    forced: Forced = field(default_factory=Forced)
-    min_gain: float | None = None
-    max_latency_ms: float | None = None
-    rewrites: bool = True
 
 
 @dataclass(frozen=True, slots=True)

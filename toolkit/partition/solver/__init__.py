@@ -10,7 +10,6 @@ chain_search    the makespan by states, exact for chains
 pair_search     the makespan of two networks with a DLA core for each, exact
 steps           all ways in which one network can run on the GPU and a core of its own
 jobs            segments in an order, and their schedule
-merge           merges tasks that are never separated
 intervals       heuristic placements to start from
 baselines       placements without a solver
 segmentation    segments and connected components of a placement

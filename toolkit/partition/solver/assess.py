@@ -43,6 +43,16 @@ class Cost:
     energy_mj: float
 
 
+def limits_are_far(problem: Problem, network: Network) -> bool:
+    """Return True if no placement of a network can break a limit of loadables."""
+    limits = problem.limits
+    return (
+        limits.min_segment_us == 0
+        and sum(task.weight_bytes for task in network.tasks) < limits.weight_bytes
+        and sum(flow.bytes for flow in network.flows) < limits.intermediate_bytes
+    )
+
+
 def assess(
     problem: Problem,
     network: Network,

@@ -90,7 +90,7 @@ def search_chains(
 ) -> Order:
     """Return the order with the smallest makespan, an empty one if none is below a value.
 
-    The limits of loadables must be far (`merge.limits_are_far`), and crossings without a limit.
+    The limits of loadables must be far (`assess.limits_are_far`), and crossings without a limit.
     """
     search = _Search(problem, max_switches)
     width = FIRST_WIDTH

@@ -9,12 +9,11 @@ Contention is not modelled.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from toolkit.errors import PlanError
+from toolkit.partition.solver.assess import limits_are_far
 from toolkit.partition.solver.chain_search import is_chain, search_chains
 from toolkit.partition.solver.jobs import Job, jobs_of, placement_of, schedule_of
-from toolkit.partition.solver.merge import limits_are_far, merge
 from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.milp_makespan import solve_slots
 from toolkit.partition.solver.pair_search import search_pair
@@ -69,9 +68,7 @@ def _restrictions(problem: Problem) -> Iterator[int | None]:
 
 
 def _all_chains(problem: Problem) -> bool:
-    return _searchable(problem) and all(
-        is_chain(merge(problem, network).network) for network in problem.networks
-    )
+    return _searchable(problem) and all(map(is_chain, problem.networks))
 
 
 def _searchable(problem: Problem) -> bool:
@@ -128,15 +125,12 @@ class _Makespan:
 
     def _search(self, max_switches: int | None, seconds: float) -> tuple[float, bool]:
         """Search by states; return the seconds that it took, and whether it proves its answer."""
-        merged = {net.name: merge(self._problem, net) for net in self._problem.networks}
-        small = replace(self._problem, networks=tuple(m.network for m in merged.values()))
-        order = search_chains(small, max_switches, seconds, self._end)
+        order = search_chains(self._problem, max_switches, seconds, self._end)
         segments = []
         for piece in order.pieces:
-            rows = merged[small.networks[piece.network].name]
-            names = set(piece.tasks)
-            tasks = tuple(name for name, stands in rows.representative.items() if stands in names)
-            segments.append(Segment(rows.network.name, piece.processor, tasks))
+            network, names = self._problem.networks[piece.network], set(piece.tasks)
+            tasks = tuple(task.name for task in network.tasks if task.name in names)
+            segments.append(Segment(network.name, piece.processor, tasks))
         if segments:
             self._consider(jobs_of(self._problem, segments))
         return order.seconds, order.exact

@@ -8,13 +8,12 @@ Contention is not modelled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from device.engine.manifest import Processor
 from toolkit.partition.solver.assess import dlas
 from toolkit.partition.solver.jobs import Job
-from toolkit.partition.solver.merge import Merged, merge
 from toolkit.partition.solver.milp import Expr, Program, Values, total
 from toolkit.partition.solver.problem import (
     Direction,
@@ -70,17 +69,15 @@ def solve_slots(
 
     `start`: the segments of an order to improve, or none.
     """
-    merged = {net.name: merge(problem, net) for net in problem.networks}
-    small = replace(problem, networks=tuple(m.network for m in merged.values()))
     horizon = _horizon(problem, max_switches)
     program = Program()
-    parts = [_slots(program, small, network, horizon, max_switches) for network in small.networks]
+    parts = [_slots(program, problem, net, horizon, max_switches) for net in problem.networks]
     end = program.column(0.0, horizon)
     for part in parts:
         program.at_least(end - part.end(len(part.start) - 1) - part.wait[-1])
         program.at_least(end - total((*part.time_us, *part.wait)))
     for processor in problem.processors:
-        busy = [_busy(small, part, slot, processor) for part in parts for slot in _range(part)]
+        busy = [_busy(problem, part, slot, processor) for part in parts for slot in _range(part)]
         program.at_least(end - total(busy))
     for core in dlas(problem):
         loadables = total(part.uses(slot, core) for part in parts for slot in _range(part))
@@ -90,7 +87,7 @@ def solve_slots(
         for a, b in combinations(range(len(parts)), 2)
     }
     outcome = program.minimise(end, seconds, _start(parts, orders, start))
-    jobs = None if outcome.values is None else _jobs(small, parts, merged, outcome.values)
+    jobs = None if outcome.values is None else _jobs(problem, parts, outcome.values)
     return SlotOutcome(jobs, outcome.bound, outcome.infeasible, outcome.seconds)
 
 
@@ -352,9 +349,7 @@ def _start(
     return start
 
 
-def _jobs(
-    problem: Problem, parts: Sequence[_Slots], merged: Mapping[str, Merged], values: Values
-) -> tuple[Job, ...]:
+def _jobs(problem: Problem, parts: Sequence[_Slots], values: Values) -> tuple[Job, ...]:
     """Return the used slots of all networks in the order in which they start."""
     jobs: list[tuple[float, str, Job]] = []
     for part in parts:
@@ -371,10 +366,9 @@ def _jobs(
                 slots.append((slot, home[0][1], {name for name, _ in home}, waiting))
                 waiting = 0.0
         after = waiting + part.wait[-1].at(values)
-        stand_in = merged[part.network.name].representative
         times = {task.name: task.time_us for task in part.network.tasks}
         for slot, processor, names, wait in slots:
-            tasks = tuple(name for name, stands in stand_in.items() if stands in names)
+            tasks = tuple(name for name in times if name in names)
             length = sum(times[name][processor] for name in names)
             length += problem.segment_us.get(processor, 0.0)
             last = slot == slots[-1][0]

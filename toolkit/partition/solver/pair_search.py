@@ -18,9 +18,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from device.engine.manifest import Processor
-from toolkit.partition.solver.assess import dlas
+from toolkit.partition.solver.assess import dlas, limits_are_far
 from toolkit.partition.solver.jobs import Job
-from toolkit.partition.solver.merge import Merged, limits_are_far, merge
 from toolkit.partition.solver.milp import GAP, Expr, Program
 from toolkit.partition.solver.problem import Problem, Segment
 from toolkit.partition.solver.steps import Crossing, Step, StepGraph, step_graph
@@ -88,10 +87,9 @@ def search_pair(problem: Problem, seconds: float, below: float) -> PairOrder | N
     """
     if not _is_pair(problem):
         return None
-    merged = [merge(problem, network) for network in problem.networks]
     graphs = []
-    for part, core in zip(merged, dlas(problem), strict=False):
-        graph = step_graph(problem, part.network, core)
+    for network, core in zip(problem.networks, dlas(problem), strict=False):
+        graph = step_graph(problem, network, core)
         if graph is None:
             return None
         graphs.append(graph)
@@ -106,7 +104,7 @@ def search_pair(problem: Problem, seconds: float, below: float) -> PairOrder | N
     bound = search.bound
     if best is None:
         return PairOrder((), max(bound, below) if exact else bound, exact)
-    jobs = tuple(_jobs(problem, merged, best))
+    jobs = tuple(_jobs(problem, best))
     if _too_many_loadables(problem, jobs):
         return PairOrder((), max(best.first, best.second) if exact else bound, exact=False)
     return PairOrder(jobs, max(best.first, best.second) if exact else bound, exact)
@@ -333,7 +331,7 @@ class _Open:
     wait_after: float = 0.0
 
 
-def _jobs(problem: Problem, merged: list[Merged], last: _State) -> Iterator[Job]:
+def _jobs(problem: Problem, last: _State) -> Iterator[Job]:
     """Yield the segments of a final state with their waits, in the order in which they start."""
     done: list[_Open] = []
     latest: dict[int, _Open] = {}  # of each network
@@ -365,10 +363,9 @@ def _jobs(problem: Problem, merged: list[Merged], last: _State) -> Iterator[Job]
     for network, piece in latest.items():
         piece.wait_after = waiting[network]
     for piece in sorted(done, key=lambda row: row.end - row.time):
-        part = merged[piece.network]
-        names = {part.network.tasks[task].name for task in piece.tasks}
-        tasks = tuple(name for name, stands in part.representative.items() if stands in names)
-        segment = Segment(part.network.name, piece.processor, tasks)
+        owner = problem.networks[piece.network]
+        tasks = tuple(owner.tasks[task].name for task in sorted(set(piece.tasks)))
+        segment = Segment(owner.name, piece.processor, tasks)
         yield Job(segment, piece.time, piece.wait, piece.wait_after)
 
 

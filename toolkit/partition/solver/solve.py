@@ -8,7 +8,6 @@ the best assessed value.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -30,7 +29,6 @@ from toolkit.partition.solver.assess import (
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.intervals import Figures, Rated, interval_placements
 from toolkit.partition.solver.makespan import solve_makespan
-from toolkit.partition.solver.merge import merge
 from toolkit.partition.solver.milp import GAP, Outcome
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
@@ -94,9 +92,7 @@ class _Search:
     ) -> None:
         self._problem, self._objective = problem, objective
         self._seconds, self._gap, self._enough = seconds, gap, enough
-        self._merged = {net.name: merge(problem, net) for net in problem.networks}
-        small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
-        self._program = placement_program(small, objective)
+        self._program = placement_program(problem, objective)
         self.best: tuple[Placement, Mapping[str, Cost], float] | None = None
         self.bound = 0.0
         self.infeasible = False
@@ -223,39 +219,34 @@ class _Search:
 
     def _placement(self, outcome: Outcome) -> Placement:
         placement = {}
-        for name, merged in self._merged.items():
-            on = self._program.parts[name].on
+        for name, part in self._program.parts.items():
             placed: dict[str, Processor] = {}
-            for (task, processor), here in on.items():
+            for (task, processor), here in part.on.items():
                 if outcome.values is not None and here.at(outcome.values) > 0.5:
                     placed[task] = processor
-            placement[name] = merged.expand(placed)
+            placement[name] = placed
         return placement
 
     def _start(self) -> dict[int, float]:
         """Return the binaries of the best placement so far."""
         start: dict[int, float] = {}
         if self.best is not None:
-            for name, merged in self._merged.items():
-                placed = merged.shrink(self.best[0][name])
-                for (task, processor), here in self._program.parts[name].on.items():
+            for name, part in self._program.parts.items():
+                for (task, processor), here in part.on.items():
                     if len(here.terms) == 1 and here.constant == 0.0:
-                        start[next(iter(here.terms))] = float(placed[task] == processor)
+                        start[next(iter(here.terms))] = float(self.best[0][name][task] == processor)
         return start
 
     def _forbid(self, placement: Placement) -> None:
         """Forbid each bad component of a placement, or else the placement itself."""
         any_bad = False
         for network in self._problem.networks:
-            placed, merged = placement[network.name], self._merged[network.name]
             graph = network.graph
-            for bad in bad_components(self._problem, network, placed):
+            for bad in bad_components(self._problem, network, placement[network.name]):
                 any_bad = True
-                inside = {merged.representative[network.tasks[index].name] for index in bad.tasks}
+                inside = {network.tasks[index].name for index in bad.tasks}
                 neighbours = {i for t in bad.tasks for i in graph.parents[t] + graph.children[t]}
-                around = {
-                    merged.representative[network.tasks[index].name] for index in neighbours
-                } - inside
+                around = {network.tasks[index].name for index in neighbours} - inside
                 if bad.too_small:
                     self._program.forbid_alone(
                         network.name, tuple(sorted(inside)), tuple(sorted(around)), bad.processor
@@ -264,9 +255,7 @@ class _Search:
                     processors = dict.fromkeys(sorted(inside), bad.processor)
                     self._program.forbid_all(network.name, processors)
         if not any_bad:
-            self._program.forbid_placement(
-                {name: merged.shrink(placement[name]) for name, merged in self._merged.items()}
-            )
+            self._program.forbid_placement(placement)
 
 
 def _why_not(problem: Problem, objective: Objective, search: _Search) -> str:

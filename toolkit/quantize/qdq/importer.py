@@ -8,7 +8,7 @@ with s_c = max|w_c| / 127, as TensorRT quantizes a float model. INT32 biases bec
 Everything else is refused with node, rule and value.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from toolkit.quantize.qdq.nodes import (
 )
 from toolkit.quantize.qdq.symmetric import along, quantized_by, symmetric_params, weight_readers
 from toolkit.quantize.quantize import QUANTIZED_OPS, RESULT_AMAX, is_activation
+from toolkit.quantize.weights import StoredWeight
 
 WEIGHT_TOLERANCE = 1e-3
 """Relative tolerance of s_c against max|w_c| / 127."""
@@ -44,7 +45,7 @@ class PlainModel:
     INT8 nodes write and no node reads in INT8 (`toolkit.quantize.quantize`). `float_nodes`: the
     nodes that computed in floating point. `unranged`: float activations that INT8 nodes read or
     write without a range in the model. `notes`: accepted deviations from the rules. `integers`:
-    constant -> the constant of integers that it was, and their parameters.
+    constant -> the constant of integers that it was.
     """
 
     model: ir.Model
@@ -54,7 +55,7 @@ class PlainModel:
     unranged: tuple[str, ...]
     notes: tuple[str, ...]
     results: Mapping[str, float] = field(default_factory=dict)
-    integers: Mapping[str, tuple[str, QuantParams]] = field(default_factory=dict)
+    integers: Mapping[str, StoredWeight] = field(default_factory=dict)
 
 
 def import_qdq(
@@ -77,13 +78,24 @@ def import_qdq(
             remover.remove(node)
     if int8_borders:
         remover.restore_borders()
-    amax = {str(value.name): limit for value, limit in remover.amax.items()}
-    ir_passes.RemoveUnusedNodesPass()(copy)
-    ranges, inferred = infer_ranges(copy.graph, amax)
+    return plain_model(copy, remover.amax, float_nodes, remover.integers, tuple(remover.notes))
+
+
+def plain_model(
+    model: ir.Model,
+    amax: Mapping[ir.Value, float],
+    float_nodes: tuple[str, ...],
+    integers: Mapping[str, StoredWeight],
+    notes: tuple[str, ...] = (),
+) -> PlainModel:
+    """Drop unused nodes of a model without Q/DQ; add the ranges that follow from `amax`."""
+    names = {str(value.name): limit for value, limit in amax.items()}
+    ir_passes.RemoveUnusedNodesPass()(model)
+    ranges, inferred = infer_ranges(model.graph, names)
     unranged = tuple(
         dict.fromkeys(
             name
-            for node in copy.graph
+            for node in model.graph
             if node.op_type in QUANTIZED_OPS and str(node.name) not in float_nodes
             for name in _float_activations(node)
             if name not in ranges
@@ -91,14 +103,11 @@ def import_qdq(
     )
     results = {
         str(value.name): float(value.metadata_props[RESULT_AMAX])
-        for node in copy.graph
+        for node in model.graph
         for value in node.outputs
         if RESULT_AMAX in value.metadata_props and str(value.name) not in ranges
     }
-    notes = tuple(remover.notes)
-    return PlainModel(
-        copy, ranges, inferred, float_nodes, unranged, notes, results, remover.integers
-    )
+    return PlainModel(model, ranges, inferred, float_nodes, unranged, notes, results, integers)
 
 
 class _QdqRemover:
@@ -107,7 +116,7 @@ class _QdqRemover:
     def __init__(self, graph: ir.Graph, any_weight_scale: bool, int8_borders: bool) -> None:
         self.amax: dict[ir.Value, float] = {}
         self.notes: list[str] = []
-        self.integers: dict[str, tuple[str, QuantParams]] = {}
+        self.integers: dict[str, StoredWeight] = {}
         self._graph = graph
         self._any_weight_scale = any_weight_scale
         self._int8_borders = int8_borders
@@ -161,14 +170,11 @@ class _QdqRemover:
             if writer is not None and is_quantize(writer) and writer.inputs[0] is not None:
                 value.type = real
                 self._restore(value, writer.inputs[0], writer, symmetric_params(writer))
-        for value in (*self._graph.inputs, *self._graph.outputs):
-            if value.dtype != ir.DataType.INT8:
-                continue
-            if value not in self.amax:
-                raise ImportModelError(
-                    f"no Q/DQ beside it says the scale of the INT8 tensor {value.name!r}."
-                )
-            value.type = real
+        borders = (*self._graph.inputs, *self._graph.outputs)
+        for value in borders:
+            if value.dtype == ir.DataType.INT8 and value in self.amax:
+                value.type = real
+        refuse_unscaled(borders)
 
     def _restore(
         self, out: ir.Value, value: ir.Value, quantize: ir.Node, params: QuantParams
@@ -235,7 +241,8 @@ class _QdqRemover:
             return
         name = f"{out.name}_value" if out.is_graph_output() else str(out.name)
         out.name = str(out.name) if out.is_graph_output() else f"{name}_removed"
-        self.integers[name] = (str(origin.name), params)
+        axis = params.axis if params.scale.ndim else None
+        self.integers[name] = StoredWeight(str(origin.name), params.scale.astype(np.float32), axis)
         folded = ir.Value(name=name, shape=ir.Shape(array.shape))
         folded.const_value = ir.tensor(restored, name=name)
         folded.type = ir.TensorType(folded.const_value.dtype)
@@ -276,16 +283,31 @@ class _QdqRemover:
         return False
 
 
-def _refuse_foreign(model: ir.Model, *, int8_borders: bool) -> None:
-    """Refuse integer operators, Q/DQ in inner graphs, and models without Q/DQ."""
-    outer = set(model.graph)
-    has_qdq = False
+def refuse_unscaled(values: Sequence[ir.Value]) -> None:
+    """Raise ImportModelError: an INT8 tensor is among these values, which have no scale."""
+    for value in values:
+        if value.dtype == ir.DataType.INT8:
+            raise ImportModelError(
+                f"no Q/DQ beside it says the scale of the INT8 tensor {value.name!r}."
+            )
+
+
+def refuse_integer_operators(model: ir.Model) -> None:
+    """Raise ImportModelError: a node computes in integers by itself."""
     for node in model.graph.all_nodes():
         if node.op_type in INTEGER_OPS or node.op_type.startswith("QLinear"):
             raise ImportModelError(
                 f"Node {node.name!r} is {node.op_type}, which computes in integers by itself; "
                 "export the model in the Q/DQ format."
             )
+
+
+def _refuse_foreign(model: ir.Model, *, int8_borders: bool) -> None:
+    """Refuse integer operators, Q/DQ in inner graphs, and models without Q/DQ."""
+    refuse_integer_operators(model)
+    outer = set(model.graph)
+    has_qdq = False
+    for node in model.graph.all_nodes():
         if not (is_quantize(node) or is_dequantize(node)):
             continue
         has_qdq = True

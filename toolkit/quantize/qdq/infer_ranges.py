@@ -4,12 +4,13 @@ Operators that move or average values keep a range: amax(x) bounds f(x). The ran
 the largest of its operands.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import onnx_ir as ir
 
 from toolkit.quantize.qdq.nodes import constant_of, has_weight, is_dequantize, is_quantize
-from toolkit.quantize.quantize import QUANTIZED_OPS
+from toolkit.quantize.qdq.writer import STORED
+from toolkit.quantize.quantize import INT8_READS, QUANTIZED_OPS
 
 # Operators whose first operand and results share a range.
 RANGE_KEEPING_OPS = frozenset(
@@ -79,22 +80,30 @@ def _backward(
 
 
 def nodes_in_float(graph: ir.Graph) -> tuple[str, ...]:
-    """The nodes of a Q/DQ graph that compute on activations in floating point.
+    """The nodes of a quantized graph that compute on activations in floating point.
 
     A convolution or GEMM is INT8 if its operands are dequantized, at most moved or pooled since.
-    Nodes in its epilogue are INT8 too.
+    Nodes in its epilogue are INT8 too. The graph has Q/DQ, or the metadata of `FloatWriter`.
     """
-    dequantized: set[ir.Value] = set()
+    dequantized: set[ir.Value | None] = {None}  # None: what its reader reads in INT8
+    dequantized.update(value for value in graph.initializers.values() if STORED in value.meta)
     int8_results: set[ir.Value] = set()
     in_float: list[str] = []
     for node in graph:
         if is_quantize(node) or is_dequantize(node):
             dequantized.update(node.outputs)
             continue
-        operands = [v for v in node.inputs if v is not None and _is_float_activation(v)]
+        marked = node.meta.get(INT8_READS, {})
+        operands = [
+            None if index in marked else value
+            for index, value in enumerate(node.inputs)
+            if value is not None and (_is_float_activation(value) or value in dequantized)
+        ]
         if not operands:
             continue
-        if all(value in dequantized for value in operands) and not _has_float_weight(node):
+        if all(value in dequantized for value in operands) and not _has_float_weight(
+            node, dequantized
+        ):
             if _keeps_range(node):
                 dequantized.update(node.outputs)
             int8_results.update(node.outputs)
@@ -117,12 +126,13 @@ def _keeps_range(node: ir.Node) -> bool:
     return node.op_type in RANGE_KEEPING_OPS
 
 
-def _has_float_weight(node: ir.Node) -> bool:
+def _has_float_weight(node: ir.Node, dequantized: Set[ir.Value | None]) -> bool:
     row = QUANTIZED_OPS[node.op_type] if has_weight(node) else None
     return (
         row is not None
         and row.weight is not None
         and constant_of(node.inputs[row.weight]) is not None
+        and node.inputs[row.weight] not in dequantized
     )
 
 

@@ -1,9 +1,18 @@
-"""Add QuantizeLinear and DequantizeLinear nodes to a graph, under unused names."""
+"""Add QuantizeLinear and DequantizeLinear nodes to a graph, under unused names; or none of them.
+
+A build writes the same graph twice: `QdqWriter` for CPUs and for kernels, `FloatWriter` for the
+forms of TensorRT, whose Q/DQ or ranges are their own.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+
+from toolkit.quantize.weights import StoredWeight, dequantized
+
+STORED = "stored"
+"""Metadata of a float constant: the StoredWeight that it was restored from."""
 
 
 class QdqWriter:
@@ -46,10 +55,7 @@ class QdqWriter:
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
         """An initializer that holds an array."""
-        name = self._free(name)
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.shape = ir.Shape(array.shape)
-        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        value = _constant(self._free(name), array)
         self._graph.register_initializer(value)
         return value
 
@@ -65,9 +71,13 @@ class QdqWriter:
     ) -> ir.Value:
         name = self._free(output)
         result = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
+        return self._add(op, inputs, result, self._free(f"{op}_{label or name}"), axis)
+
+    def _add(
+        self, op: str, inputs: Sequence[ir.Value], result: ir.Value, name: str, axis: int | None
+    ) -> ir.Value:
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
-        node_name = self._free(f"{op}_{label or name}")
-        self._graph.append(ir.Node("", op, inputs, attributes, outputs=[result], name=node_name))
+        self._graph.append(ir.Node("", op, inputs, attributes, outputs=[result], name=name))
         return result
 
     def _free(self, name: str) -> str:
@@ -77,6 +87,45 @@ class QdqWriter:
             unused, n = f"{name}_{n}", n + 1
         self._taken.add(unused)
         return unused
+
+
+class FloatWriter(QdqWriter):
+    """Leaves a graph in floating point, with the names that it has with Q/DQ.
+
+    A tensor between segments is an Identity in place of its Q. A constant holds the numbers that
+    its integers stand for, and says which they are (STORED).
+    """
+
+    def constant(self, name: str, array: np.ndarray) -> ir.Value:
+        """A value for Q and DQ alone, outside of the graph."""
+        return _constant(self._free(name), array)
+
+    def _add(
+        self, op: str, inputs: Sequence[ir.Value], result: ir.Value, name: str, axis: int | None
+    ) -> ir.Value:
+        source, scale = (value.const_value for value in inputs[:2])
+        if source is not None and scale is not None:
+            scales = scale.numpy()
+            result = _constant(str(result.name), dequantized(source.numpy(), scales, axis))
+            single = scales.size == 1
+            result.meta[STORED] = StoredWeight(
+                str(inputs[0].name),
+                scales.reshape(()) if single else scales,
+                None if single else axis,
+            )
+            self._graph.register_initializer(result)
+            return result
+        if result.dtype != ir.DataType.INT8:
+            return inputs[0]
+        result.type = ir.TensorType(ir.DataType.FLOAT)
+        return super()._add("Identity", inputs[:1], result, name, None)
+
+
+def _constant(name: str, array: np.ndarray) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    value.shape = ir.Shape(array.shape)
+    value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    return value
 
 
 def _names(graph: ir.Graph) -> set[str]:
