@@ -332,6 +332,26 @@ def test_other_graphs_stay_as_they_are(change: str) -> None:
     assert any(one.op_type == "NonMaxSuppression" for one in graph.graph.all_nodes())
 
 
+def test_what_whole_results_point_at_is_padded_with_them(rng: np.random.Generator) -> None:
+    model = suppressing((1, 1, 30), 30)
+    table = numpy_helper.from_array(rng.random((30, 2), np.float32), "table")
+    model.graph.initializer.extend([table, numpy_helper.from_array(np.array([2]), "two")])
+    model.graph.node.extend(
+        [
+            node("Gather", ["table", "chosen"], ["numbers"], "numbers"),
+            node("Cast", ["chosen"], ["real"], "real", to=TensorProto.FLOAT),
+            node("Unsqueeze", ["real", "two"], ["column"], "column"),
+            node("Add", ["numbers", "column"], ["y"], "sum"),
+        ]
+    )
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 3, 2))
+    )
+    feeds = {"boxes": some_boxes(rng, 1, 30), "scores": rng.random((1, 1, 30), np.float32)}
+    graph = padded(model)
+    assert np.array_equal(run(ir.to_proto(graph), feeds)["y"], run(model, feeds)["y"])
+
+
 @pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.INT32])
 def test_the_first_boxes_as_many_as_a_number_says(kind: int, rng: np.random.Generator) -> None:
     """Kernels count in INT64; other numbers of boxes stay as they are."""
