@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
@@ -27,6 +28,7 @@ from toolkit.fleet.store.devices import save_devices, save_ear
 from toolkit.fleet.web.access import RefusedError, SignInLimit
 from toolkit.fleet.web.frame import own_path
 from toolkit.fleet.web.pages import PAGES
+from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
 PATHS = ("/", "/devices", "/devices/cam-1", "/rollouts", "/rollouts/1", "/rollouts/new", "/audit")
@@ -447,3 +449,8 @@ def test_the_client_lists_labels_and_follows(
 
 def test_each_page_has_a_row() -> None:
     assert {page.path for page in PAGES} >= {"/", "/devices", "/rollouts", "/audit"}
+
+
+def test_each_status_and_each_phase_has_a_colour() -> None:
+    assert set(STATUS_KINDS) == set(v.STATUSES)
+    assert set(PHASES) == set(get_args(v.DevicePhase))
