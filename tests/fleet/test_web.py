@@ -1,5 +1,6 @@
 """The fleet's page and API: who gets in, what each role may, what is escaped, what is live."""
 
+import asyncio
 import json
 import re
 import time
@@ -27,6 +28,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
 from toolkit.fleet.web.access import RefusedError, SignInLimit
 from toolkit.fleet.web.frame import own_path
+from toolkit.fleet.web.live import Live, StoreThread, sse_message
 from toolkit.fleet.web.pages import PAGES
 from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
 
@@ -355,6 +357,43 @@ def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
     assert "cam-new-2" in again.next()["data"]
     again.close()
     assert person.events("/live?page=/nowhere").status == 404
+
+
+def test_a_stream_says_why_its_page_is_gone(web: WebProcess) -> None:
+    stream = visitor(web, "vera").events("/live?page=/devices/cam-9")
+    assert "no device &#x27;cam-9&#x27;" in stream.next()["data"]
+    stream.close()
+
+
+def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database) -> None:
+    said = len(web.log_file.read_text())
+    token = accounts.add_token(database, "short", "viewer", lifetime_s=3600.0)
+    stream = Visitor(web, headers={"authorization": f"Bearer {token}"}).events("/api/v1/events")
+    accounts.remove_account(database, "short")
+    change(database, "cam-new-3")
+    with pytest.raises(AssertionError, match="the stream has ended"):
+        while True:
+            stream.next()
+    assert "Traceback" not in web.log_file.read_text()[said:]
+
+
+def test_events_go_on_after_the_store_was_away(folder: Path) -> None:
+    async def follow() -> None:
+        store = StoreThread(load_fleet(folder))
+        live = Live(store)
+        await store.run(Database.close)  # as a database does that is started anew
+        polling = asyncio.create_task(live.poll())
+        assert await asyncio.wait_for(live.await_change(), 10.0)
+        polling.cancel()
+        store.close()
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\x85"])
+def test_a_device_cannot_cut_a_message(end: str) -> None:
+    body = json.dumps({"warning": f"a{end}b"}, ensure_ascii=False)
+    assert sse_message(body, "1-2", "device") == f"id: 1-2\nevent: device\ndata: {body}\n\n"
 
 
 def test_the_site_stops_at_once_though_somebody_looks_at_it(folder: Path, token: str) -> None:

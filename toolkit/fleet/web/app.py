@@ -55,6 +55,7 @@ from toolkit.fleet.web.orders import FORMS, Form
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
 from toolkit.fleet.web.visit import Visit
+from toolkit.html.markup import paragraph
 
 STATIC = Path(__file__).parent / "static"
 STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
@@ -177,10 +178,11 @@ class Site:
 
         async def messages() -> AsyncIterator[str]:
             draw = partial(_draw_live, page, fleet, visit)
-            async for message in self._live.follow(key, draw, mark):
-                if await self._session(request) is None:
-                    return
-                yield message
+            with contextlib.suppress(TandemError):  # the answer has begun: the browser asks again
+                async for message in self._live.follow(key, draw, mark):
+                    if await self._session(request) is None:
+                        return
+                    yield message
 
         return StreamingResponse(messages(), media_type="text/event-stream")
 
@@ -248,12 +250,15 @@ class Site:
 
         async def messages() -> AsyncIterator[str]:
             at = place
-            while not self._live.is_ending:
-                events, at = await self._store.run(events_after, at)
-                for event in events:
-                    yield event
-                yield await self._live.await_change()
-                await self._store.run(find_token, request)  # it may have been removed
+            with contextlib.suppress(TandemError):  # the answer has begun: the program asks again
+                while not self._live.is_ending:
+                    mark = await self._live.mark()
+                    events, at = await self._store.run(events_after, at)
+                    for event in events:
+                        yield event
+                    if await self._live.mark() == mark:
+                        yield await self._live.await_change()
+                    await self._store.run(find_token, request)  # it may have been removed
 
         return StreamingResponse(messages(), media_type="text/event-stream")
 
@@ -400,7 +405,11 @@ def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Ses
 
 
 def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
-    return page.draw(database, fleet, visit).live
+    """Return the live part of a page, or why there is none any more."""
+    try:
+        return page.draw(database, fleet, visit).live
+    except TandemError as error:
+        return paragraph(str(error), "notice bad")
 
 
 def _match(path: str) -> tuple[Page, dict[str, str]]:
