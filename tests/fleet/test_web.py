@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
-from web_fixtures import PASSWORD, Visitor, WebProcess, add_people
+from starlette.requests import Request
+from web_fixtures import PASSWORD, Events, Visitor, WebProcess, add_people
 
 from device.protocol.documents import DeviceFacts
 from toolkit.errors import FleetError, RolloutError
@@ -26,7 +28,7 @@ from toolkit.fleet.server.operations import make_plan, start_rollout
 from toolkit.fleet.store import accounts
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
-from toolkit.fleet.web.access import RefusedError, SignInLimit
+from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
 from toolkit.fleet.web.live import Live, StoreThread, sse_message
 from toolkit.fleet.web.pages import PAGES
@@ -126,15 +128,51 @@ def test_a_wrong_name_or_password_gets_no_session(
 def test_too_many_failures_have_to_wait() -> None:
     now_s = [0.0]
     limit = SignInLimit(lambda: now_s[0])
+    for _ in range(7):
+        limit.begin("otto", "10.0.0.1")
+        limit.succeed("otto", "10.0.0.1")
     for _ in range(5):
-        limit.check("otto", "10.0.0.1")
-        limit.note_failure("otto", "10.0.0.1")
+        limit.begin("otto", "10.0.0.1")
     for name, address in (("otto", "10.0.0.2"), ("anna", "10.0.0.1")):
         with pytest.raises(RefusedError, match="5 attempts have failed: try again in 300 s"):
-            limit.check(name, address)
-    limit.check("anna", "10.0.0.2")
+            limit.begin(name, address)
+    limit.begin("anna", "10.0.0.2")
     now_s[0] = 300.0
-    limit.check("otto", "10.0.0.1")
+    limit.begin("otto", "10.0.0.1")
+
+
+def test_one_visitor_of_a_proxy_does_not_keep_the_others_out() -> None:
+    limit = SignInLimit(lambda: 0.0)
+    for number in range(9):
+        limit.begin(f"nobody-{number}", "127.0.0.1")
+    limit.begin("anna", "127.0.0.1")
+
+
+def test_guesses_at_once_are_no_more_than_one_after_another(web: WebProcess) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: Visitor(web).sign_in("mallory"), range(12)))
+    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 7
+
+
+def test_behind_a_proxy_that_ends_tls_forms_work_and_the_cookie_is_for_tls(
+    web: WebProcess,
+) -> None:
+    person = Visitor(web, headers={"host": "fleet.example", "origin": "https://fleet.example"})
+    answer = person.sign_in("vera")
+    assert answer.status == 303
+    assert "; Secure" in answer.headers["set-cookie"]
+
+
+def test_a_visitor_cannot_add_a_name_to_that_of_the_proxy(database: Database) -> None:
+    proxy = TrustedProxy("x-user", frozenset(["127.0.0.1"]))
+
+    def session(*names: str) -> object:
+        headers = [(b"x-user", name.encode()) for name in names]
+        scope = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
+        return find_session(database, Request(scope), proxy)
+
+    assert session("otto")
+    assert session("anna", "otto") is None
 
 
 def test_the_cookie_is_for_this_site_alone_and_the_session_ends_with_it(web: WebProcess) -> None:
@@ -372,9 +410,13 @@ def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database)
     accounts.remove_account(database, "short")
     change(database, "cam-new-3")
     with pytest.raises(AssertionError, match="the stream has ended"):
-        while True:
-            stream.next()
+        read_to_end(stream)
     assert "Traceback" not in web.log_file.read_text()[said:]
+
+
+def read_to_end(stream: Events) -> None:
+    while True:
+        stream.next()
 
 
 def test_events_go_on_after_the_store_was_away(folder: Path) -> None:

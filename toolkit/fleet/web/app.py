@@ -61,6 +61,7 @@ STATIC = Path(__file__).parent / "static"
 STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
+MAX_HASHING = 2  # passwords at once; each takes 32 MiB and a core
 
 # What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
 HEADERS: Mapping[bytes, bytes] = {
@@ -93,6 +94,7 @@ class Site:
         self._store = StoreThread(fleet)
         self._live = Live(self._store)
         self._limit = SignInLimit()
+        self._hashing = asyncio.Semaphore(MAX_HASHING)
 
     def application(self) -> ASGIApp:
         """Return what a server runs."""
@@ -291,17 +293,19 @@ class Site:
         name, password = fields.get("name", ""), fields.get("password", "")
         back = own_path(fields.get("back", "/"))
         address = request.client.host if request.client else ""
-        self._limit.check(name, address)
+        self._limit.begin(name, address)
         hashed = await self._store.run(hash_of, name)
-        if not await asyncio.to_thread(check_password, password, hashed):
-            self._limit.note_failure(name, address)
+        async with self._hashing:
+            is_right = await asyncio.to_thread(check_password, password, hashed)
+        if not is_right:
             page = draw_sign_in(self._fleet.file.name, back, "Name or password is not right.")
             return HTMLResponse(page, 401)
+        self._limit.succeed(name, address)
         secret = await self._store.run(open_session, name)
         response = RedirectResponse(back, 303)
-        response.set_cookie(
-            COOKIE, secret, httponly=True, samesite="strict", secure=self._settings.tls
-        )
+        # Behind a proxy that ends TLS the browser says where it is.
+        is_tls = self._settings.tls or request.headers.get("origin", "").startswith("https:")
+        response.set_cookie(COOKIE, secret, httponly=True, samesite="strict", secure=is_tls)
         return response
 
     async def _sign_out(self, request: Request) -> Response:
