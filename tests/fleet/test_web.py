@@ -30,10 +30,11 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
 from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
-from toolkit.fleet.web.live import Live, StoreThread, sse_message
+from toolkit.fleet.web.live import Live, StoreThread, read_place, sse_message
 from toolkit.fleet.web.pages import PAGES
 from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
 
+LONG = "pause:" + "9" * 5000
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
 PATHS = ("/", "/devices", "/devices/cam-1", "/rollouts", "/rollouts/1", "/rollouts/new", "/audit")
 
@@ -189,8 +190,10 @@ def test_the_cookie_is_for_this_site_alone_and_the_session_ends_with_it(web: Web
 
 
 @pytest.mark.parametrize(
-    "path", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"]
-)
+    "path",
+    ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)",
+     "/\t/evil.example", "\n//evil.example", "http://["],
+)  # fmt: skip
 def test_nobody_is_sent_to_another_site(path: str) -> None:
     assert own_path(path) == "/"
 
@@ -234,7 +237,8 @@ def test_a_copy_of_the_store_opens_nothing(database: Database, web: WebProcess, 
 @pytest.mark.parametrize(
     ("name", "order", "status"),
     [("vera", "pause", 403), ("otto", "pause", 303), ("otto", "resume", 409),
-     ("otto", "approve", 403), ("otto", "nonsense", 409), ("olga", "abort", 303)],
+     ("otto", "approve", 403), ("otto", "nonsense", 409), ("otto", LONG, 409),
+     ("olga", "abort", 303)],
 )  # fmt: skip
 def test_an_order_needs_its_role(
     web: WebProcess, database: Database, name: str, order: str, status: int
@@ -332,6 +336,7 @@ def test_what_a_device_says_is_text_on_every_page(web: WebProcess, path: str) ->
      ("/devices?label=lab", 400, "KEY=VALUE"), ("/devices?after=x", 400, "no place in a list"),
      ("/devices/cam-9", 404, "no device"), ("/rollouts/99", 404, "no rollout 99"),
      ("/rollouts/x", 404, "no number"), ("/audit?before=-1", 400, "no number"),
+     ("/sign-in?back=http://[", 200, "Sign in"), ("/live?page=http://[", 404, "no such page"),
      ("/nowhere", 404, "no such page"), ("/releases/abc", 404, "no rollout of this fleet")],
 )  # fmt: skip
 def test_what_is_not_there_is_said(web: WebProcess, path: str, status: int, reason: str) -> None:
@@ -400,6 +405,16 @@ def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
 def test_a_stream_says_why_its_page_is_gone(web: WebProcess) -> None:
     stream = visitor(web, "vera").events("/live?page=/devices/cam-9")
     assert "no device &#x27;cam-9&#x27;" in stream.next()["data"]
+    stream.close()
+
+
+def test_the_chain_is_verified_once_and_not_with_each_change(web: WebProcess) -> None:
+    person = visitor(web, "vera")
+    page = person.get("/audit?verify=yes").text
+    assert "The chain is verified to row" in page
+    assert "verify%3Dyes" not in page
+    stream = person.events("/live?page=%2Faudit%3Fverify%3Dyes")
+    assert "verified" not in stream.next()["data"]
     stream.close()
 
 
@@ -485,6 +500,7 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
      ("POST", "/rollouts/1/orders", '{"order": "dance"}', 400, "order"),
      ("POST", "/rollouts/1/orders", "{", 400, "cannot be read"),
      ("POST", "/rollouts/1/orders", '{"order": "approve"}', 403, "approver"),
+     ("GET", f"/audit?before={10**30}", None, 400, "query"),
      ("POST", "/rollouts/plan", '{"bundle": "abc"}', 409, "no bundle"),
      ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label")],
 )  # fmt: skip
@@ -496,6 +512,12 @@ def test_the_api_says_why_not(
     problem = json.loads(answer.text)
     assert (answer.status, problem["status"]) == (status, status), answer.text
     assert reason in problem["reason"]
+
+
+@pytest.mark.parametrize("place", ["x", "1", "\u00b2-1", f"1-{10**30}"])
+def test_a_place_that_is_none_is_refused(database: Database, place: str) -> None:
+    with pytest.raises(RefusedError, match="none of this fleet"):
+        read_place(database, place)
 
 
 @pytest.mark.parametrize("header", ["", "Bearer ", "Bearer wrong", "Basic b3R0bzp4"])

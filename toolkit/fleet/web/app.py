@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from starlette.applications import Starlette
@@ -61,6 +61,7 @@ STATIC = Path(__file__).parent / "static"
 STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
+ONCE = ("done", "verify")  # parameters of a page that do not stay in its address
 MAX_HASHING = 2  # passwords at once; each takes 32 MiB and a core
 
 # What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
@@ -170,11 +171,12 @@ class Site:
         session = await self._session(request)
         if session is None:
             raise RefusedError(401, "sign in first")
-        address = urlsplit(request.query_params.get("page", ""))
-        page, params = _match(address.path)
+        path, _, query = request.query_params.get("page", "").partition("?")
+        page, params = _match(path)
         check_role(session.account, page.role)
-        visit = _visit(params, parse_qsl(address.query), session)
-        key = (f"{address.path}?{address.query}", session.account.role)
+        lasting = [row for row in parse_qsl(query) if row[0] not in ONCE]
+        visit = _visit(params, lasting, session)
+        key = (f"{path}?{urlencode(lasting)}", session.account.role)
         mark = request.headers.get("last-event-id") or request.query_params.get("mark", "")
         fleet = self._fleet
 
@@ -427,5 +429,5 @@ def _match(path: str) -> tuple[Page, dict[str, str]]:
 
 def _address(request: Request) -> str:
     """Return path and query of a request, without what is told once."""
-    query = [(key, value) for key, value in request.query_params.multi_items() if key != "done"]
+    query = [row for row in request.query_params.multi_items() if row[0] not in ONCE]
     return f"{request.url.path}?{urlencode(query)}" if query else request.url.path

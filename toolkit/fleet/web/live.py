@@ -32,7 +32,7 @@ AGE_S = 5.0  # ages on a page are drawn anew at least so often
 KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer
 MAX_DRAWN = 256  # views that are kept
 MAX_EVENTS = 1000  # that a program gets at once
-MAX_ID = 64  # characters
+_PLACE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\Z")
 
 Result = TypeVar("Result")
 
@@ -174,10 +174,9 @@ def read_place(database: Database, text: str) -> Place:
     """Return the place in a `Last-Event-ID`, the present one without it. Raises RefusedError."""
     if not text:
         return Place(log.head(database)[0], last_change(database))
-    seq, dash, change = text.partition("-")
-    if not (dash and seq.isdigit() and change.isdigit() and len(text) < MAX_ID):
-        raise RefusedError(400, f"Last-Event-ID {text[:MAX_ID]!r} is none of this fleet")
-    return Place(int(seq), int(change))
+    if not (match := _PLACE.match(text)):
+        raise RefusedError(400, f"Last-Event-ID {text[:64]!r} is none of this fleet")
+    return Place(int(match[1]), int(match[2]))
 
 
 def events_after(database: Database, place: Place) -> tuple[list[str], Place]:
