@@ -391,6 +391,7 @@ def test_the_archived_log_keeps_its_chain_and_its_rollouts(store: Database, tmp_
     assert Control(store, "me").states == control.states
     texts = [entry.text for entry in history_of(store, "d2")]
     assert texts == ["runs the release"]
+    assert rollouts.started_by(store, number) == ""
     with pytest.raises(RolloutError, match=r"log\.jsonl is there"):
         operations.archive_log(store, archive, keep_s=-1.0, who="ana")
     second = operations.archive_log(store, tmp_path / "2.jsonl", keep_s=-1.0, who="ana")
