@@ -418,6 +418,21 @@ def test_the_chain_is_verified_once_and_not_with_each_change(web: WebProcess) ->
     stream.close()
 
 
+def test_one_account_follows_so_many_streams(web: WebProcess) -> None:
+    person = visitor(web, "olga")
+    streams = [person.events("/live?page=/devices") for _ in range(100)]
+    for stream in streams:
+        stream.next()
+    assert person.get("/live?page=/devices").status == 429
+    for stream in streams:
+        stream.close()
+    until_s = time.monotonic() + 30.0
+    while (again := person.events("/live?page=/devices")).status == 429:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+    again.close()
+
+
 def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database) -> None:
     said = len(web.log_file.read_text())
     token = accounts.add_token(database, "short", "viewer", lifetime_s=3600.0)

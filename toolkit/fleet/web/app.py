@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from device.errors import TandemError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store.accounts import (
+    Account,
     Role,
     Session,
     check_password,
@@ -62,6 +64,7 @@ STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
 ONCE = ("done", "verify")  # parameters of a page that do not stay in its address
+MAX_STREAMS = 100  # of live events that one account follows at a time
 MAX_HASHING = 2  # passwords at once; each takes 32 MiB and a core
 
 # What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
@@ -95,6 +98,7 @@ class Site:
         self._store = StoreThread(fleet)
         self._live = Live(self._store)
         self._limit = SignInLimit()
+        self._streams: Counter[str] = Counter()
         self._hashing = asyncio.Semaphore(MAX_HASHING)
 
     def application(self) -> ASGIApp:
@@ -174,6 +178,7 @@ class Site:
         path, _, query = request.query_params.get("page", "").partition("?")
         page, params = _match(path)
         check_role(session.account, page.role)
+        self._check_streams(session.account)
         lasting = [row for row in parse_qsl(query) if row[0] not in ONCE]
         visit = _visit(params, lasting, session)
         key = (f"{path}?{urlencode(lasting)}", session.account.role)
@@ -182,7 +187,7 @@ class Site:
 
         async def messages() -> AsyncIterator[str]:
             draw = partial(_draw_live, page, fleet, visit)
-            with contextlib.suppress(TandemError):  # the answer has begun: the browser asks again
+            with self._following(session.account):
                 async for message in self._live.follow(key, draw, mark):
                     if await self._session(request) is None:
                         return
@@ -249,12 +254,13 @@ class Site:
 
     async def _events(self, request: Request) -> Response:
         """Send rows of the log and changed devices to a program, for as long as its token holds."""
-        await self._store.run(find_token, request)
+        account = await self._store.run(find_token, request)
+        self._check_streams(account)
         place = await self._store.run(read_place, request.headers.get("last-event-id", ""))
 
         async def messages() -> AsyncIterator[str]:
             at = place
-            with contextlib.suppress(TandemError):  # the answer has begun: the program asks again
+            with self._following(account):
                 while not self._live.is_ending:
                     mark = await self._live.mark()
                     events, at = await self._store.run(events_after, at)
@@ -265,6 +271,21 @@ class Site:
                     await self._store.run(find_token, request)  # it may have been removed
 
         return StreamingResponse(messages(), media_type="text/event-stream")
+
+    def _check_streams(self, account: Account) -> None:
+        """Raises RefusedError: the account follows as many streams as one may."""
+        if self._streams[account.name] >= MAX_STREAMS:
+            raise RefusedError(429, f"{account.name} follows {MAX_STREAMS} streams: close some", 5)
+
+    @contextlib.contextmanager
+    def _following(self, account: Account) -> Iterator[None]:
+        """Count a stream; an error ends it, as the answer has begun, and who reads asks again."""
+        self._streams[account.name] += 1
+        try:
+            with contextlib.suppress(TandemError):
+                yield
+        finally:
+            self._streams[account.name] -= 1
 
     def _answered(self, handler: Handler) -> Handler:
         """Return a handler whose refusals are JSON that says why."""
